@@ -1,0 +1,262 @@
+"""Checkpoint: an open file as a read-only mapping of names to snapshots."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from .dtype import Kind
+from .errors import (
+    ClosedError,
+    TensorNotFoundError,
+    located,
+    printable,
+)
+from .formats.base import Contents, Table
+from .formats.registry import HEAD_BYTES, format_for_bytes, format_named
+from .io.source import BytesSource, FileSource, MmapSource, Source
+from .limits import Limits
+from .scalar import Scalar
+from .snapshot import TensorSnapshot
+from .tensor_data import Array, array_from_bytes
+
+# Tensors below this are read together with their neighbours and share one buffer of at most _ARENA bytes.
+_SMALL = 256 << 10
+_ARENA_BITS = 23
+
+
+class Checkpoint(Mapping[str, TensorSnapshot]):
+    """A file of tensors, opened: its names in the order of the data, each a `TensorSnapshot` that reads when asked.
+
+    Made by `burnstore.open`. It keeps reading the file that it opened, also when another is put in its place. Reading
+    is safe from threads and forked workers; pickled, it opens the same file again and refuses if that was changed.
+    """
+
+    def __init__(self, source: Source, format_name: str | None, limits: Limits, options: dict[str, Any]) -> None:
+        self._source = source
+        self._limits = limits
+        self._options = options
+        self._closed = False
+        with located(path=source.name):
+            chosen = (
+                format_for_bytes(source.read_at(0, min(HEAD_BYTES, source.size)))
+                if format_name is None
+                else format_named(format_name)
+            )
+            self._format = chosen.name
+            self._contents: Contents = chosen.read(source, limits, **options)
+        self._table = self._contents.table
+        self._rows = dict(zip(self._table.names, range(len(self._table.names)), strict=True))
+
+    @property
+    def path(self) -> str:
+        """The file's name as it was given, ``<bytes>`` for bytes in memory."""
+        return self._source.name
+
+    @property
+    def format(self) -> str:
+        """The name of the format, decided by the bytes."""
+        return self._format
+
+    @property
+    def variant(self) -> str:
+        """Which of the format's variants the file is, by evidence; for Burnpack the releases of Burn that write so."""
+        return self._contents.variant
+
+    @property
+    def layout(self) -> str | None:
+        """The framework whose conventions the tensors follow (``"burn"``), None if the file does not tell."""
+        return self._contents.layout
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """The texts stored beside the tensors."""
+        return self._contents.metadata
+
+    @property
+    def scalars(self) -> Mapping[str, Scalar]:
+        """The numbers stored beside the tensors."""
+        return self._contents.scalars
+
+    @property
+    def data_offset(self) -> int:
+        """The byte at which tensor data begins."""
+        return self._contents.data_offset
+
+    @property
+    def file_size(self) -> int:
+        """How many bytes the file has."""
+        return self._source.size
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes all tensors have together."""
+        return sum(self._table.sizes)
+
+    def offset_of(self, name: str) -> int:
+        """The byte of the file at which a tensor's data begins."""
+        return self._table.offsets[self._row(name)]
+
+    def numpy(self, names: Iterable[str] | None = None) -> dict[str, Array]:
+        """All tensors, or those named, as arrays; read in few large pieces.
+
+        Owned and writable by default; with ``zero_copy`` read-only views that keep the file's memory alive. Small owned
+        arrays share a buffer of up to 8 MiB with their neighbours. Quantized tensors come dequantized.
+        """
+        self._check_open()
+        table = self._table if names is None else self._table.picked([self._row(name) for name in names])
+        with located(path=self._source.name):
+            whole = self._source.view(0, self._source.size)
+            if whole is None:
+                buffers, places = self._read_owned(table.offsets, table.sizes)
+            else:
+                buffers, places = [whole] * len(table.names), table.offsets
+            return _cut(table, buffers, places)
+
+    def _read_owned(self, offsets: list[int], sizes: list[int]) -> tuple[list[Any], list[int]]:
+        """A buffer and a place in it for each tensor; neighbouring small ones share theirs."""
+        if not offsets:
+            return [], []
+        start = np.array(offsets, np.int64)
+        end = start + np.array(sizes, np.int64)
+        # A tensor begins a new buffer when it, or the one before it, is large, lies elsewhere, or would not lie at an
+        # address that NumPy likes (files of Burn 0.19 do not align their tensors).
+        alone = (end - start >= _SMALL) | (start % 8 != 0)
+        begins = np.ones(len(start), bool)
+        begins[1:] = (
+            alone[1:] | alone[:-1] | (start[1:] >> _ARENA_BITS != start[:-1] >> _ARENA_BITS) | (start[1:] < end[:-1])
+        )
+        first = np.flatnonzero(begins)
+        last = np.append(first[1:], len(start)) - 1
+        base = start[first]
+        arenas = list(map(_buffer, (end[last] - base).tolist(), (first != last).tolist()))
+        self._source.read_into([(at, memoryview(arena)) for at, arena in zip(base.tolist(), arenas, strict=True)])
+        which = np.cumsum(begins) - 1
+        return list(map(arenas.__getitem__, which.tolist())), (start - base[which]).tolist()
+
+    def close(self) -> None:
+        """Let go of the file; arrays that were taken stay valid, snapshots that were not read can no longer be."""
+        self._closed = True
+        self._source.close()
+
+    def __getitem__(self, name: str) -> TensorSnapshot:
+        return self._table.snapshot(self._row(name), self._source)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table.names)
+
+    def __len__(self) -> int:
+        return len(self._table.names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._rows
+
+    def __enter__(self) -> Checkpoint:
+        self._check_open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __eq__(self, other: object) -> bool:
+        return self is other  # comparing contents would read both files; that is a job of its own
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._closed else ""
+        return (
+            f"<Checkpoint {printable(self.path)!r}: {self._format}, {len(self)} tensors, {self.nbytes:,} bytes{state}>"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._check_open()
+        return Checkpoint, (self._source, self._format, self._limits, self._options)
+
+    def _row(self, name: str) -> int:
+        row = self._rows.get(name)
+        if row is None:
+            if not isinstance(name, str):
+                raise TypeError(f"tensors are found by name, a str, not {type(name).__name__}")
+            raise TensorNotFoundError(
+                f"there is no tensor {printable(name)!r} among {len(self)}", path=self.path, hint=self._suggestion(name)
+            )
+        return row
+
+    def _suggestion(self, name: str) -> str | None:
+        from difflib import get_close_matches
+
+        close = get_close_matches(name, self._table.names[:10_000], n=1)
+        return f"did you mean {printable(close[0])!r}?" if close else None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the checkpoint was closed", path=self.path)
+
+
+def _buffer(length: int, shared: bool) -> Any:
+    # Cutting an array out of a bytearray costs half of cutting it out of an array, which counts where there are many. A
+    # large one is left to NumPy, which asks for huge pages: its first touch is then several times cheaper.
+    return bytearray(length) if shared else np.empty(length, np.uint8)
+
+
+def _cut(table: Table, buffers: list[Any], places: list[int]) -> dict[str, Array]:
+    """An array for each tensor, out of its buffer."""
+    dtypes = set(table.dtypes)
+    plain = {dtype: dtype.numpy for dtype in dtypes if dtype.kind not in (Kind.BOOL, Kind.QUANTIZED)}
+    if len(plain) == len(dtypes):
+        kinds = map(plain.__getitem__, table.dtypes)
+        columns = zip(table.names, table.shapes, kinds, buffers, places, strict=True)
+        return {name: np.ndarray(shape, dtype, buffer, place) for name, shape, dtype, buffer, place in columns}
+    arrays: dict[str, Array] = {}
+    for row, name in enumerate(table.names):
+        with located(tensor=name):
+            raw = memoryview(buffers[row])[places[row] : places[row] + table.sizes[row]]
+            arrays[name] = array_from_bytes(raw, table.dtypes[row], table.shapes[row])
+    return arrays
+
+
+def open_checkpoint(
+    source: str | os.PathLike[str] | bytes | bytearray | memoryview,
+    *,
+    format: str | None = None,
+    zero_copy: bool = False,
+    limits: Limits | None = None,
+    **options: Any,
+) -> Checkpoint:
+    """Open a file (or bytes) of tensors; its format is decided by its bytes, nothing but its header is read.
+
+    ``zero_copy=True`` maps the file: arrays are then read-only views on it, and the file must not be truncated while
+    they live. By default tensors are read into memory of their own, and the file can be let go. Bytes are likewise
+    copied from, or with ``zero_copy`` shared, and must then stay unchanged. ``format`` insists on a format, ``limits``
+    replaces the default `Limits`, further options are the format's own.
+
+    Raises FileNotFoundError, FormatError for a file that breaks its format's rules, OSError for one that cannot be
+    read.
+
+    >>> import burnstore as bs
+    >>> packed = bs.serialize({"bias": np.zeros(3, np.float32)}, format="burnpack")
+    >>> with bs.open(packed) as f:
+    ...     f.format, f["bias"].shape, f["bias"].numpy().tolist()
+    ('burnpack', (3,), [0.0, 0.0, 0.0])
+    """
+    if limits is not None and not isinstance(limits, Limits):
+        raise TypeError(f"limits is a Limits, not {type(limits).__name__}")
+    if not isinstance(zero_copy, bool):
+        raise TypeError(f"zero_copy is a bool, not {type(zero_copy).__name__}")
+    opened: Source
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        opened = BytesSource(source, share=zero_copy)
+    elif isinstance(source, (str, os.PathLike)):
+        opened = MmapSource(source) if zero_copy else FileSource(source)
+    else:
+        raise TypeError(f"open takes a path or bytes, not {type(source).__name__}")
+    try:
+        return Checkpoint(opened, format, limits or Limits(), options)
+    except BaseException:
+        opened.close()
+        raise

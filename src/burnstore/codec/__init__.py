@@ -1,0 +1,1 @@
+"""The only code that meets raw encodings from strangers: strict, iterative, bounded."""

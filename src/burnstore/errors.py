@@ -1,0 +1,190 @@
+"""Every error that burnstore raises, in one tree.
+
+    BurnstoreError
+    ├── FormatError (ValueError)            a file breaks a rule of its format
+    │   ├── UnknownFormatError              no format claims these bytes
+    │   ├── TruncatedError                  the file ends before its own header says
+    │   ├── CorruptError                    the file contradicts itself or its format
+    │   ├── UnsupportedError                legal, but of a version or kind that is not read here
+    │   └── LimitError                      larger than the caller's Limits allow
+    ├── UnsafeContentError (ValueError)     content that asks for code to run or for a path outside
+    ├── TensorNotFoundError (KeyError)      no tensor of that name
+    ├── DTypeError (TypeError)              this dtype cannot be held or given as asked
+    ├── DuplicateNameError (ValueError)     two tensors claim one name
+    ├── ReadError (OSError)                 the operating system failed a read
+    │   └── ChangedError                    the file was changed in place while it was open
+    ├── SaveError (OSError)                 a save failed; ``stage`` says where, the old file is intact
+    │   └── AlreadyExistsError (FileExistsError)   something is at the destination already
+    ├── ClosedError (ValueError)            the checkpoint was closed
+    └── MissingDependencyError (ImportError)       an optional package is needed; the hint names it
+
+A missing file stays the builtin ``FileNotFoundError``. Errors carry what they are about: ``path`` (the file),
+``tensor`` (the name inside it), ``offset`` (the byte), ``rule`` (the number in the format's documentation) and ``hint``
+(what to do). The layer that knows a fact attaches it with `located`; the layers below raise without it. All are
+picklable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_FACTS = ("path", "tensor", "offset", "rule", "hint")
+_LONGEST_NAME_SHOWN = 200
+
+
+class BurnstoreError(Exception):
+    """The root of the tree; catching it catches everything that burnstore raises by itself.
+
+    >>> error = BurnstoreError("the header ends early", path="model.bpk", offset=10, rule="BP-03")
+    >>> print(error)
+    model.bpk: the header ends early [BP-03, at byte 10]
+    """
+
+    path: str | None
+    tensor: str | None
+    offset: int | None
+    rule: str | None
+    hint: str | None
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | None = None,
+        tensor: str | None = None,
+        offset: int | None = None,
+        rule: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.path = path
+        self.tensor = tensor
+        self.offset = offset
+        self.rule = rule
+        self.hint = hint
+
+    def __str__(self) -> str:
+        subject = ""
+        if self.path is not None:
+            subject += f"{printable(self.path)}: "
+        if self.tensor is not None:
+            subject += f"tensor '{printable(self.tensor)}': "
+        place = [self.rule] if self.rule is not None else []
+        if self.offset is not None:
+            place.append(f"at byte {self.offset}")
+        where = f" [{', '.join(place)}]" if place else ""
+        hint = f"\n  hint: {self.hint}" if self.hint else ""
+        return f"{subject}{self.message}{where}{hint}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, dict(self.__dict__), self.__cause__)
+
+
+def _rebuild(
+    kind: type[BurnstoreError], message: str, facts: dict[str, Any], cause: BaseException | None
+) -> BurnstoreError:
+    error = kind.__new__(kind)
+    Exception.__init__(error, message)
+    error.__dict__.update(facts)
+    error.__cause__ = cause
+    return error
+
+
+@contextmanager
+def located(**facts: str | int | None) -> Iterator[None]:
+    """Attach what this layer knows (``path=``, ``tensor=``, ...) to any burnstore error that passes through.
+
+    A fact that a deeper layer attached already is kept: the innermost knows best.
+    """
+    unknown = set(facts) - set(_FACTS)
+    if unknown:
+        raise TypeError(f"located() takes {', '.join(_FACTS)}, not {', '.join(sorted(unknown))}")
+    try:
+        yield
+    except BurnstoreError as error:
+        for fact, value in facts.items():
+            if getattr(error, fact) is None:
+                setattr(error, fact, value)
+        raise
+
+
+def printable(text: str) -> str:
+    """Text from a file, safe to print: control and format characters escaped, very long text shortened."""
+    if len(text) > _LONGEST_NAME_SHOWN:
+        text = f"{text[: _LONGEST_NAME_SHOWN - 40]}…({len(text)} characters)…{text[-20:]}"
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+class FormatError(BurnstoreError, ValueError):
+    """A file breaks a rule of its format."""
+
+
+class UnknownFormatError(FormatError):
+    """No known format claims these bytes."""
+
+
+class TruncatedError(FormatError):
+    """The file ends before its own header says it does."""
+
+
+class CorruptError(FormatError):
+    """The file contradicts itself or its format."""
+
+
+class UnsupportedError(FormatError):
+    """The file is legal, but of a version or kind that is not read here."""
+
+
+class LimitError(FormatError):
+    """The file asks for more than the caller's `Limits` allow."""
+
+
+class UnsafeContentError(BurnstoreError, ValueError):
+    """The file asks for code to run, or names a path outside its own folder."""
+
+
+class TensorNotFoundError(BurnstoreError, KeyError):
+    """There is no tensor of that name."""
+
+
+class DTypeError(BurnstoreError, TypeError):
+    """This dtype cannot be held by the format, or not given in the form asked for."""
+
+
+class DuplicateNameError(BurnstoreError, ValueError):
+    """Two tensors claim one name."""
+
+
+class ReadError(BurnstoreError, OSError):
+    """The operating system failed a read."""
+
+
+class ChangedError(ReadError):
+    """The file was changed in place while it was open."""
+
+
+class SaveError(BurnstoreError, OSError):
+    """A save failed. ``stage`` names the step; unless it is ``"published"``, the destination is as it was before."""
+
+    stage: str
+
+    def __init__(self, message: str, *, stage: str, **facts: Any) -> None:
+        super().__init__(message, **facts)
+        self.stage = stage
+
+
+class AlreadyExistsError(SaveError, FileExistsError):
+    """Something is at the destination already and ``overwrite=True`` was not given."""
+
+
+class ClosedError(BurnstoreError, ValueError):
+    """The checkpoint, or the source behind a snapshot, was closed."""
+
+
+class MissingDependencyError(BurnstoreError, ImportError):
+    """An optional package is needed for this; the hint names it."""

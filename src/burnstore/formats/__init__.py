@@ -1,0 +1,1 @@
+"""Formats: bytes to entries and back; they know nothing of models."""

@@ -1,0 +1,195 @@
+"""From tensors to a plan of a Burnpack file, byte for byte as the asked-for release of Burn writes it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from ...codec.cbor import Tree, encode, encode_map_head, encode_text, encode_uint
+from ...dtype import DType, Kind
+from ...errors import DTypeError, DuplicateNameError, FormatError, LimitError, located
+from ...limits import Limits
+from ...scalar import Scalar
+from ...snapshot import TensorSnapshot
+from ..base import WritePlan
+from .eras import (
+    DEFAULT_VERSION,
+    Era,
+    Release,
+    named_release,
+    stamp,
+    stamped_release,
+    unsupported_by,
+)
+from .quant_spelling import scheme_to_tree
+from .reader import HEADER, MAGIC, MOST_HEADER_BYTES, MOST_TENSORS, VERSION, aligned
+
+_BOOL_STORES = {DType.Bool: "Native", DType.BoolU8: "U8", DType.BoolU32: "U32"}
+_BURN_KINDS = (Kind.FLOAT, Kind.INT, Kind.UINT)
+_PLAIN = {"F64", "F32", "Flex32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8"}
+
+
+def plan(
+    tensors: Sequence[TensorSnapshot],
+    metadata: Mapping[str, str] | None,
+    limits: Limits,
+    *,
+    burn_version: str | None = None,
+    scalars: Mapping[str, Any] | None = None,
+) -> WritePlan:
+    """A Burnpack file of these tensors, data in the order given.
+
+    ``metadata=None`` writes the stamp of Burn's store (format, producer, version); a mapping is written as it is.
+    ``burn_version`` chooses whose bytes to write. By default it is the release that the metadata's own stamp names, so
+    that a file read from an old Burn is written back as it was, and 0.22.1 where there is no such stamp.
+    """
+    release, texts = _release(metadata, burn_version)
+    limits = limits.or_defaults(header_bytes=MOST_HEADER_BYTES, tensors=MOST_TENSORS)
+    names = [tensor.path for tensor in tensors]
+    _check_names(names, limits)
+    sizes = [tensor.nbytes for tensor in tensors]
+    starts, extent = _places(sizes, unaligned=release.era is Era.V0_19)
+    encoded = _encode_metadata(tensors, names, sizes, starts, texts, _checked_scalars(scalars, release), release)
+    if len(encoded) > (limits.header_bytes or 0):
+        raise LimitError(
+            f"metadata of {len(encoded)} bytes, more than the limit of {limits.header_bytes}", rule="BP-03"
+        )
+    header = HEADER.pack(MAGIC, VERSION, len(encoded)) + encoded
+    if release.era is not Era.V0_19:
+        header = header.ljust(aligned(len(header)), b"\0")
+    return WritePlan(header, tensors, [len(header) + start for start in starts], len(header) + extent)
+
+
+def _release(metadata: Mapping[str, str] | None, burn_version: str | None) -> tuple[Release, dict[str, str]]:
+    if metadata is None:
+        release = named_release(burn_version or DEFAULT_VERSION)
+        return release, stamp(release)
+    texts = dict(metadata)
+    for key, value in texts.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise TypeError(f"metadata maps str to str, got {type(key).__name__} to {type(value).__name__} for {key!r}")
+    stamped = stamped_release(texts)
+    if burn_version is None:
+        release = stamped or named_release(DEFAULT_VERSION)
+        if release.era is Era.V0_19:
+            warnings.warn(
+                f"the metadata says Burn {release.version}, so the file is written in that release's unaligned form, "
+                'which no newer Burn opens; pass burn_version="0.22" to write a current one',
+                stacklevel=5,
+            )
+        return release, texts
+    release = named_release(burn_version)
+    if stamped is not None and stamped.era is not release.era:
+        texts.update(stamp(release))  # the stamp names the release whose bytes these are; two answers would be a trap
+    return release, texts
+
+
+def _check_names(names: list[str], limits: Limits) -> None:
+    if len(names) > (limits.tensors or 0):
+        raise LimitError(f"{len(names)} tensors, more than the limit of {limits.tensors}", rule="BP-07")
+    if len(set(names)) != len(names):
+        seen: set[str] = set()
+        twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise DuplicateNameError("two tensors have this name", tensor=twice, rule="BP-08")
+    for name in names:
+        if len(name) * 4 > limits.name_bytes and len(name.encode("utf-8", "surrogatepass")) > limits.name_bytes:
+            raise LimitError(f"a name of more than {limits.name_bytes} bytes", tensor=name, rule="BP-08")
+
+
+def _places(sizes: list[int], *, unaligned: bool) -> tuple[list[int], int]:
+    """Where each tensor's data starts in the data section, and where it ends."""
+    if unaligned:
+        ends = list(accumulate(sizes, initial=0))
+        return ends[:-1], ends[-1]
+    starts = []
+    cursor = 0
+    for size in sizes:
+        start = aligned(cursor)
+        starts.append(start)
+        cursor = start + size
+    return starts, cursor
+
+
+def _checked_scalars(scalars: Mapping[str, Any] | None, release: Release) -> dict[str, Scalar]:
+    if not scalars:
+        return {}
+    if not release.era & Era.SCALARS:
+        raise unsupported_by(release.era, "scalars")
+    return {_text(name): Scalar.of(value) for name, value in scalars.items()}
+
+
+def _encode_metadata(
+    tensors: Sequence[TensorSnapshot],
+    names: list[str],
+    sizes: list[int],
+    starts: list[int],
+    texts: dict[str, str],
+    scalars: dict[str, Scalar],
+    release: Release,
+) -> bytes:
+    parts = [encode_map_head(1 + bool(texts) + bool(scalars)), encode_text("tensors"), encode_map_head(len(tensors))]
+    keys = [_utf8(name) for name in names]
+    dtypes: dict[DType, bytes] = {}
+    shapes: dict[tuple[int, ...], bytes] = {}
+    for row in sorted(range(len(tensors)), key=keys.__getitem__):
+        tensor, start, key = tensors[row], starts[row], keys[row]
+        with located(tensor=names[row]):
+            dtype, shape, param_id = tensor.dtype, tensor.shape, tensor._param_id
+            spelled = dtypes.get(dtype) or dtypes.setdefault(dtype, encode(_spell(dtype, release.era)))
+            extents = shapes.get(shape) or shapes.setdefault(shape, encode(list(shape)))
+        parts += (
+            encode_uint(len(key), 3),
+            key,
+            b"\xa3\x65dtype" if param_id is None else b"\xa4\x65dtype",
+            spelled,
+            b"\x65shape",
+            extents,
+            b"\x6cdata_offsets\x82",
+            encode_uint(start),
+            encode_uint(start + sizes[row]),
+        )
+        if param_id is not None:
+            parts += (b"\x68param_id", encode_uint(param_id))
+    if texts:
+        parts += (encode_text("metadata"), encode({key: texts[key] for key in sorted(texts, key=_utf8)}))
+    if scalars:
+        tree = {key: {scalars[key].kind: scalars[key].value} for key in sorted(scalars, key=_utf8)}
+        parts += (encode_text("scalars"), encode(tree))  # type: ignore[arg-type]  # dict is invariant in its values
+    return b"".join(parts)
+
+
+def _spell(dtype: DType, era: Era) -> Tree:
+    """A dtype as that era writes it."""
+    if dtype.name in _PLAIN:
+        return dtype.name
+    if dtype.kind is Kind.BOOL:
+        store = _BOOL_STORES[dtype]
+        if era & Era.BOOL_MAP:
+            return {"Bool": store}
+        if store != "Native":
+            raise unsupported_by(era, str(dtype))
+        return "Bool"
+    if dtype.scheme is not None:
+        if era is Era.V0_19:
+            raise unsupported_by(era, "quantized tensors")
+        return {"QFloat": scheme_to_tree(dtype.scheme, "T" if era & Era.SCHEME_T else "P")}
+    raise DTypeError(
+        f"Burnpack has no dtype for {dtype.name}",
+        rule="BP-09",
+        hint="cast it to a dtype that Burn has, such as F32 or BF16",
+    )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"a scalar's name is a str, not {type(value).__name__}")
+    return value
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise FormatError(f"{text!r} cannot be written as UTF-8: {error.reason}", rule="BP-08") from None

@@ -1,0 +1,119 @@
+"""Which formats there are, by name, suffix and signature; each is imported when first needed.
+
+An entry is a string such as ``burnstore.formats.burnpack``, so knowing a format costs nothing. A format of one's own is
+added with `register_format`; `burnstore.testing.FormatConformance` proves it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from ..errors import MissingDependencyError, UnknownFormatError
+from .base import Format
+
+HEAD_BYTES = 512
+"""How many of a file's first bytes a signature may look at."""
+
+Signature = Callable[[bytes], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class FormatEntry:
+    """What is known of a format before it is imported."""
+
+    name: str
+    target: str
+    suffixes: tuple[str, ...]
+    signature: Signature
+    install_hint: str | None = None
+
+    def load(self) -> Format:
+        """The format itself."""
+        module_name, _, attribute = self.target.partition(":")
+        try:
+            module = importlib.import_module(module_name)
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"the format {self.name!r} is known but could not be loaded: {error}",
+                hint=self.install_hint or f"is {module_name} installed?",
+            ) from error
+        return cast(Format, getattr(module, attribute) if attribute else module)
+
+
+_ENTRIES: dict[str, FormatEntry] = {}
+
+
+def register_format(
+    name: str,
+    target: str,
+    *,
+    suffixes: Sequence[str],
+    signature: bytes | Signature,
+    install_hint: str | None = None,
+) -> None:
+    """Make a format known: where its code is, what its files end in and how they begin.
+
+    ``target`` is ``"package.module"`` or ``"package.module:attribute"`` and must give a `Format`. ``signature`` is the
+    first bytes of its files, or a function of the first 512 bytes. A name that is taken is a ValueError.
+    """
+    for what, value in (("name", name), ("target", target)):
+        if not isinstance(value, str):
+            raise TypeError(f"a format's {what} is a str, not {type(value).__name__}")
+    if name in _ENTRIES:
+        raise ValueError(f"there is a format {name!r} already")
+    if isinstance(suffixes, str) or not all(isinstance(suffix, str) and suffix[:1] == "." for suffix in suffixes):
+        raise TypeError("suffixes are a list of strings such as '.bpk'")
+    matches = (lambda head, magic=signature: head.startswith(magic)) if isinstance(signature, bytes) else signature
+    _ENTRIES[name] = FormatEntry(name, target, tuple(suffixes), matches, install_hint)
+
+
+def format_names() -> list[str]:
+    """The names of all known formats."""
+    return list(_ENTRIES)
+
+
+def format_named(name: str) -> Format:
+    """The format of that name."""
+    if not isinstance(name, str):
+        raise TypeError(f"a format's name is a str, not {type(name).__name__}")
+    entry = _ENTRIES.get(name)
+    if entry is None:
+        raise UnknownFormatError(f"there is no format {name!r}; there are: {', '.join(_ENTRIES)}")
+    return entry.load()
+
+
+def format_for_path(path: str) -> Format:
+    """The format that files of this suffix have."""
+    name = os.path.basename(path).lower()
+    for entry in _ENTRIES.values():
+        if name.endswith(entry.suffixes):
+            return entry.load()
+    known = ", ".join(suffix for entry in _ENTRIES.values() for suffix in entry.suffixes)
+    raise UnknownFormatError(
+        f"the name does not tell the format (known suffixes: {known})",
+        path=path,
+        hint="pass format=... or add a suffix",
+    )
+
+
+def format_for_bytes(head: bytes) -> Format:
+    """The format whose signature these first bytes bear; the name of a file plays no part."""
+    matching = [entry for entry in _ENTRIES.values() if entry.signature(head)]
+    if len(matching) == 1:
+        return matching[0].load()
+    if matching:
+        raise UnknownFormatError(
+            f"the bytes fit more than one format: {', '.join(entry.name for entry in matching)}", hint="pass format=..."
+        )
+    if not head:
+        raise UnknownFormatError("the file is empty", offset=0)
+    raise UnknownFormatError(
+        f"no known format begins with the bytes {head[:8].hex(' ')} (known: {', '.join(_ENTRIES)})", offset=0
+    )
+
+
+register_format("burnpack", "burnstore.formats.burnpack", suffixes=[".bpk"], signature=b"NRUB")

@@ -1,0 +1,258 @@
+"""Sources: a size and positional reads, whatever lies behind them.
+
+Nothing outside this package knows whether bytes come from a file, a memory map or memory. A file is read with
+positional reads by default: a mapping whose file is truncated by somebody else kills the process (SIGBUS), a positional
+read returns short and becomes a `TruncatedError`. A memory map is the caller's choice (``zero_copy=True``).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+import threading
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ..errors import ChangedError, ClosedError, ReadError, TruncatedError
+
+# One pread of more than this blocks Ctrl-C for long and cannot be shared between threads; Linux caps one at 2 GiB.
+_WINDOW = 16 << 20
+# Below this, starting threads costs more than they save (measured: two threads win from about 8 MiB on).
+_PARALLEL_FROM = 16 << 20
+_THREADS = min(4, os.cpu_count() or 1)
+
+_OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
+Read = tuple[int, memoryview]
+"""One read of a batch: where from, and the buffer to fill."""
+
+
+class Source(Protocol):
+    """Bytes that can be read at any position, by many threads at once."""
+
+    name: str
+    size: int
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """Exactly these bytes, as a copy."""
+
+    def read_into(self, reads: Sequence[Read]) -> None:
+        """Fill every buffer from its offset; large batches are read in parallel."""
+
+    def view(self, offset: int, length: int) -> memoryview | None:
+        """These bytes themselves, read-only and kept alive by the view; None where the source does not share."""
+
+    def close(self) -> None:
+        """Let go of what lies behind; later reads raise ClosedError, views that were handed out stay valid."""
+
+
+class BytesSource:
+    """Bytes in memory. With ``share`` views are the caller's own bytes, which must then stay unchanged."""
+
+    def __init__(self, data: bytes | bytearray | memoryview, *, share: bool = False, name: str = "<bytes>") -> None:
+        self._data: memoryview | None = memoryview(data).cast("B").toreadonly()
+        self._share = share
+        self.name = name
+        self.size = len(self._data)
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        return bytes(self._window(offset, length))
+
+    def read_into(self, reads: Sequence[Read]) -> None:
+        for offset, buffer in reads:
+            buffer[:] = self._window(offset, len(buffer))
+
+    def view(self, offset: int, length: int) -> memoryview | None:
+        return self._window(offset, length) if self._share else None
+
+    def close(self) -> None:
+        self._data = None
+
+    def _window(self, offset: int, length: int) -> memoryview:
+        if self._data is None:
+            raise ClosedError(f"{self.name} is closed")
+        if offset + length > self.size:
+            raise _ends_early(self.name, offset, length, self.size)
+        return self._data[offset : offset + length]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _bytes_source, (self.read_at(0, self.size), self._share, self.name)
+
+
+def _bytes_source(data: bytes, share: bool, name: str) -> BytesSource:
+    return BytesSource(data, share=share, name=name)
+
+
+class FileSource:
+    """A regular file, read by position through one descriptor that stays on the inode it opened.
+
+    A file that is replaced (as every save of burnstore does) is read on as it was; one that is changed in place is
+    reported as `ChangedError`, one that is cut as `TruncatedError`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.name = os.fspath(path)
+        self._absolute = os.path.abspath(self.name)
+        self._fd = -1
+        self._fd = os.open(self.name, _OPEN_FLAGS)  # O_NONBLOCK: a FIFO must not hang before it is refused
+        self._close_lock = threading.Lock()
+        try:
+            status = os.fstat(self._fd)
+            if not stat.S_ISREG(status.st_mode):
+                what = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+                raise ReadError(f"it is {what}; a file is needed", path=self.name)
+        except BaseException:
+            self.close()
+            raise
+        self.size = status.st_size
+        self._stamp = _stamp_of(status)
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        self._check_inside(offset, length)
+        if length <= _WINDOW:
+            data = self._pread(offset, length)
+            if len(data) == length:
+                self._check_unchanged()
+                return data
+        buffer = bytearray(length)
+        self.read_into([(offset, memoryview(buffer))])
+        return bytes(buffer)
+
+    def read_into(self, reads: Sequence[Read]) -> None:
+        windows: list[Read] = []
+        for offset, buffer in reads:
+            self._check_inside(offset, len(buffer))
+            if len(buffer) <= _WINDOW:
+                windows.append((offset, buffer))
+                continue
+            windows.extend((offset + at, buffer[at : at + _WINDOW]) for at in range(0, len(buffer), _WINDOW))
+        if _THREADS > 1 and sum(len(buffer) for _, buffer in windows) >= _PARALLEL_FROM:
+            self._read_in_parallel(windows)
+        else:
+            for offset, buffer in windows:
+                self._fill(offset, buffer)
+        self._check_unchanged()
+
+    def view(self, offset: int, length: int) -> memoryview | None:
+        return None
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _read_in_parallel(self, windows: list[Read]) -> None:
+        from concurrent.futures import (
+            ThreadPoolExecutor,  # not at import: most programs never read this much at once
+        )
+
+        # Whoever is free takes the next window. `list.pop` is atomic; popping from the end is, hence the reversal.
+        todo = windows[::-1]
+
+        def work() -> None:
+            while True:
+                try:
+                    offset, buffer = todo.pop()
+                except IndexError:
+                    return
+                self._fill(offset, buffer)
+
+        with ThreadPoolExecutor(_THREADS) as pool:
+            workers = [pool.submit(work) for _ in range(_THREADS)]
+            try:
+                for worker in workers:
+                    worker.result()
+            except BaseException:
+                todo.clear()
+                raise
+
+    def _fill(self, offset: int, buffer: memoryview) -> None:
+        while buffer:
+            count = self._preadv(offset, buffer)
+            if count == 0:
+                raise _ends_early(self.name, offset, len(buffer), os.fstat(self._fd).st_size)
+            offset += count
+            buffer = buffer[count:]
+
+    def _preadv(self, offset: int, buffer: memoryview) -> int:
+        try:
+            if hasattr(os, "preadv"):
+                return os.preadv(self._open_fd(), [buffer], offset)
+            data = self._pread(offset, len(buffer))
+            buffer[: len(data)] = data
+            return len(data)
+        except OSError as error:
+            raise self._read_error(error, offset) from error
+
+    def _pread(self, offset: int, length: int) -> bytes:
+        try:
+            if hasattr(os, "pread"):
+                return os.pread(self._open_fd(), length, offset)
+            with self._close_lock:  # no positional reads on this platform: the file position is shared, so serialise
+                os.lseek(self._open_fd(), offset, os.SEEK_SET)
+                return os.read(self._open_fd(), length)
+        except OSError as error:
+            raise self._read_error(error, offset) from error
+
+    def _open_fd(self) -> int:
+        if self._fd < 0:
+            raise ClosedError("the file was closed", path=self.name, hint="read inside the `with bs.open(...)` block")
+        return self._fd
+
+    def _read_error(self, error: OSError, offset: int) -> OSError:
+        if isinstance(error, ReadError):
+            return error
+        failure = ReadError(f"reading failed: {error.strerror or error}", path=self.name, offset=offset)
+        failure.errno = error.errno
+        return failure
+
+    def _check_inside(self, offset: int, length: int) -> None:
+        self._open_fd()
+        if offset + length > self.size:
+            raise _ends_early(self.name, offset, length, self.size)
+
+    def _check_unchanged(self) -> None:
+        if _stamp_of(os.fstat(self._open_fd())) != self._stamp:
+            raise ChangedError("the file was changed in place while it was open", path=self.name, hint="open it again")
+
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:
+            self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (type(self), self._absolute, self._stamp)
+
+
+class MmapSource(FileSource):
+    """A regular file, mapped; views share the mapping. Truncating the file under it kills the process."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(path)
+        self._map: mmap.mmap | None = None
+        if self.size:
+            self._map = mmap.mmap(self._fd, self.size, access=mmap.ACCESS_READ)
+
+    def view(self, offset: int, length: int) -> memoryview | None:
+        self._check_inside(offset, length)
+        return memoryview(self._map)[offset : offset + length] if self._map is not None else memoryview(b"")
+
+    def close(self) -> None:
+        super().close()
+        self._map = None  # not closed: views may still point into it, the last one takes it along
+
+
+def _stamp_of(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _reopen(kind: type[FileSource], path: str, stamp: tuple[int, int, int, int]) -> FileSource:
+    source = kind(path)
+    if source._stamp != stamp:
+        source.close()
+        raise ChangedError("the file is no longer the one that was pickled", path=path)
+    return source
+
+
+def _ends_early(name: str, offset: int, length: int, size: int) -> TruncatedError:
+    return TruncatedError(f"File truncated: {length} bytes needed, the file ends at {size}", path=name, offset=offset)
