@@ -33,6 +33,10 @@ _MODULE_PREFIXES = ("Struct:", "Enum:")
 class Data(Protocol):
     """Where a snapshot's bytes come from."""
 
+    @property
+    def file(self) -> str | None:
+        """The file that errors about these bytes should name, if there is one."""
+
     def window(self, start: int, stop: int) -> memoryview:
         """These bytes; may share memory with what lies behind."""
 
@@ -53,6 +57,10 @@ class SourceData:
         self.offset = offset
         self.nbytes = nbytes
 
+    @property
+    def file(self) -> str | None:
+        return self.source.name
+
     def window(self, start: int, stop: int) -> memoryview:
         shared = self.source.view(self.offset + start, stop - start)
         return memoryview(self.owned(start, stop)) if shared is None else shared
@@ -72,6 +80,8 @@ class ArrayData:
 
     __slots__ = ("array",)
 
+    file = None
+
     def __init__(self, array: Array) -> None:
         self.array = array
 
@@ -89,6 +99,8 @@ class ProvidedData:
     """What a function gives when asked; it is asked anew each time and its answer is checked."""
 
     __slots__ = ("dtype", "provide", "shape")
+
+    file = None
 
     def __init__(self, provide: Callable[[], TensorData | Array], dtype: DType, shape: Shape) -> None:
         self.provide = provide
@@ -269,7 +281,7 @@ class TensorSnapshot:
 
         Quantized tensors come dequantized as float32; `quantized` has their codes.
         """
-        with located(tensor=self._path):
+        with located(tensor=self._path, path=self._data.file):
             if isinstance(self._data, ArrayData) and not copy:
                 return self._data.array
             raw = self._data.owned(0, self._nbytes) if copy else self._data.window(0, self._nbytes)
@@ -277,22 +289,22 @@ class TensorSnapshot:
 
     def to_data(self) -> TensorData:
         """The bytes with their dtype and shape."""
-        with located(tensor=self._path):
+        with located(tensor=self._path, path=self._data.file):
             return TensorData(self._data.window(0, self._nbytes), self._dtype, self._shape)
 
     def to_bytes(self) -> bytes:
         """The bytes, row-major and little-endian, as Burn's TensorData holds them."""
-        with located(tensor=self._path):
+        with located(tensor=self._path, path=self._data.file):
             return bytes(self._data.window(0, self._nbytes))
 
     def quantized(self) -> QuantizedTensor:
         """The codes and scales of a quantized tensor."""
-        with located(tensor=self._path):
+        with located(tensor=self._path, path=self._data.file):
             return quantized_from_bytes(self._data.window(0, self._nbytes), self._dtype, self._shape)
 
     def chunks(self) -> Iterator[memoryview]:
         """The bytes in order, a few megabytes at a time where the data allows."""
-        with located(tensor=self._path):
+        with located(tensor=self._path, path=self._data.file):
             yield from self._data.chunks(self._nbytes)
 
     def __getitem__(self, index: Any) -> Array:
@@ -302,7 +314,7 @@ class TensorSnapshot:
             return self.numpy()[wanted]
         start, rows_shape, rest = _rows(wanted, self._shape)
         size = self._dtype.bits // 8
-        with located(tensor=self._path):
+        with located(tensor=self._path, path=self._data.file):
             raw = self._data.window(start * size, (start + math.prod(rows_shape)) * size)
             return array_from_bytes(raw, self._dtype, rows_shape)[rest]
 

@@ -54,7 +54,7 @@ class Saver:
     read: Callable[[str], tuple[int, int]]
 
 
-class Damaged(Exception):
+class DamagedError(Exception):
     pass
 
 
@@ -70,10 +70,10 @@ def save_bytes(path: str, generation: int, size: int, overwrite: bool) -> None:
 def read_bytes(path: str) -> tuple[int, int]:
     data = np.fromfile(path, dtype=np.uint8)
     if len(data) < 16:
-        raise Damaged(f"only {len(data)} bytes")
+        raise DamagedError(f"only {len(data)} bytes")
     generation, size = struct.unpack("<QQ", data[:16].tobytes())
     if len(data) != 16 + size or (data[16:] != generation % 256).any():
-        raise Damaged(f"generation {generation} is not whole: {len(data)} bytes of {16 + size}")
+        raise DamagedError(f"generation {generation} is not whole: {len(data)} bytes of {16 + size}")
     return generation, size
 
 
@@ -89,13 +89,13 @@ def read_tensors(path: str) -> tuple[int, int]:
         with burnstore.open(path) as file:  # type: ignore[attr-defined]
             tensors = dict(file.numpy())
     except (burnstore.BurnstoreError, KeyError) as error:  # type: ignore[attr-defined]
-        raise Damaged(str(error)) from error
+        raise DamagedError(str(error)) from error
     generation, size = (int(value) for value in tensors.pop("generation"))
     lengths = [tensors[f"layer.{n}.weight"].size for n in range(5)]
     if lengths != [size // 2, size // 4, size // 8, 100, 0]:
-        raise Damaged(f"generation {generation} has tensors of {lengths} elements")
+        raise DamagedError(f"generation {generation} has tensors of {lengths} elements")
     if any((tensor != generation % 256).any() for tensor in tensors.values()):
-        raise Damaged(f"generation {generation} is mixed with another")
+        raise DamagedError(f"generation {generation} is mixed with another")
     return generation, size
 
 
@@ -140,28 +140,28 @@ class Place:
             stale.unlink(missing_ok=True)
 
     def leftovers(self) -> int:
-        """The number of scratch files; raises `Damaged` when anything else is there."""
+        """The number of scratch files; raises `DamagedError` when anything else is there."""
         found = 0
         for folder in {self.folder, self.real.parent}:
             for name in os.listdir(folder):
                 if SCRATCH.fullmatch(name):
                     found += 1
                 elif name not in (self.path.name, self.real.name, "far"):
-                    raise Damaged(f"{name} is there and nobody made it")
+                    raise DamagedError(f"{name} is there and nobody made it")
         return found
 
     def look(self, returned: int | None, started: int, count: int) -> str:
-        """Say what the destination holds after a kill, or raise `Damaged`."""
+        """Say what the destination holds after a kill, or raise `DamagedError`."""
         if self.kind == "link" and not self.path.is_symlink():
-            raise Damaged("the link is gone")
+            raise DamagedError("the link is gone")
         if not os.path.lexists(self.real):
             if self.generation is not None or returned is not None:
-                raise Damaged("the file is gone")
+                raise DamagedError("the file is gone")
             return "absent"
         generation, _ = self.saver.read(str(self.path))
         lowest = started if returned is None else returned
         if not lowest <= generation < started + count and (returned is not None or generation != self.generation):
-            raise Damaged(f"generation {generation}, not one of {lowest} to {started + count - 1}")
+            raise DamagedError(f"generation {generation}, not one of {lowest} to {started + count - 1}")
         before, self.generation = self.generation, generation
         return "old" if generation == before else "new"
 
@@ -236,13 +236,13 @@ def random_kills(
         report.counts["returned"] += returned is not None
         try:
             if not os.WIFSIGNALED(status):
-                raise Damaged(f"the child ended by itself with {os.waitstatus_to_exitcode(status)}")
+                raise DamagedError(f"the child ended by itself with {os.waitstatus_to_exitcode(status)}")
             report.counts[place.look(returned, first, len(sizes))] += 1
             left = place.leftovers()
             report.counts["leftovers"] += left
             if left > 20:
                 place.sweep()
-        except Damaged as problem:
+        except DamagedError as problem:
             report.problems.append(f"kill {report.counts['kills']}, {place.kind}: {problem}")
             print(report.problems[-1], file=sys.stderr)
             if len(report.problems) >= 10:
@@ -255,6 +255,7 @@ def random_kills(
 def time_saves(saver: Saver, folder: Path) -> tuple[float, float]:
     """The seconds that a save in a fresh child costs per byte, and however small it is."""
     place = Place(folder / "trial", "overwrite", saver)
+    place.renew(0)  # also imports here what no child shall have to import
     times = {}
     for size in (MIB // 4, 8 * MIB):
         samples = []
@@ -385,17 +386,17 @@ def syscall_kills(name: str, folder: Path, *, only: list[str], destinations: lis
                     try:
                         died = done.returncode not in (0, 5, 6)
                         if died != kill:
-                            raise Damaged(f"status {done.returncode}: {done.stderr[-300:]}")
+                            raise DamagedError(f"status {done.returncode}: {done.stderr[-300:]}")
                         found = place.look(TRACED if done.returncode in (0, 6) else None, TRACED, 1)
                         if done.returncode == 5 and found == "new":
-                            raise Damaged("it is saved, and the error says that it is not")
+                            raise DamagedError("it is saved, and the error says that it is not")
                         report.counts[found] += 1
                         left = place.leftovers()
                         if left > (kill or call == "unlinkat"):
-                            raise Damaged(f"{left} scratch files are left")
+                            raise DamagedError(f"{left} scratch files are left")
                         report.counts["leftovers"] += left
                         place.sweep()
-                    except Damaged as problem:
+                    except DamagedError as problem:
                         report.problems.append(f"{kind}, {call} {index}, {fault}: {problem}")
                         print(report.problems[-1], file=sys.stderr)
     return report, " ".join(f"{call}:{count}" for call, count in sorted(summary.items()))

@@ -93,18 +93,18 @@ BOTH_WAYS = [
 def test_a_map_and_its_scheme_are_each_other_s_spelling(style: Any, tree: dict[str, Any], scheme: QuantScheme) -> None:
     old_style = style != "T"
     scheme = replace(scheme, old_style=old_style)
-    assert scheme_from_tree(tree) == (scheme, old_style)
+    assert scheme_from_tree(tree) == scheme and scheme.old_style is old_style
     written = scheme_to_tree(scheme, style)
     assert cbor2.dumps(written) == cbor2.dumps(tree)  # the order of the keys too
 
 
 def test_styles_are_translated_into_each_other() -> None:
-    scheme, _ = scheme_from_tree(p(level={"Block": size(1, 1, 32)}, param="F16", store={"PackedU32": 0}))
+    scheme = scheme_from_tree(p(level={"Block": size(1, 1, 32)}, param="F16", store={"PackedU32": 0}))
     assert scheme_to_tree(scheme, "T") == t(block={"size": size(32), "dtype": "F16"}, store={"PackedU32": 0})
     assert scheme_to_tree(scheme, "P")["level"] == {"Block": size(1, 1, 32)}
-    scheme, _ = scheme_from_tree(t(tensor="F32"))
+    scheme = scheme_from_tree(t(tensor="F32"))
     assert scheme_to_tree(scheme, "P") == p()
-    scheme, _ = scheme_from_tree(t(block={"size": size(1, 1), "dtype": "F32"}))
+    scheme = scheme_from_tree(t(block={"size": size(1, 1), "dtype": "F32"}))
     assert scheme_to_tree(scheme, "T")["block"]["size"] == size(1)
 
 
@@ -136,7 +136,8 @@ def test_styles_are_translated_into_each_other() -> None:
     ],
 )
 def test_the_bytes_of_a_written_map_are_burn_s(tree: dict[str, Any], spelled: str) -> None:
-    scheme, old_style = scheme_from_tree(tree)
+    scheme = scheme_from_tree(tree)
+    old_style = scheme.old_style
     assert cbor2.dumps({"QFloat": scheme_to_tree(scheme, "P" if old_style else "T")}) == hex_of(spelled)
 
 
@@ -295,7 +296,8 @@ def test_the_quantized_tensors_of_real_files_are_bit_equal(path: Path) -> None:
     for one in expected["tensors"]:
         found = tensors[one["path"]]
         tree = found["dtype"]["QFloat"]
-        scheme, old_style = scheme_from_tree(tree)
+        scheme = scheme_from_tree(tree)
+        old_style = scheme.old_style
         assert old_style == path.parent.name.startswith(("0.20", "0.21"))
         assert list(scheme_to_tree(scheme, "P" if old_style else "T").items()) == list(tree.items())
         if not old_style:
@@ -308,7 +310,7 @@ def test_the_quantized_tensors_of_real_files_are_bit_equal(path: Path) -> None:
 @pytest.mark.parametrize(("name", "level"), [("tensor", "Tensor"), ("block8", {"Block": size(8)})])
 def test_the_tensors_that_burn_0_19_held_but_could_not_save_are_bit_equal(name: str, level: Any) -> None:
     expected = json.loads((FIXTURES / "0.19.1" / f"quant_q8s_{name}_native.expected.json").read_text())
-    scheme, _ = scheme_from_tree(p(level=level))
+    scheme = scheme_from_tree(p(level=level))
     for one in expected["tensors"]:
         check_tensor(one, scheme, bytes.fromhex(one["bytes_hex"]))
 
@@ -320,8 +322,8 @@ def test_there_are_real_files_of_every_version_that_wrote_them() -> None:
 
 def test_flat_blocks_of_old_files_are_runs_and_rectangles_those_of_new_ones() -> None:
     raw = bytes(range(1, 17)) + struct.pack("<4f", 1, 10, 100, 1000)
-    old, _ = scheme_from_tree(p(level={"Block": size(2, 2)}))
-    new, _ = scheme_from_tree(t(block={"size": size(2, 2), "dtype": "F32"}))
+    old = scheme_from_tree(p(level={"Block": size(2, 2)}))
+    new = scheme_from_tree(t(block={"size": size(2, 2), "dtype": "F32"}))
     codes = np.arange(1, 17).reshape(4, 4)
     runs = np.repeat([1, 10, 100, 1000], 4).reshape(4, 4)
     rectangles = np.kron([[1, 10], [100, 1000]], np.ones((2, 2)))

@@ -1,5 +1,7 @@
 """What `atomic_file` promises when nothing, or only the caller, goes wrong."""
 
+# ruff: noqa: PT012 - a save is a block, and what it raises may come out of the block's end
+
 from __future__ import annotations
 
 import errno
@@ -37,7 +39,8 @@ def test_a_new_file_appears_only_when_the_block_ends(tmp_path):
         scratch.write(b"abc")
         assert not path.exists()
         (name,) = os.listdir(tmp_path)
-        assert name.startswith(f".model.bpk.{os.getpid()}-") and name.endswith(".burnstore-tmp")
+        assert name.startswith(f".model.bpk.{os.getpid()}-")
+        assert name.endswith(".burnstore-tmp")
     assert path.read_bytes() == b"abc"
     assert os.listdir(tmp_path) == ["model.bpk"]
 
@@ -207,7 +210,8 @@ def test_an_existing_file_needs_overwrite_and_is_not_touched(tmp_path):
         errno.EEXIST,
     )
     assert isinstance(error, FileExistsError)
-    assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["x"]
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["x"]
 
 
 def test_a_file_that_appears_during_the_save_survives(tmp_path, scratch_files):
@@ -216,7 +220,8 @@ def test_a_file_that_appears_during_the_save_survives(tmp_path, scratch_files):
         scratch.write(b"mine")
         path.write_bytes(b"theirs")
     assert (caught.value.stage, caught.value.errno) == ("publish", errno.EEXIST)
-    assert path.read_bytes() == b"theirs" and scratch_files(tmp_path) == []
+    assert path.read_bytes() == b"theirs"
+    assert scratch_files(tmp_path) == []
 
 
 @posix
@@ -225,7 +230,8 @@ def test_a_dangling_link_that_appears_during_the_save_survives(tmp_path):
     with pytest.raises(AlreadyExistsError), atomic_file(path) as scratch:
         scratch.write(b"mine")
         path.symlink_to("nowhere")
-    assert os.listdir(tmp_path) == ["x"] and os.readlink(path) == "nowhere"
+    assert os.listdir(tmp_path) == ["x"]
+    assert os.readlink(path) == "nowhere"
 
 
 @pytest.mark.parametrize("overwrite", [True, False])
@@ -273,7 +279,8 @@ def test_what_is_not_a_regular_file_is_never_replaced(tmp_path, kind, overwrite,
     before = os.lstat(path)
     with pytest.raises(SaveError, match=r"folder|regular") as caught:
         save(path, b"1", overwrite=overwrite)
-    assert caught.value.stage == "check" and not isinstance(caught.value, AlreadyExistsError)
+    assert caught.value.stage == "check"
+    assert not isinstance(caught.value, AlreadyExistsError)
     assert stat.S_IFMT(os.lstat(path).st_mode) == stat.S_IFMT(before.st_mode)
 
 
@@ -354,7 +361,8 @@ def test_an_interrupt_inside_a_write_leaves_the_old_file(tmp_path, use_os, kind,
     with pytest.raises(kind), atomic_file(path, overwrite=True) as scratch:
         for _ in range(5):
             scratch.write(b"0123456789")
-    assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["x"]
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["x"]
 
 
 @pytest.mark.parametrize("written", [0, 9, 11, 20])
@@ -364,7 +372,8 @@ def test_another_size_than_announced_is_never_published(tmp_path, written):
     with pytest.raises(SaveError, match=f"{written} bytes were written where 10 were announced") as caught:
         save(path, bytes(written), overwrite=True, size=10)
     assert caught.value.stage == "write"
-    assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["x"]
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["x"]
 
 
 def test_a_failed_write_that_the_block_swallows_is_never_published(tmp_path):
@@ -423,7 +432,8 @@ def test_a_child_forked_inside_the_block_neither_publishes_nor_cleans(tmp_path, 
         stages.append(getattr(error, "stage", "body"))
     if pid == 0:
         os._exit(0 if stages == (["body"] if fails else ["write"]) else 1)
-    assert path.read_bytes() == b"12" and os.listdir(tmp_path) == ["x"]
+    assert path.read_bytes() == b"12"
+    assert os.listdir(tmp_path) == ["x"]
 
 
 # --- scratch names (S11) ----------------------------------------------------------------------------------------------
@@ -445,7 +455,8 @@ def test_taken_scratch_names_are_passed_over_and_left_alone(tmp_path, monkeypatc
         scratch.write(b"new")
         assert (tmp_path / names[6]).is_file()
     assert (tmp_path / "x").read_bytes() == b"new"
-    assert victim.read_bytes() == b"victim" and not (tmp_path / "nowhere").exists()
+    assert victim.read_bytes() == b"victim"
+    assert not (tmp_path / "nowhere").exists()
     assert sorted(os.listdir(tmp_path)) == sorted(["victim", "x", *names[:6]])
 
 
@@ -457,7 +468,8 @@ def test_when_all_scratch_names_are_taken_the_save_fails(tmp_path, monkeypatch):
         (tmp_path / name).write_bytes(b"taken")
     with pytest.raises(SaveError, match="taken") as caught:
         save(tmp_path / "x", b"")
-    assert caught.value.stage == "create" and not isinstance(caught.value, AlreadyExistsError)
+    assert caught.value.stage == "create"
+    assert not isinstance(caught.value, AlreadyExistsError)
     assert sorted(os.listdir(tmp_path)) == names
 
 
@@ -469,7 +481,9 @@ def test_a_forked_child_does_not_reuse_its_parents_names(tmp_path, in_child):
 
     with atomic_file(tmp_path / "x"):
         names = in_child(child)
-    assert len(names) == 2 and str(os.getpid()) in names[0] and str(os.getpid()) not in names[1]
+    assert len(names) == 2
+    assert str(os.getpid()) in names[0]
+    assert str(os.getpid()) not in names[1]
 
 
 # --- stale scratch files ----------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """What `atomic_file` promises when the system fails: injected faults, power cuts, full disks (S3-S7, S14)."""
 
+# ruff: noqa: PT012, PT017 - a save is a block, and what it raises may come out of the block's end
+
 from __future__ import annotations
 
 import errno
@@ -123,7 +125,8 @@ def test_any_call_that_fails_leaves_old_or_new_and_names_its_stage(
             assert failed.stage == stage, where
             assert failed.path == str(path), where
             if kind != "readlink":
-                assert failed.errno == error and isinstance(failed.__cause__, OSError), where
+                assert failed.errno == error, where
+                assert isinstance(failed.__cause__, OSError), where
             assert ("saved, but" in str(failed)) == (stage == "published"), where
             assert ("not saved" in str(failed)) == (stage != "published"), where
             expected = b"".join(NEW) if stage == "published" else (None if scenario == "new" else OLD)
@@ -160,7 +163,8 @@ def test_a_fault_after_short_writes_leaves_the_old_file(tmp_path, use_os, at):
     with pytest.raises(SaveError, match=r"writing failed after [0-9]+ bytes") as caught:
         save(path, "overwrite")
     assert caught.value.stage == "write"
-    assert content(path) == OLD and os.listdir(tmp_path) == ["x"]
+    assert content(path) == OLD
+    assert os.listdir(tmp_path) == ["x"]
 
 
 def test_a_system_that_writes_nothing_and_reports_nothing_is_an_error(tmp_path, use_os):
@@ -182,7 +186,8 @@ def test_a_failed_fsync_is_never_tried_again(tmp_path, use_os, scenario, sticky)
     use_os(shim)
     with pytest.raises(SaveError) as caught:
         save(path, scenario)
-    assert caught.value.stage == "sync" and shim.counts["fsync"] == 1
+    assert caught.value.stage == "sync"
+    assert shim.counts["fsync"] == 1
     assert content(path) == (None if scenario == "new" else OLD)
 
 
@@ -190,7 +195,8 @@ def test_without_durable_there_is_no_fsync(tmp_path, use_os):
     shim = FaultyFS()
     use_os(shim)
     save(tmp_path / "x", "new", durable=False)
-    assert shim.counts["fsync"] == 0 and shim.counts["link"] == 1
+    assert shim.counts["fsync"] == 0
+    assert shim.counts["link"] == 1
 
 
 @pytest.mark.parametrize("error", [errno.EINVAL, errno.EOPNOTSUPP])
@@ -213,7 +219,8 @@ def test_a_publication_that_happened_is_not_reported_as_failed(tmp_path, use_os,
     path = prepare(tmp_path, scenario)
     use_os(FaultyFS(kind, 0, error, late=True))
     save(path, scenario)
-    assert content(path) == b"".join(NEW) and os.listdir(tmp_path) == ["x"]
+    assert content(path) == b"".join(NEW)
+    assert os.listdir(tmp_path) == ["x"]
 
 
 @pytest.mark.parametrize("error", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK])
@@ -224,7 +231,8 @@ def test_without_hard_links_a_file_that_appeared_still_survives(tmp_path, use_os
         scratch.write(b"mine")
         path.write_bytes(b"theirs")
     assert caught.value.stage == "publish"
-    assert path.read_bytes() == b"theirs" and os.listdir(tmp_path) == ["x"]
+    assert path.read_bytes() == b"theirs"
+    assert os.listdir(tmp_path) == ["x"]
 
 
 @pytest.mark.parametrize("second", ["stat", "rename"])
@@ -238,7 +246,8 @@ def test_without_hard_links_a_second_fault_is_a_publish_error(tmp_path, use_os, 
     use_os(Both(second, 1 if second == "stat" else 0, errno.EIO, sticky=True))
     with pytest.raises(SaveError) as caught:
         save(tmp_path / "x", "new")
-    assert caught.value.stage == "publish" and caught.value.errno == errno.EIO
+    assert caught.value.stage == "publish"
+    assert caught.value.errno == errno.EIO
     assert os.listdir(tmp_path) == []
 
 
@@ -256,11 +265,13 @@ def test_when_cleaning_up_fails_too_the_error_names_the_scratch_file(tmp_path, u
     with pytest.raises(SaveError) as caught:
         save(path, "overwrite")
     (left,) = scratch_files(tmp_path)
-    assert caught.value.errno == errno.ENOSPC and left in str(caught.value)
+    assert caught.value.errno == errno.ENOSPC
+    assert left in str(caught.value)
     assert content(path) == OLD
     use_os(os)
     save(path, "overwrite")  # what was left does not disturb the next save
-    assert content(path) == b"".join(NEW) and scratch_files(tmp_path) == [left]
+    assert content(path) == b"".join(NEW)
+    assert scratch_files(tmp_path) == [left]
 
 
 def test_a_lock_that_is_refused_does_not_stop_a_save(tmp_path, monkeypatch):
@@ -401,7 +412,9 @@ def test_a_power_cut_at_any_instant_leaves_old_or_new(tmp_path, use_os, scenario
     events = events_of(shim)
     old, target = (None, "x") if scenario == "new" else (OLD, "target" if scenario == "link" else "x")
     count, torn, lost = verdict(events, old, target)
-    assert count > 10 and not torn and not lost
+    assert count > 10
+    assert not torn
+    assert not lost
     # The model must be able to see the faults it is there to find.
     assert verdict([event for event in events if event != ("sync file",)], old, target)[1]
     assert verdict([event for event in events if event != ("sync folder",)], old, target)[2]
@@ -413,7 +426,8 @@ def test_without_durable_a_power_cut_may_harm_and_the_model_sees_it(tmp_path, us
     use_os(shim)
     save(path, "overwrite", durable=False)
     _, torn, lost = verdict(events_of(shim), OLD, "x")
-    assert torn and lost
+    assert torn
+    assert lost
 
 
 # --- full disks (S6) --------------------------------------------------------------------------------------------------
@@ -439,7 +453,8 @@ def test_a_file_size_limit_leaves_the_old_file(tmp_path, in_child, limit, announ
         assert outcome == ("allocate" if announced else "write", errno.EFBIG)
         assert path.read_bytes() == OLD
     else:
-        assert outcome is None and path.stat().st_size == 10_000
+        assert outcome is None
+        assert path.stat().st_size == 10_000
     assert os.listdir(tmp_path) == ["x"]
 
 
@@ -496,5 +511,6 @@ def test_a_disk_that_is_really_full_leaves_the_old_file(tmp_path):
     outcomes = eval(done.stdout)
     # 200,000 bytes need 49 pages; a page more or less may go to the folder.
     assert outcomes[True, "saved"][1] == outcomes[False, "saved"][1] == 50
-    assert outcomes[True, "allocate"][1] in (48, 49) and outcomes[False, "write"][1] in (48, 49)
+    assert outcomes[True, "allocate"][1] in (48, 49)
+    assert outcomes[False, "write"][1] in (48, 49)
     assert {stage for _, stage in outcomes} <= {"create", "metadata", "allocate", "write", "saved"}

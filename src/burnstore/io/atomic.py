@@ -26,9 +26,10 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,7 @@ _ACL = "system.posix_acl_access"
 # They vouch for the old content; the kernel drops the first when a file is written in place.
 _XATTRS_OF_CONTENT = frozenset({"security.capability", "security.ima", "security.evm"})
 _numbers = itertools.count()
+_nbytes = attrgetter("nbytes")
 
 
 @contextmanager
@@ -354,12 +356,22 @@ def _scratch_name(base: str, number: int, longest: int) -> str:
     return f".{base}{tail}"
 
 
-def _batches(buffers: Iterable[Buffer]) -> Iterator[tuple[list[memoryview], int]]:
-    """The buffers in lists that one system call takes, each with its size in bytes; a list is never empty of bytes."""
+def _batches(buffers: Sequence[Buffer]) -> Iterator[tuple[list[memoryview], int]]:
+    """The buffers in lists that one system call takes, each list with its size in bytes."""
+    for start in range(0, len(buffers), _MOST_BUFFERS):
+        views = [memoryview(buffer) for buffer in buffers[start : start + _MOST_BUFFERS]]
+        total = sum(map(_nbytes, views))  # in C: a file may have very many small tensors
+        if total > _WINDOW:
+            yield from _windows(views)
+        elif total:
+            yield views, total
+
+
+def _windows(views: list[memoryview]) -> Iterator[tuple[list[memoryview], int]]:
+    """The same for buffers that are too much for one call: cut where a window ends."""
     batch: list[memoryview] = []
     room = _WINDOW
-    for buffer in buffers:
-        view = memoryview(buffer)
+    for view in views:
         size = view.nbytes
         if size > room:
             view = view.cast("B")
@@ -369,14 +381,9 @@ def _batches(buffers: Iterable[Buffer]) -> Iterator[tuple[list[memoryview], int]
                 view = view[room:]
                 size -= room
                 batch, room = [], _WINDOW
-        if size:
-            batch.append(view)
-            room -= size
-            if not room or len(batch) == _MOST_BUFFERS:
-                yield batch, _WINDOW - room
-                batch, room = [], _WINDOW
-    if batch:
-        yield batch, _WINDOW - room
+        batch.append(view)
+        room -= size
+    yield batch, _WINDOW - room
 
 
 def _write_some(fd: int, batch: list[memoryview]) -> int:

@@ -147,12 +147,14 @@ def _check_replaceable(shown: str, old: os.stat_result, *, overwrite: bool) -> N
 
 
 def already_exists(shown: str, *, stage: str) -> AlreadyExistsError:
+    """The refusal to replace what is at the path, in the words of the original."""
     error = AlreadyExistsError("File already exists", stage=stage, path=shown, hint="pass overwrite=True")
     error.errno = errno.EEXIST
     return error
 
 
 def failure(stage: str, shown: str, message: str, cause: OSError) -> SaveError:
+    """The error for a step that the system refused, with the reason it gave."""
     error = SaveError(f"{message}: {cause.strerror or cause}", stage=stage, path=shown)
     error.errno = cause.errno
     return error
@@ -160,6 +162,7 @@ def failure(stage: str, shown: str, message: str, cause: OSError) -> SaveError:
 
 @contextmanager
 def saving_stage(stage: str, shown: str, message: str) -> Iterator[None]:
+    """Turn what the system refuses inside the block into a `SaveError` of that stage."""
     try:
         yield
     except SaveError:
@@ -177,6 +180,7 @@ def open_flags(*names: str) -> int:
 
 
 def flush(fd: int) -> None:
+    """Bring a file or folder to the disk itself; once: a second call after a failed one proves nothing."""
     if sys.platform == "darwin" and fcntl is not None:  # there fsync leaves the bytes in the drive's own cache
         try:
             fcntl.fcntl(fd, fcntl.F_FULLFSYNC)

@@ -176,7 +176,7 @@ def read_dtype(reader: CborReader) -> tuple[DType, Era]:
                 raise UnsupportedError(f"unknown store {store!r} of Bool")
             return _BOOL_STORES[store], Era.BOOL_MAP
         if text == "QFloat":
-            scheme, _ = scheme_from_tree(reader.tree(depth=_SCHEME_DEPTH, nodes=_SCHEME_NODES))
+            scheme = scheme_from_tree(reader.tree(depth=_SCHEME_DEPTH, nodes=_SCHEME_NODES))
             return DType.qfloat(scheme), Era.SCHEME_P if scheme.old_style else Era.SCHEME_T
         raise UnsupportedError(f"unknown dtype {text!r}")
 

@@ -32,22 +32,22 @@ _KEYS_T = ("value", "store", "mode", "tensor", "block")
 _PLACE = "dtype.QFloat"
 
 
-def scheme_from_tree(tree: object) -> tuple[QuantScheme, bool]:
-    """The scheme that the map under ``QFloat`` spells, and whether it does so in style P.
+def scheme_from_tree(tree: object) -> QuantScheme:
+    """The scheme that the map under ``QFloat`` spells; ``old_style`` where it does so in style P.
 
     The map must have exactly the keys, types and words of its style: `CorruptError` names the place that has not.
 
-    >>> scheme, old_style = scheme_from_tree(
+    >>> scheme = scheme_from_tree(
     ...     {"value": "Q4S", "param": "F16", "store": {"PackedU32": 0}, "level": "Tensor", "mode": "Symmetric"}
     ... )
-    >>> str(scheme.store), scheme.tensor, old_style
+    >>> str(scheme.store), scheme.tensor, scheme.old_style
     ('PackedU32(0)', 'F16', True)
     """
     content = _map(tree, _PLACE)
     if content.keys() == frozenset(_KEYS_P):
-        return _from_p(content), True
+        return _from_p(content)
     if content.keys() == frozenset(_KEYS_T):
-        return _from_t(content), False
+        return _from_t(content)
     raise CorruptError(f"{_PLACE} has {_shown_keys(content)}; Burn writes {', '.join(_KEYS_T)} or {', '.join(_KEYS_P)}")
 
 

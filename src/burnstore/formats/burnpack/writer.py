@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -137,6 +138,10 @@ def _encode_metadata(
         tensor, start, key = tensors[row], starts[row], keys[row]
         with located(tensor=names[row]):
             dtype, shape, param_id = tensor.dtype, tensor.shape, tensor._param_id
+            if dtype.scheme is not None:
+                # Bytes that an old Burn laid out may have another length than a newer one expects of the same scheme.
+                old_style = not release.era & Era.SCHEME_T
+                replace(dtype.scheme, old_style=old_style).check_length(shape, sizes[row])
             spelled = dtypes.get(dtype) or dtypes.setdefault(dtype, encode(_spell(dtype, release.era)))
             extents = shapes.get(shape) or shapes.setdefault(shape, encode(list(shape)))
         parts += (

@@ -1,0 +1,47 @@
+# Every target makes .venv by itself; nothing but Python (3.10 or newer) and make is needed.
+PYTHON ?= python3
+SEED ?= 1
+MINUTES ?= 10
+MUTANTS ?= 5000000
+KILLS ?= 2000
+
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+.PHONY: demo test lint types contracts wheel bench fuzz kill clean
+
+demo: $(INSTALLED)
+	$(BIN)/python docs/demo.py
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -n auto
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(INSTALLED)
+	$(BIN)/mypy
+
+contracts: $(INSTALLED)
+	$(BIN)/lint-imports
+
+wheel: $(INSTALLED)
+	$(BIN)/python .ci/test_wheel.py
+
+bench: $(INSTALLED)
+	$(BIN)/python -m benchmarks
+
+fuzz: $(INSTALLED)
+	$(BIN)/python -m tests.fuzz.run --mutants $(MUTANTS) --seed $(SEED) --minutes $(MINUTES)
+
+kill: $(INSTALLED)
+	$(BIN)/python tests/crash/kill.py --kills $(KILLS) --seed $(SEED)
+
+$(INSTALLED): pyproject.toml requirements/test.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . -r requirements/test.txt
+	touch $(INSTALLED)
+
+clean:
+	rm -rf .venv dist build benchmarks/results

@@ -1,0 +1,44 @@
+"""Every example in README.md and docs/ is run, and its output compared with what the page shows."""
+
+from __future__ import annotations
+
+import doctest
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]) if (ROOT / "docs").is_dir() else []
+FENCE = re.compile(r"^```.*$", re.MULTILINE)
+
+pytestmark = pytest.mark.skipif(not PAGES, reason="the pages are not part of the wheel")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_examples_of_a_page_give_the_output_it_shows(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("0.19.1", "0.22.1"):  # pages open real files of Burn by these names
+        shutil.copytree(ROOT / "tests" / "fixtures" / "burn" / folder, tmp_path / "burn" / folder)
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    test = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
+    report: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    runner.run(test, out=report.append)
+    assert runner.failures == 0, "".join(report)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_links_of_a_page_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_demo_runs_and_finds_everything_equal():
+    done = subprocess.run([sys.executable, ROOT / "docs" / "demo.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "46 of 46 tensors equal" in done.stdout or re.search(r"(\d+) of \1 tensors equal", done.stdout)
+    assert "identical" in done.stdout
