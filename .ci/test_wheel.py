@@ -26,9 +26,8 @@ def main() -> int:
         subprocess.run([*pip, wheel, "-r", ROOT / "requirements" / "test.txt"], check=True)
         shutil.copytree(ROOT / "tests", here / "tests", ignore=shutil.ignore_patterns(*NOT_FROM_A_WHEEL, "__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", here)
-        shown = subprocess.run(
-            [python, "-c", "import burnstore; print(burnstore.__file__)"], cwd=here, check=True, capture_output=True, text=True
-        ).stdout.strip()
+        where = [python, "-c", "import burnstore; print(burnstore.__file__)"]
+        shown = subprocess.run(where, cwd=here, check=True, capture_output=True, text=True).stdout.strip()
         if str(ROOT) in shown:
             raise SystemExit(f"the tests would import the checkout: {shown}")
         return subprocess.run([python, "-m", "pytest", "-n", "auto"], cwd=here, check=False).returncode

@@ -8,7 +8,7 @@ has to show that its answer is right. Numbers are reported as seconds (or bytes)
     child.py     one contestant, once                  (runs in the fresh process)
     report.py    the table and the JSON
     data.py      the models that are saved and loaded
-    burnpack.py  startup.py  ..                        one subject each: ``cases(scale)`` and its contestants
+    burnpack.py  models.py  startup.py  ..             one subject each: ``cases(scale)`` and its contestants
 
 A new case is one function per contestant and one ``Case(..)`` in the subject's ``cases``; a new subject is one more
 name in `SUBJECTS`. Results are kept in ``benchmarks/results/``, which git ignores.
@@ -16,4 +16,4 @@ name in `SUBJECTS`. Results are kept in ``benchmarks/results/``, which git ignor
 
 from __future__ import annotations
 
-SUBJECTS = ("burnpack", "startup")
+SUBJECTS = ("burnpack", "models", "startup")

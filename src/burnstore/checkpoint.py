@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -11,21 +12,19 @@ import numpy as np
 from .dtype import Kind
 from .errors import (
     ClosedError,
+    DTypeError,
     TensorNotFoundError,
     located,
     printable,
 )
 from .formats.base import Contents, Table
 from .formats.registry import HEAD_BYTES, format_for_bytes, format_named
+from .io.gather import gather
 from .io.source import BytesSource, FileSource, MmapSource, Source
 from .limits import Limits
 from .scalar import Scalar
 from .snapshot import TensorSnapshot
 from .tensor_data import Array, array_from_bytes
-
-# Tensors below this are read together with their neighbours and share one buffer of at most _ARENA bytes.
-_SMALL = 256 << 10
-_ARENA_BITS = 23
 
 
 class Checkpoint(Mapping[str, TensorSnapshot]):
@@ -107,35 +106,11 @@ class Checkpoint(Mapping[str, TensorSnapshot]):
         arrays share a buffer of up to 8 MiB with their neighbours. Quantized tensors come dequantized.
         """
         self._check_open()
+        if isinstance(names, str):
+            raise TypeError(f"names are a list of str; for one tensor take checkpoint[{names!r}].numpy()")
         table = self._table if names is None else self._table.picked([self._row(name) for name in names])
         with located(path=self._source.name):
-            whole = self._source.view(0, self._source.size)
-            if whole is None:
-                buffers, places = self._read_owned(table.offsets, table.sizes)
-            else:
-                buffers, places = [whole] * len(table.names), table.offsets
-            return _cut(table, buffers, places)
-
-    def _read_owned(self, offsets: list[int], sizes: list[int]) -> tuple[list[Any], list[int]]:
-        """A buffer and a place in it for each tensor; neighbouring small ones share theirs."""
-        if not offsets:
-            return [], []
-        start = np.array(offsets, np.int64)
-        end = start + np.array(sizes, np.int64)
-        # A tensor begins a new buffer when it, or the one before it, is large, lies elsewhere, or would not lie at an
-        # address that NumPy likes (files of Burn 0.19 do not align their tensors).
-        alone = (end - start >= _SMALL) | (start % 8 != 0)
-        begins = np.ones(len(start), bool)
-        begins[1:] = (
-            alone[1:] | alone[:-1] | (start[1:] >> _ARENA_BITS != start[:-1] >> _ARENA_BITS) | (start[1:] < end[:-1])
-        )
-        first = np.flatnonzero(begins)
-        last = np.append(first[1:], len(start)) - 1
-        base = start[first]
-        arenas = list(map(_buffer, (end[last] - base).tolist(), (first != last).tolist()))
-        self._source.read_into([(at, memoryview(arena)) for at, arena in zip(base.tolist(), arenas, strict=True)])
-        which = np.cumsum(begins) - 1
-        return list(map(arenas.__getitem__, which.tolist())), (start - base[which]).tolist()
+            return _cut(table, *gather(self._source, table.offsets, table.sizes))
 
     def close(self) -> None:
         """Let go of the file; arrays that were taken stay valid, snapshots that were not read can no longer be."""
@@ -198,20 +173,15 @@ class Checkpoint(Mapping[str, TensorSnapshot]):
             raise ClosedError("the checkpoint was closed", path=self.path)
 
 
-def _buffer(length: int, shared: bool) -> Any:
-    # Cutting an array out of a bytearray costs half of cutting it out of an array, which counts where there are many. A
-    # large one is left to NumPy, which asks for huge pages: its first touch is then several times cheaper.
-    return bytearray(length) if shared else np.empty(length, np.uint8)
-
-
 def _cut(table: Table, buffers: list[Any], places: list[int]) -> dict[str, Array]:
     """An array for each tensor, out of its buffer."""
     dtypes = set(table.dtypes)
-    plain = {dtype: dtype.numpy for dtype in dtypes if dtype.kind not in (Kind.BOOL, Kind.QUANTIZED)}
-    if len(plain) == len(dtypes):
-        kinds = map(plain.__getitem__, table.dtypes)
-        columns = zip(table.names, table.shapes, kinds, buffers, places, strict=True)
-        return {name: np.ndarray(shape, dtype, buffer, place) for name, shape, dtype, buffer, place in columns}
+    if all(dtype.kind not in (Kind.BOOL, Kind.QUANTIZED) and dtype.bits % 8 == 0 for dtype in dtypes):
+        with suppress(ValueError, DTypeError):  # a shape or dtype that NumPy has not: below it is said of which tensor
+            plain = {dtype: dtype.numpy for dtype in dtypes}
+            kinds = map(plain.__getitem__, table.dtypes)
+            columns = zip(table.names, table.shapes, kinds, buffers, places, strict=True)
+            return {name: np.ndarray(shape, dtype, buffer, place) for name, shape, dtype, buffer, place in columns}
     arrays: dict[str, Array] = {}
     for row, name in enumerate(table.names):
         with located(tensor=name):

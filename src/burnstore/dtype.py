@@ -98,13 +98,9 @@ class DType:
     @staticmethod
     def of(dtype: np.dtype[Any]) -> DType:
         """The dtype of a NumPy array's elements, byte order aside; DTypeError where there is none."""
-        found = _BY_NUMPY.get(dtype.name)
-        if found is None:
-            raise DTypeError(
-                f"NumPy dtype {dtype} has no counterpart among tensor dtypes",
-                hint="give an array of floats, integers, bools or complex numbers",
-            )
-        return found
+        if not isinstance(dtype, np.dtype):
+            raise TypeError(f"DType.of takes a NumPy dtype (an array's .dtype), not {dtype!r}")
+        return _of_numpy(dtype)
 
     @staticmethod
     def parse(name: str) -> DType:
@@ -153,6 +149,17 @@ class DType:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (DType.parse, (self.name,)) if self.scheme is None else (DType.qfloat, (self.scheme,))
+
+
+@functools.lru_cache(maxsize=256)  # a dtype's name is worked out anew each time it is asked for
+def _of_numpy(dtype: np.dtype[Any]) -> DType:
+    found = _BY_NUMPY.get(dtype.name)
+    if found is None:
+        raise DTypeError(
+            f"NumPy dtype {dtype} has no counterpart among tensor dtypes",
+            hint="give an array of floats, integers, bools or complex numbers",
+        )
+    return found
 
 
 @functools.cache

@@ -11,6 +11,10 @@
     ├── TensorNotFoundError (KeyError)      no tensor of that name
     ├── DTypeError (TypeError)              this dtype cannot be held or given as asked
     ├── DuplicateNameError (ValueError)     two tensors claim one name
+    ├── PatternError (ValueError)           a regular expression or a replacement text is invalid
+    ├── ModelError (ValueError)             a model cannot be walked, or cannot take a value
+    ├── LoadError (ValueError)              tensors did not fit the model; ``result`` has the report
+    │   └── MissingTensorsError             parameters found no tensor
     ├── ReadError (OSError)                 the operating system failed a read
     │   └── ChangedError                    the file was changed in place while it was open
     ├── SaveError (OSError)                 a save failed; ``stage`` says where, the old file is intact
@@ -26,8 +30,6 @@ picklable.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 _FACTS = ("path", "tensor", "offset", "rule", "hint")
@@ -80,7 +82,12 @@ class BurnstoreError(Exception):
         return f"{subject}{self.message}{where}{hint}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, dict(self.__dict__), self.__cause__)
+        facts = dict(self.__dict__)
+        # OSError and ImportError keep some of these in C, outside of __dict__.
+        facts.update({name: getattr(self, name) for name in _FACTS})
+        if isinstance(self, OSError):
+            facts["errno"] = self.errno
+        return _rebuild, (type(self), self.message, facts, self.__cause__)
 
 
 def _rebuild(
@@ -88,27 +95,40 @@ def _rebuild(
 ) -> BurnstoreError:
     error = kind.__new__(kind)
     Exception.__init__(error, message)
-    error.__dict__.update(facts)
+    for name, value in facts.items():
+        setattr(error, name, value)
     error.__cause__ = cause
     return error
 
 
-@contextmanager
-def located(**facts: str | int | None) -> Iterator[None]:
+class located:  # noqa: N801  # used as a verb: with located(path=...)
     """Attach what this layer knows (``path=``, ``tensor=``, ...) to any burnstore error that passes through.
 
-    A fact that a deeper layer attached already is kept: the innermost knows best.
+    A fact that a deeper layer attached already is kept: the innermost knows best. A class, as it stands around every
+    single tensor and a generator would cost four times as much.
     """
-    unknown = set(facts) - set(_FACTS)
-    if unknown:
-        raise TypeError(f"located() takes {', '.join(_FACTS)}, not {', '.join(sorted(unknown))}")
-    try:
-        yield
-    except BurnstoreError as error:
-        for fact, value in facts.items():
-            if getattr(error, fact) is None:
-                setattr(error, fact, value)
-        raise
+
+    __slots__ = ("_facts",)
+
+    def __init__(
+        self,
+        *,
+        path: str | None = None,
+        tensor: str | None = None,
+        offset: int | None = None,
+        rule: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        self._facts = (path, tensor, offset, rule, hint)
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, BurnstoreError):
+            for fact, value in zip(_FACTS, self._facts, strict=True):
+                if value is not None and getattr(error, fact) is None:
+                    setattr(error, fact, value)
 
 
 def printable(text: str) -> str:
@@ -158,6 +178,28 @@ class DTypeError(BurnstoreError, TypeError):
 
 class DuplicateNameError(BurnstoreError, ValueError):
     """Two tensors claim one name."""
+
+
+class PatternError(BurnstoreError, ValueError):
+    """A regular expression or a replacement text is invalid."""
+
+
+class ModelError(BurnstoreError, ValueError):
+    """A model cannot be walked, or cannot take a value."""
+
+
+class LoadError(BurnstoreError, ValueError):
+    """Tensors did not fit the model, which is as it was; ``result`` is the `ApplyResult` with every case."""
+
+    result: Any
+
+    def __init__(self, message: str, *, result: Any = None, **facts: Any) -> None:
+        super().__init__(message, **facts)
+        self.result = result
+
+
+class MissingTensorsError(LoadError):
+    """Parameters of the model found no tensor, and ``allow_partial`` was not given."""
 
 
 class ReadError(BurnstoreError, OSError):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .errors import CorruptError, located
-from .formats.base import WritePlan
+from .formats.base import Format, WritePlan
 from .formats.registry import format_for_path, format_named
 from .io.atomic import atomic_file
 from .limits import Limits
@@ -21,10 +21,11 @@ Progress = Callable[[int, int], None]
 """Called with the bytes written so far and in all."""
 
 _BATCH_BUFFERS = 4096
+_CONSTANTS = (bool, int, float, complex, str, bytes)
 
 
 def save(
-    tensors: Mapping[str, Tensor] | Iterable[TensorSnapshot],
+    tensors: Mapping[str, Tensor] | Iterable[TensorSnapshot] | Any,
     path: str | os.PathLike[str],
     *,
     format: str | None = None,
@@ -35,14 +36,15 @@ def save(
     progress: Progress | None = None,
     **options: Any,
 ) -> None:
-    """Save named tensors into one file, all or nothing.
+    """Save a model, or named tensors, into one file, all or nothing.
 
-    ``tensors`` maps names to NumPy arrays, `TensorSnapshot` or `TensorData` (an open checkpoint is such a mapping), or
-    is a sequence of snapshots; data are written in that order, a chunk in memory at a time. The format follows the
-    suffix unless ``format`` names one. ``metadata=None`` writes what the format's own writer would, a mapping exactly
-    that. An existing file is refused unless ``overwrite=True``; then it is replaced at once when the new one is
-    complete, also if it is the very file that the tensors are read from. When `save` returns, the file survives a power
-    cut, unless ``durable=False``. Further options are the format's own (Burnpack: ``burn_version``, ``scalars``).
+    ``tensors`` maps names to NumPy arrays, `TensorSnapshot` or `TensorData` (an open checkpoint is such a mapping), is
+    a sequence of snapshots, or a model (see `collect`); data are written in that order, a chunk in memory at a time.
+    The format follows the suffix unless ``format`` names one. ``metadata=None`` writes what the format's own writer
+    would, a mapping exactly that. An existing file is refused unless ``overwrite=True``; then it is replaced at once
+    when the new one is complete, also if it is the very file that the tensors are read from. When `save` returns, the
+    file survives a power cut, unless ``durable=False``. Further options are the format's own (Burnpack:
+    ``burn_version``, ``scalars``).
 
     >>> import tempfile, burnstore as bs
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -54,19 +56,22 @@ def save(
     for name, value in (("overwrite", overwrite), ("durable", durable)):
         if not isinstance(value, bool):
             raise TypeError(f"{name} is a bool, not {type(value).__name__}")
-    path = os.fspath(path)
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress is a function of two numbers, not {type(progress).__name__}")
+    path = os.fsdecode(path)
     with located(path=path):
         chosen = format_for_path(path) if format is None else format_named(format)
-        plan = chosen.plan(_snapshots(tensors), metadata, limits or Limits(), **options)
+        plan = _planned(chosen, tensors, metadata, limits, options)
         with atomic_file(path, overwrite=overwrite, durable=durable, size=plan.size) as scratch:
             for buffers in _batches(plan):
                 scratch.write(*buffers)
+                buffers.clear()  # or a tensor would live on while the next one is made
                 if progress is not None:
                     progress(scratch.position, plan.size)
 
 
 def serialize(
-    tensors: Mapping[str, Tensor] | Iterable[TensorSnapshot],
+    tensors: Mapping[str, Tensor] | Iterable[TensorSnapshot] | Any,
     *,
     format: str,
     metadata: Mapping[str, str] | None = None,
@@ -78,25 +83,55 @@ def serialize(
     >>> len(serialize({}, format="burnpack", metadata={}))
     256
     """
-    plan = format_named(format).plan(_snapshots(tensors), metadata, limits or Limits(), **options)
+    plan = _planned(format_named(format), tensors, metadata, limits, options)
     return b"".join(buffer for buffers in _batches(plan) for buffer in map(bytes, buffers))
 
 
-def _snapshots(tensors: Mapping[str, Tensor] | Iterable[TensorSnapshot]) -> Sequence[TensorSnapshot]:
+def _planned(
+    chosen: Format,
+    tensors: Mapping[str, Tensor] | Iterable[TensorSnapshot] | Any,
+    metadata: Mapping[str, str] | None,
+    limits: Limits | None,
+    options: dict[str, Any],
+) -> WritePlan:
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise TypeError(f"metadata maps str to str, it cannot be a {type(metadata).__name__}")
+    if limits is not None and not isinstance(limits, Limits):
+        raise TypeError(f"limits is a Limits, not {type(limits).__name__}")
+    return chosen.plan(_snapshots(tensors), metadata, limits or Limits(), **options)
+
+
+def _snapshots(tensors: Mapping[str, Tensor] | Iterable[TensorSnapshot] | Any) -> Sequence[TensorSnapshot]:
     if isinstance(tensors, Mapping):
-        return [_snapshot(name, tensor) for name, tensor in tensors.items()]
-    if isinstance(tensors, (str, bytes, np.ndarray)) or not isinstance(tensors, Iterable):
-        raise TypeError(f"save takes a mapping of names to arrays, or snapshots, not {type(tensors).__name__}")
-    given = list(tensors)
-    for item in given:
-        if not isinstance(item, TensorSnapshot):
-            raise TypeError(
-                f"save takes a mapping of names to arrays, or snapshots; got a {type(item).__name__} in a list"
-            )
-    return given
+        nested = [name for name, value in tensors.items() if _is_nested(value)]
+        if not nested:
+            return [_snapshot(name, tensor) for name, tensor in tensors.items()]
+        for name, value in tensors.items():
+            if isinstance(value, _CONSTANTS):
+                _snapshot(name, value)  # refuses it: in an object a number is a setting, in a mapping it would be lost
+    if isinstance(tensors, (list, tuple, Iterator)):
+        given = list(tensors)
+        if all(isinstance(item, TensorSnapshot) for item in given):
+            return given
+        tensors = given
+    return _collected(tensors)
 
 
-def _snapshot(name: str, tensor: Tensor) -> TensorSnapshot:
+def _is_nested(value: Any) -> bool:
+    """Whether a value in a mapping is a part of a model and not a tensor; a mere number is neither and is refused."""
+    return not isinstance(value, (np.ndarray, np.generic, TensorData, TensorSnapshot, *_CONSTANTS, type(None)))
+
+
+def _collected(model: Any) -> Sequence[TensorSnapshot]:
+    from .modules.collect import collect  # not at import: files alone need no models
+
+    snapshots = collect(model)
+    if not snapshots:
+        raise TypeError(f"a {type(model).__name__} that holds no tensors: nothing would be saved")
+    return snapshots
+
+
+def _snapshot(name: str, tensor: Any) -> TensorSnapshot:
     if not isinstance(name, str):
         raise TypeError(f"a tensor's name is a str, not {type(name).__name__} ({name!r})")
     if isinstance(tensor, TensorSnapshot):
@@ -125,6 +160,7 @@ def _batches(plan: WritePlan) -> Iterator[list[Any]]:
             batch.append(chunk)
             written += len(chunk)
             pending += len(chunk)
+            del chunk  # the batch holds it as long as it is needed
             if pending >= CHUNK_BYTES or len(batch) >= _BATCH_BUFFERS:
                 yield batch
                 batch, pending = [], 0

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from .dtype import DType
-from .errors import CorruptError, located, printable
+from .errors import BurnstoreError, CorruptError, located, printable
+from .io.gather import gather
 from .io.source import Source
 from .param_id import ParamId
 from .tensor_data import (
@@ -18,6 +19,8 @@ from .tensor_data import (
     TensorData,
     array_from_bytes,
     bytes_of_array,
+    checked_array,
+    checked_shape,
     quantized_from_bytes,
 )
 
@@ -95,6 +98,26 @@ class ArrayData:
         yield bytes_of_array(self.array)
 
 
+class HeldData:
+    """Bytes in memory that lie as a file would hold them."""
+
+    __slots__ = ("data",)
+
+    file = None
+
+    def __init__(self, data: TensorData) -> None:
+        self.data = data
+
+    def window(self, start: int, stop: int) -> memoryview:
+        return self.data.raw[start:stop]
+
+    def owned(self, start: int, stop: int) -> Array:
+        return np.frombuffer(bytearray(self.window(start, stop)), np.uint8)
+
+    def chunks(self, nbytes: int) -> Iterator[memoryview]:
+        yield self.data.raw
+
+
 class ProvidedData:
     """What a function gives when asked; it is asked anew each time and its answer is checked."""
 
@@ -102,13 +125,15 @@ class ProvidedData:
 
     file = None
 
-    def __init__(self, provide: Callable[[], TensorData | Array], dtype: DType, shape: Shape) -> None:
+    def __init__(self, provide: Callable[[], Any], dtype: DType, shape: Shape) -> None:
         self.provide = provide
         self.dtype = dtype
         self.shape = shape
 
     def window(self, start: int, stop: int) -> memoryview:
         given = self.provide()
+        if isinstance(given, np.generic):  # what NumPy makes of an array without axes at many an occasion
+            given = np.asarray(given)
         data = TensorData.from_numpy(given) if isinstance(given, np.ndarray) else given
         if not isinstance(data, TensorData):
             raise TypeError(f"a snapshot's function must give TensorData or an array, not {type(given).__name__}")
@@ -116,13 +141,15 @@ class ProvidedData:
         alike = data.dtype == self.dtype or (
             isinstance(given, np.ndarray)
             and self.dtype.scheme is None
-            and given.dtype == self.dtype.numpy
+            and data.dtype is DType.of(self.dtype.numpy)
             and data.dtype.bits == self.dtype.bits
         )
         if not alike or data.shape != self.shape:
             raise CorruptError(
                 f"declared {self.dtype.name} {list(self.shape)}, its function gave {data.dtype.name} {list(data.shape)}"
             )
+        if data.nbytes != self.dtype.nbytes(self.shape):  # quantized data of an old release may have another length
+            raise CorruptError(f"declared {self.dtype.nbytes(self.shape)} bytes, its function gave {data.nbytes}")
         return data.raw[start:stop]
 
     def owned(self, start: int, stop: int) -> Array:
@@ -171,9 +198,9 @@ class TensorSnapshot:
         cls, path: str, array: Array, *, param_id: int | None = None, container_stack: Sequence[str] = ()
     ) -> TensorSnapshot:
         """A snapshot of an array, which it shares: what is in the array when the snapshot is read counts."""
-        array = np.asanyarray(array)
+        path = _checked_path(path)
         with located(tensor=path):
-            dtype = DType.of(array.dtype)
+            array, dtype = checked_array(array)
         return cls(
             path,
             dtype,
@@ -188,11 +215,13 @@ class TensorSnapshot:
         cls, path: str, data: TensorData, *, param_id: int | None = None, container_stack: Sequence[str] = ()
     ) -> TensorSnapshot:
         """A snapshot of data in memory."""
+        if not isinstance(data, TensorData):
+            raise TypeError(f"data is a TensorData, not {type(data).__name__}")
         return cls(
-            path,
+            _checked_path(path),
             data.dtype,
             data.shape,
-            ProvidedData(lambda: data, data.dtype, data.shape),
+            HeldData(data),
             nbytes=data.nbytes,
             param_id=_checked(param_id),
             container_stack=tuple(container_stack),
@@ -210,8 +239,13 @@ class TensorSnapshot:
         container_stack: Sequence[str] = (),
     ) -> TensorSnapshot:
         """A snapshot of what ``provide`` will give; dtype and shape are declared now and checked then."""
-        data = ProvidedData(provide, dtype, tuple(shape))
-        return cls(path, dtype, tuple(shape), data, param_id=_checked(param_id), container_stack=tuple(container_stack))
+        path, shape = _checked_path(path), checked_shape(shape)
+        if not isinstance(dtype, DType):
+            raise TypeError(f"dtype is a DType, not {type(dtype).__name__}")
+        if not callable(provide):
+            raise TypeError(f"provide is a function without arguments, not {type(provide).__name__}")
+        data = ProvidedData(provide, dtype, shape)
+        return cls(path, dtype, shape, data, param_id=_checked(param_id), container_stack=tuple(container_stack))
 
     @property
     def path(self) -> str:
@@ -264,10 +298,8 @@ class TensorSnapshot:
 
     def with_path(self, path: str) -> TensorSnapshot:
         """The same tensor under another name."""
-        if not isinstance(path, str):
-            raise TypeError(f"a path is a str, not {type(path).__name__}")
         return TensorSnapshot(
-            path,
+            _checked_path(path),
             self._dtype,
             self._shape,
             self._data,
@@ -322,6 +354,12 @@ class TensorSnapshot:
         return f"TensorSnapshot({printable(self._path)!r}, {self._dtype}, {list(self._shape)})"
 
 
+def _checked_path(path: str) -> str:
+    if not isinstance(path, str):
+        raise TypeError(f"a path is a str, not {type(path).__name__}")
+    return path
+
+
 def _checked(param_id: int | None) -> int | None:
     return None if param_id is None else int(ParamId(param_id))
 
@@ -363,3 +401,37 @@ def _rows(index: tuple[int | slice, ...], shape: Shape) -> tuple[int, Shape, tup
             relative = slice(0, high - low, chosen.step if chosen else None)
         return start + low * inner, (high - low, *shape[axis + 1 :]), (relative, *index[axis + 1 :])
     return start, (), ()
+
+
+def read_all(snapshots: Sequence[TensorSnapshot]) -> list[Any]:
+    """The bytes of many snapshots, each a buffer, or the error that reading it gave; few large reads where they can be.
+
+    Snapshots of one source are read together. If that fails they are read one by one, to find out which cannot be.
+    """
+    buffers: list[Any] = [None] * len(snapshots)
+    by_source: dict[int, list[tuple[int, SourceData]]] = {}
+    for row, snapshot in enumerate(snapshots):
+        data = snapshot._data
+        if isinstance(data, SourceData):
+            by_source.setdefault(id(data.source), []).append((row, data))
+        else:
+            buffers[row] = _read_one(snapshot)
+    for ranges in by_source.values():
+        source = ranges[0][1].source
+        try:
+            found, places = gather(source, [data.offset for _, data in ranges], [data.nbytes for _, data in ranges])
+        except BurnstoreError:
+            for row, _ in ranges:
+                buffers[row] = _read_one(snapshots[row])
+            continue
+        for (row, data), buffer, place in zip(ranges, found, places, strict=True):
+            buffers[row] = memoryview(buffer)[place : place + data.nbytes]
+    return buffers
+
+
+def _read_one(snapshot: TensorSnapshot) -> Any:
+    try:
+        with located(tensor=snapshot._path, path=snapshot._data.file):
+            return snapshot._data.window(0, snapshot._nbytes)
+    except Exception as error:  # a snapshot's function is the caller's: whatever it raises is reported as a load error
+        return error

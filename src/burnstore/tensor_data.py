@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .dtype import DType, Kind
-from .errors import CorruptError, DTypeError
+from .errors import CorruptError, DTypeError, UnsupportedError
 
 if TYPE_CHECKING:
     from .quant import QuantizedTensor
@@ -33,20 +34,28 @@ class TensorData:
     dtype: DType
     shape: Shape
 
+    def __post_init__(self) -> None:
+        if self.dtype.scheme is not None:
+            self.dtype.scheme.check_length(self.shape, len(self.raw))
+        elif len(self.raw) != self.dtype.nbytes(self.shape):
+            need = self.dtype.nbytes(self.shape)
+            raise CorruptError(f"{self.dtype.name} of shape {list(self.shape)} has {need} bytes, got {len(self.raw)}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TensorData.from_bytes, (bytes(self.raw), self.dtype, self.shape)
+
     @classmethod
     def from_numpy(cls, array: Array) -> TensorData:
         """The data of an array of any strides and byte order; shares memory where its bytes lie right already."""
-        return cls(bytes_of_array(array), DType.of(array.dtype), array.shape)
+        array, dtype = checked_array(array)
+        return cls(bytes_of_array(array), dtype, array.shape)
 
     @classmethod
     def from_bytes(cls, raw: bytes | bytearray | memoryview, dtype: DType, shape: Sequence[int]) -> TensorData:
         """Bytes with their meaning; ValueError where the count does not fit dtype and shape."""
-        view = memoryview(raw).cast("B")
-        data = cls(view, dtype, tuple(shape))
-        need = dtype.nbytes(shape)
-        if len(view) != need:
-            raise CorruptError(f"{dtype.name} of shape {list(shape)} has {need} bytes, got {len(view)}")
-        return data
+        if not isinstance(dtype, DType):
+            raise TypeError(f"dtype is a DType, not {type(dtype).__name__}")
+        return cls(memoryview(raw).cast("B"), dtype, checked_shape(shape))
 
     @property
     def nbytes(self) -> int:
@@ -64,6 +73,28 @@ class TensorData:
     def quantized(self) -> QuantizedTensor:
         """The codes and scales of a quantized tensor."""
         return quantized_from_bytes(self.raw, self.dtype, self.shape)
+
+
+def checked_shape(shape: Sequence[int]) -> Shape:
+    """A shape that a caller gave, as plain integers."""
+    extents = tuple(operator.index(extent) for extent in shape)
+    if any(extent < 0 for extent in extents):
+        raise ValueError(f"shape {list(extents)} has a negative extent")
+    return extents
+
+
+def checked_array(array: Array) -> tuple[Array, DType]:
+    """An array that a caller gave and its dtype; refused where its memory is not what a file would hold."""
+    array = np.asanyarray(array)
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError("a masked array cannot be stored: its mask would be lost, fill it first")
+    dtype = DType.of(array.dtype)
+    if dtype.bits % 8:
+        raise DTypeError(
+            f"NumPy holds {dtype.name} one value to a byte, files pack {8 / dtype.bits:g}",
+            hint="pack the values and give TensorData.from_bytes",
+        )
+    return array, dtype
 
 
 def bytes_of_array(array: Array) -> memoryview:
@@ -84,10 +115,15 @@ def array_from_bytes(raw: memoryview | Array, dtype: DType, shape: Shape) -> Arr
             f"{dtype.name} values are packed {8 / dtype.bits:g} to a byte, which NumPy cannot show",
             hint="take the bytes with to_bytes()",
         )
-    if dtype.kind is Kind.BOOL:
-        return _bools(raw, dtype, shape)
-    array: Array = np.ndarray(shape, dtype.numpy, raw)
-    return array
+    try:
+        if dtype.kind is Kind.BOOL:
+            return _bools(raw, dtype, shape)
+        array: Array = np.ndarray(shape, dtype.numpy, raw)
+        return array
+    except CorruptError:
+        raise
+    except ValueError as error:  # more axes than NumPy has, or extents beside a zero whose product overflows
+        raise UnsupportedError(f"NumPy has no array of shape {list(shape)}: {error}") from error
 
 
 def quantized_from_bytes(raw: memoryview, dtype: DType, shape: Shape) -> QuantizedTensor:

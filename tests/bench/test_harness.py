@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import toy_contestants as toy
-
 from benchmarks import report
 from benchmarks.harness import (
     ROOT,

@@ -137,7 +137,7 @@ class Place:
 
     def sweep(self) -> None:
         for stale in stale_scratch_files(self.real.parent, older_than=0):
-            stale.unlink(missing_ok=True)
+            Path(stale).unlink(missing_ok=True)
 
     def leftovers(self) -> int:
         """The number of scratch files; raises `DamagedError` when anything else is there."""

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import open_descriptors
 from faulty_fs import KINDS, FaultyFS
 
 from burnstore.errors import AlreadyExistsError, SaveError
 from burnstore.io.atomic import atomic_file
+from conftest import open_descriptors
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the calls counted here are Linux's")
 
@@ -92,17 +92,14 @@ def content(path: Path) -> bytes | None:
     return path.read_bytes() if os.path.exists(path) else None
 
 
-cases_run = 0
-
-
+@pytest.mark.parametrize("longest", [0, 600], ids=["whole", "short"])
 @pytest.mark.parametrize("sticky", [False, True], ids=["once", "sticky"])
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_call_that_fails_leaves_old_or_new_and_names_its_stage(
-    tmp_path, use_os, scratch_files, kind, scenario, sticky
+    tmp_path, use_os, scratch_files, kind, scenario, sticky, longest
 ):
-    global cases_run
-    clean = FaultyFS()
+    clean = FaultyFS(longest_write=longest)
     path = prepare(tmp_path, scenario)
     use_os(clean)
     save(path, scenario)
@@ -114,7 +111,7 @@ def test_any_call_that_fails_leaves_old_or_new_and_names_its_stage(
     for at, error in itertools.product(range(clean.counts[kind]), ERRNOS):
         path = prepare(tmp_path, scenario)
         before = open_descriptors()
-        shim = FaultyFS(kind, at, error, sticky)
+        shim = FaultyFS(kind, at, error, sticky, longest)
         use_os(shim)
         stage = stages[kind, at]
         where = f"{kind} {at} {errno.errorcode[error]} in {stage}"
@@ -141,12 +138,6 @@ def test_any_call_that_fails_leaves_old_or_new_and_names_its_stage(
         assert len(left) == (kind == "unlink"), where
         for name in left:
             os.unlink(tmp_path / name)
-        cases_run += 1
-
-
-def test_the_fault_cases_were_many():
-    if cases_run:  # the matrix above ran in this process
-        assert cases_run > 500
 
 
 @pytest.mark.parametrize("longest", [1, 2, 3, 100])
@@ -286,8 +277,11 @@ def test_a_lock_that_is_refused_does_not_stop_a_save(tmp_path, monkeypatch):
 
 
 def test_a_real_interrupt_at_any_instant_leaves_old_or_new_and_no_scratch_file(tmp_path):
+    armed = False
+
     def interrupt(*_):
-        raise KeyboardInterrupt
+        if armed:  # a late signal must not hit the test itself
+            raise KeyboardInterrupt
 
     path = tmp_path / "x"
     contents = {bytes([fill]) * 50_000 for fill in range(256)}
@@ -299,13 +293,16 @@ def test_a_real_interrupt_at_any_instant_leaves_old_or_new_and_no_scratch_file(t
         for fill in range(256):
             new = bytes([fill]) * 50_000
             try:
+                armed = True
                 signal.setitimer(signal.ITIMER_REAL, float(random.uniform(1e-6, 6e-4)))
                 with atomic_file(path, overwrite=bool(fill % 2) or path.exists(), durable=fill % 8 == 0) as scratch:
                     for start in range(0, 50_000, 2_500):
                         scratch.write(new[start : start + 2_500])
-                signal.setitimer(signal.ITIMER_REAL, 0)
+                armed = False
             except KeyboardInterrupt:
+                armed = False
                 interrupts += 1
+            signal.setitimer(signal.ITIMER_REAL, 0)
             assert os.listdir(tmp_path) in (["x"], [])
             if path.exists():
                 assert path.read_bytes() in contents
@@ -314,7 +311,19 @@ def test_a_real_interrupt_at_any_instant_leaves_old_or_new_and_no_scratch_file(t
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old)
+        _close_descriptors_in(tmp_path)
     assert interrupts > 20
+
+
+def _close_descriptors_in(folder):
+    # An interrupt between the return of os.open and the assignment of its result loses a descriptor. Python has no
+    # means against that, and this test provokes it hundreds of times.
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{number}").startswith(str(folder)):
+                os.close(int(number))
+        except OSError:
+            continue
 
 
 # --- power cuts (S4) --------------------------------------------------------------------------------------------------

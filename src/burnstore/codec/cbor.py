@@ -17,7 +17,7 @@ from __future__ import annotations
 import struct
 from typing import Union
 
-from ..errors import CorruptError, TruncatedError
+from ..errors import CorruptError, FormatError, TruncatedError
 
 _MAJOR_NAMES = ("unsigned integer", "negative integer", "byte string", "text", "array", "map", "tag", "simple value")
 Tree = Union[None, bool, int, float, str, list["Tree"], dict[str, "Tree"]]  # noqa: UP007  # a recursive alias must be quoted inside
@@ -51,12 +51,12 @@ class CborReader:
             return -1 - self._head(_NEGATIVE)
         return self._head(_UINT)
 
-    def text(self, longest: int | None = None) -> str:
-        """A text string of at most ``longest`` bytes."""
+    def text(self, longest: int | None = None, *, too_long: type[FormatError] = CorruptError) -> str:
+        """A text string of at most ``longest`` bytes; one that is longer raises ``too_long``."""
         start = self.position
         length = self._head(_TEXT)
         if longest is not None and length > longest:
-            raise CorruptError(f"text of {length} bytes where at most {longest} are allowed", offset=start)
+            raise too_long(f"text of {length} bytes where at most {longest} are allowed", offset=start)
         self._need(length)
         raw = self.data[self.position : self.position + length]
         try:
@@ -97,36 +97,43 @@ class CborReader:
         code, width = {_F16: (">e", 2), _F32: (">f", 4), _F64: (">d", 8)}[byte]
         self.position += 1
         self._need(width)
-        (value,) = struct.unpack_from(code, self.data, self.position)
+        raw = self.data[self.position : self.position + width]
         self.position += width
-        return float(value)
+        (value,) = struct.unpack(code, raw)
+        return _nan_of_half(raw) if byte == _F16 and value != value else float(value)
 
     def is_map(self) -> bool:
         """Whether a map is next."""
         return self._peek() >> 5 == _MAP
 
     def tree(self, *, depth: int, nodes: int) -> Tree:
-        """A small value of any kind, at most ``depth`` levels and ``nodes`` items deep and large."""
+        """A small value of any kind: at most ``depth`` levels, ``nodes`` items in all, texts of that many bytes."""
+        return self._tree(depth, nodes, [nodes])
+
+    def _tree(self, depth: int, longest: int, left: list[int]) -> Tree:
         major = self._peek() >> 5
         if major in (_ARRAY, _MAP):
             start = self.position
             count = self.array() if major == _ARRAY else self.map()
-            if depth == 0 or count > nodes:
+            left[0] -= count
+            if depth == 0 or left[0] < 0:
                 raise CorruptError("nested deeper or larger than anything Burn writes here", offset=start)
             if major == _ARRAY:
-                return [self.tree(depth=depth - 1, nodes=nodes) for _ in range(count)]
+                return [self._tree(depth - 1, longest, left) for _ in range(count)]
             pairs: dict[str, Tree] = {}
             for _ in range(count):
                 at = self.position
-                key = self.text(nodes)
+                key = self.text(longest)
                 if key in pairs:
                     raise CorruptError(f"key {key!r} twice in one map", offset=at)
-                pairs[key] = self.tree(depth=depth - 1, nodes=nodes)
+                pairs[key] = self._tree(depth - 1, longest, left)
             return pairs
         if major == _TEXT:
-            return self.text(nodes)
+            return self.text(longest)
         if major in (_UINT, _NEGATIVE):
             return self.integer()
+        if self._peek() not in (_NULL, _FALSE, _TRUE):
+            raise self._unexpected("map, array, text, integer, bool or null")
         return None if self.null() else self.boolean()
 
     def _container(self, major: int, least_bytes_each: int) -> int:
@@ -175,6 +182,14 @@ class CborReader:
         return CorruptError(f"{wanted} expected, {found} found", offset=self.position)
 
 
+def _nan_of_half(raw: bytes) -> float:
+    """The NaN that these two bytes spell, payload kept and quiet as converting makes it; struct drops the payload."""
+    half = int.from_bytes(raw, "big")
+    bits = half >> 15 << 63 | 0x7FF8 << 48 | (half & 0x3FF) << 42
+    (value,) = struct.unpack(">d", bits.to_bytes(8, "big"))
+    return float(value)
+
+
 def encode_uint(value: int, major: int = _UINT) -> bytes:
     """The shortest head with this value."""
     if value < 24:
@@ -207,6 +222,12 @@ def encode_map_head(count: int) -> bytes:
 def encode_float(value: float) -> bytes:
     """The shortest of half, single and double that keeps every bit, the payload of a NaN included."""
     exact = struct.pack(">d", value)
+    if value != value:
+        # Of a NaN, a half keeps the sign and the upper ten bits; struct would keep neither.
+        bits = int.from_bytes(exact, "big")
+        half = (bits >> 63 << 15 | 0x7C00 | bits >> 42 & 0x3FF).to_bytes(2, "big")
+        if struct.pack(">d", _nan_of_half(half)) == exact:
+            return bytes((_F16,)) + half
     for head, code in ((_F16, ">e"), (_F32, ">f")):
         try:
             short = struct.pack(code, value)

@@ -41,7 +41,13 @@ class FormatEntry:
                 f"the format {self.name!r} is known but could not be loaded: {error}",
                 hint=self.install_hint or f"is {module_name} installed?",
             ) from error
-        return cast(Format, getattr(module, attribute) if attribute else module)
+        found = getattr(module, attribute, None) if attribute else module
+        if found is None or not all(hasattr(found, part) for part in ("name", "read", "plan")):
+            raise MissingDependencyError(
+                f"the format {self.name!r} is known, but {self.target} is not a format",
+                hint="it must have name, read and plan, see burnstore.formats.base.Format",
+            )
+        return cast(Format, found)
 
 
 _ENTRIES: dict[str, FormatEntry] = {}
@@ -58,17 +64,24 @@ def register_format(
     """Make a format known: where its code is, what its files end in and how they begin.
 
     ``target`` is ``"package.module"`` or ``"package.module:attribute"`` and must give a `Format`. ``signature`` is the
-    first bytes of its files, or a function of the first 512 bytes. A name that is taken is a ValueError.
+    first bytes of its files, or a function of the first 512 bytes. A name that is taken is a ValueError. Suffixes may
+    be shared or end in one another (``.gz``, ``.mpk.gz``): the longest that fits decides, a draw is refused at saving.
     """
     for what, value in (("name", name), ("target", target)):
         if not isinstance(value, str):
             raise TypeError(f"a format's {what} is a str, not {type(value).__name__}")
+        if not value:
+            raise ValueError(f"a format's {what} cannot be empty")
     if name in _ENTRIES:
         raise ValueError(f"there is a format {name!r} already")
     if isinstance(suffixes, str) or not all(isinstance(suffix, str) and suffix[:1] == "." for suffix in suffixes):
         raise TypeError("suffixes are a list of strings such as '.bpk'")
+    if not isinstance(signature, bytes) and not callable(signature):
+        raise TypeError(f"a signature is bytes or a function of bytes, not {type(signature).__name__}")
+    if isinstance(signature, bytes) and not 0 < len(signature) <= HEAD_BYTES:
+        raise ValueError(f"a signature has 1 to {HEAD_BYTES} bytes, not {len(signature)}")
     matches = (lambda head, magic=signature: head.startswith(magic)) if isinstance(signature, bytes) else signature
-    _ENTRIES[name] = FormatEntry(name, target, tuple(suffixes), matches, install_hint)
+    _ENTRIES[name] = FormatEntry(name, target, tuple(map(str.lower, suffixes)), matches, install_hint)
 
 
 def format_names() -> list[str]:
@@ -89,9 +102,17 @@ def format_named(name: str) -> Format:
 def format_for_path(path: str) -> Format:
     """The format that files of this suffix have."""
     name = os.path.basename(path).lower()
-    for entry in _ENTRIES.values():
-        if name.endswith(entry.suffixes):
-            return entry.load()
+    fitting = [(suffix, e) for e in _ENTRIES.values() for suffix in e.suffixes if name.endswith(suffix)]
+    longest = max((len(suffix) for suffix, _ in fitting), default=0)
+    best = [entry for suffix, entry in fitting if len(suffix) == longest]
+    if len(best) == 1:
+        return best[0].load()
+    if best:
+        raise UnknownFormatError(
+            f"the suffix fits more than one format: {', '.join(entry.name for entry in best)}",
+            path=path,
+            hint="pass format=...",
+        )
     known = ", ".join(suffix for entry in _ENTRIES.values() for suffix in entry.suffixes)
     raise UnknownFormatError(
         f"the name does not tell the format (known suffixes: {known})",

@@ -30,7 +30,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from operator import attrgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnstore.errors import ClosedError, SaveError
@@ -120,7 +119,7 @@ def atomic_file(
         folder.close()
 
 
-def stale_scratch_files(directory: str | os.PathLike[str], *, older_than: float = 86400) -> list[Path]:
+def stale_scratch_files(directory: str | os.PathLike[str], *, older_than: float = 86400) -> list[str]:
     """List the scratch files that killed saves left in `directory`; nothing is deleted.
 
     A file counts when it has our name, was last written more than `older_than` seconds ago, and no process holds the
@@ -148,7 +147,7 @@ def stale_scratch_files(directory: str | os.PathLike[str], *, older_than: float 
                     os.close(fd)
         except OSError:  # locked, gone, or not ours to look at
             continue
-        found.append(Path(path))
+        found.append(path)
     return found
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-import threading
+from _thread import allocate_lock
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -92,11 +92,11 @@ class FileSource:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.name = os.fspath(path)
+        self.name = os.fsdecode(path)
         self._absolute = os.path.abspath(self.name)
         self._fd = -1
         self._fd = os.open(self.name, _OPEN_FLAGS)  # O_NONBLOCK: a FIFO must not hang before it is refused
-        self._close_lock = threading.Lock()
+        self._close_lock = allocate_lock()
         try:
             status = os.fstat(self._fd)
             if not stat.S_ISREG(status.st_mode):
@@ -171,7 +171,7 @@ class FileSource:
         while buffer:
             count = self._preadv(offset, buffer)
             if count == 0:
-                raise _ends_early(self.name, offset, len(buffer), os.fstat(self._fd).st_size)
+                raise _ends_early(self.name, offset, len(buffer), os.fstat(self._open_fd()).st_size)
             offset += count
             buffer = buffer[count:]
 
@@ -230,11 +230,16 @@ class MmapSource(FileSource):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
         self._map: mmap.mmap | None = None
-        if self.size:
-            self._map = mmap.mmap(self._fd, self.size, access=mmap.ACCESS_READ)
+        try:
+            if self.size:
+                self._map = mmap.mmap(self._fd, self.size, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:  # ValueError: it was cut since its size was asked
+            self.close()
+            raise ReadError(f"the file cannot be mapped: {error}", path=self.name, hint="zero_copy=False") from error
 
     def view(self, offset: int, length: int) -> memoryview | None:
         self._check_inside(offset, length)
+        self._check_unchanged()  # what is cut after this still kills the process; what was cut before is reported
         return memoryview(self._map)[offset : offset + length] if self._map is not None else memoryview(b"")
 
     def close(self) -> None:

@@ -20,9 +20,9 @@ The rules. Errors and tests cite them; "stricter" marks what Burn's own readers 
     BP-01  The file has at least 10 bytes and starts with NRUB.
     BP-02  The version is 1. (Stricter: Burn takes 0 too, which nobody writes.)
     BP-03  The metadata is no longer than the limit (100 MiB unless `Limits` says otherwise) and lies inside the file.
-    BP-04  The metadata is one CBOR item of exactly M bytes: definite lengths, no tags, integers of at most 64 bits, text
-           in UTF-8, no key twice in a map. (Stricter: Burn takes indefinite lengths, tags, trailing bytes, and the last
-           of equal keys.)
+    BP-04  The metadata is one CBOR item of exactly M bytes: definite lengths, no tags, integers of at most 64 bits,
+           text in UTF-8, no key twice in a map. (Stricter: Burn takes indefinite lengths, tags, trailing bytes, and the
+           last of equal keys.)
     BP-05  The top map has ``tensors``, and besides it only ``metadata`` and ``scalars``. (Stricter: Burn ignores other
            keys; what a newer Burn might mean by one cannot be known.)
     BP-06  A descriptor has ``dtype``, ``shape`` and ``data_offsets``, and besides them only ``param_id``, an unsigned
@@ -37,8 +37,8 @@ The rules. Errors and tests cite them; "stricter" marks what Burn's own readers 
     BP-13  Tensors lie end to end (0.19), or each starts at the next multiple of 256 after the one before (later
            releases): no overlap, no other gap. (Stricter: Burn checks neither.)
     BP-14  What tells the releases apart (the places of the tensors, the length of the file, the spelling of dtypes, the
-           presence of scalars) agrees, and suffices to tell where the data start. (Stricter: Burn up to 0.21 reads files
-           of 0.19 shifted; later releases refuse them.)
+           presence of scalars) agrees, and suffices to tell where the data start. (Stricter: Burn up to 0.21 reads
+           files of 0.19 shifted; later releases refuse them.)
     BP-15  The file ends with its last tensor. (Stricter: Burn takes trailing bytes.)
     BP-16  The padding after the metadata is zero. (Stricter. Padding between tensors is not read.)
     BP-17  ``metadata`` maps text to text.

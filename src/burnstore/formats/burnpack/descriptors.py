@@ -14,12 +14,11 @@ import numpy as np
 
 from ...codec.cbor import CborReader
 from ...dtype import DType
-from ...errors import CorruptError, LimitError, UnsupportedError, located
+from ...errors import CorruptError, LimitError, UnsupportedError, located, printable
 from ...limits import Limits
 from ...scalar import Scalar, ScalarKind
 from ...tensor_data import Shape
 from .eras import Era
-from .quant_spelling import scheme_from_tree
 
 Uint64s = np.ndarray[Any, np.dtype[np.uint64]]
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
@@ -71,7 +70,7 @@ def read_metadata(raw: bytes, limits: Limits) -> Metadata:
     scalars: dict[str, Scalar] = {}
     seen: set[str] = set()
     with located(rule="BP-05"):
-        for _ in range(_bounded(reader.map(), 3, "keys at the top")):
+        for _ in range(reader.map()):  # ends with the first key that is unknown or comes twice
             key = _key(reader, seen)
             if key == "tensors":
                 count = reader.map()
@@ -87,7 +86,7 @@ def read_metadata(raw: bytes, limits: Limits) -> Metadata:
             elif key == "scalars":
                 scalars = _read_scalars(reader, limits)
             else:
-                raise UnsupportedError(f"unknown key {key!r} in the metadata", hint="is the file of a newer Burn?")
+                raise _unknown_key(key, "the metadata")
         if found is None:
             raise CorruptError("the metadata has no 'tensors'")
     if not reader.at_end():
@@ -102,7 +101,7 @@ def _read_descriptors(reader: CborReader, count: int, limits: Limits) -> Columns
     for _ in range(count):
         with located(rule="BP-08"):
             at = reader.position
-            name = reader.text(limits.name_bytes)
+            name = reader.text(limits.name_bytes, too_long=LimitError)
             if name in rows:
                 raise CorruptError("two tensors have this name", tensor=name, offset=at)
         with located(tensor=name):
@@ -136,7 +135,7 @@ def _read_descriptor(reader: CborReader, limits: Limits) -> _Descriptor:
     param_id: int | None = None
     seen: set[str] = set()
     with located(rule="BP-06"):
-        for _ in range(_bounded(reader.map(), 4, "keys in a descriptor")):
+        for _ in range(reader.map()):
             key = _key(reader, seen)
             if key == "dtype":
                 dtype = read_dtype(reader)
@@ -151,7 +150,7 @@ def _read_descriptor(reader: CborReader, limits: Limits) -> _Descriptor:
             elif key == "param_id":
                 param_id = None if reader.null() else reader.uint()
             else:
-                raise UnsupportedError(f"unknown key {key!r} in a descriptor", hint="is the file of a newer Burn?")
+                raise _unknown_key(key, "a descriptor")
         if dtype is None or shape is None or offsets is None:
             missing = [k for k, v in (("dtype", dtype), ("shape", shape), ("data_offsets", offsets)) if v is None]
             raise CorruptError(f"the descriptor has no {' and no '.join(missing)}")
@@ -176,6 +175,8 @@ def read_dtype(reader: CborReader) -> tuple[DType, Era]:
                 raise UnsupportedError(f"unknown store {store!r} of Bool")
             return _BOOL_STORES[store], Era.BOOL_MAP
         if text == "QFloat":
+            from .quant_spelling import scheme_from_tree  # few files have quantized tensors
+
             scheme = scheme_from_tree(reader.tree(depth=_SCHEME_DEPTH, nodes=_SCHEME_NODES))
             return DType.qfloat(scheme), Era.SCHEME_P if scheme.old_style else Era.SCHEME_T
         raise UnsupportedError(f"unknown dtype {text!r}")
@@ -232,10 +233,14 @@ def _key(reader: CborReader, seen: set[str] | dict[str, Any]) -> str:
     at = reader.position
     key = reader.text()
     if key in seen:
-        raise CorruptError(f"key {key!r} twice in one map", offset=at, rule="BP-04")
+        raise CorruptError(f"key {printable(key)!r} twice in one map", offset=at, rule="BP-04")
     if isinstance(seen, set):
         seen.add(key)
     return key
+
+
+def _unknown_key(key: str, where: str) -> UnsupportedError:
+    return UnsupportedError(f"unknown key {printable(key)!r} in {where}", hint="is the file of a newer Burn?")
 
 
 def _bounded(count: int, most: int, what: str) -> int:

@@ -111,6 +111,8 @@ def stamp(release: Release) -> dict[str, str]:
 def describe(eras: Era) -> str:
     """A set of eras as text, such as ``0.20 .. 0.23-pre, aligned``."""
     names = [name for era, name in NAMES.items() if era & eras]
+    if not names:
+        return "no release"
     span = names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}"
     if not eras & Era.V0_19:
         return f"{span}, aligned"

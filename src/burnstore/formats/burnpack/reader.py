@@ -118,7 +118,7 @@ def _read_header(source: Source, limits: Limits) -> bytes:
         )
     if end <= len(first):
         return first[HEADER.size : end]
-    return first[HEADER.size :] + source.read_at(len(first), end - len(first))
+    return source.read_at(HEADER.size, length)  # not joined to what was read: it would be in memory twice
 
 
 def _checked_offsets(columns: Columns) -> tuple[Int64s, Int64s]:
@@ -144,13 +144,19 @@ def _check_sizes(columns: Columns, sizes: Int64s, limits: Limits) -> None:
     if not columns.names:
         return
     needed = np.empty(len(columns.kinds), np.int64)
+    by_kind = np.argsort(columns.kind, kind="stable")
+    first_rows = np.searchsorted(columns.kind, np.arange(len(columns.kinds) + 1), sorter=by_kind)
     for number, (dtype, shape) in enumerate(columns.kinds):
-        rows = columns.kind == number if dtype.scheme is not None else None
         with _naming_first_of(columns, number):
-            if rows is not None and dtype.scheme is not None:
+            # One axis may be zero and another absurd: the product is then harmless, the shape is not.
+            if any(extent > _LARGEST for extent in shape):
+                raise _overflow(shape)
+            if dtype.scheme is not None:
                 # Old files may hold scales of another width than their scheme says: each length is judged by itself.
-                for size in np.unique(sizes[rows]).tolist():
-                    dtype.scheme.check_length(shape, size)
+                rows = by_kind[first_rows[number] : first_rows[number + 1]][::-1]
+                for size, row in dict(zip(sizes[rows].tolist(), rows.tolist(), strict=True)).items():
+                    with located(tensor=columns.names[row]):
+                        dtype.scheme.check_length(shape, size)
                 needed[number] = -1
             else:
                 needed[number] = _byte_length(dtype, shape)
@@ -175,17 +181,21 @@ def _naming_first_of(columns: Columns, number: int) -> Iterator[None]:
     try:
         yield
     except FormatError as error:
-        error.tensor = columns.names[int(np.flatnonzero(columns.kind == number)[0])]
+        if error.tensor is None:
+            error.tensor = columns.names[int(np.flatnonzero(columns.kind == number)[0])]
         error.rule = error.rule or "BP-20"
         raise
 
 
 def _byte_length(dtype: DType, shape: Shape) -> int:
     nbytes = math.prod(shape) * dtype.bits // 8
-    # One axis may be zero and another absurd: the product is then harmless, the shape is not.
-    if nbytes > _LARGEST or any(extent > _LARGEST for extent in shape):
-        raise CorruptError(f"shape {list(shape)}: the byte length calculation overflows u64", rule="BP-10")
+    if nbytes > _LARGEST:
+        raise _overflow(shape)
     return nbytes
+
+
+def _overflow(shape: Shape) -> CorruptError:
+    return CorruptError(f"shape {list(shape)}: the byte length calculation overflows u64", rule="BP-10")
 
 
 def _eras_by_offsets(columns: Columns, order: Int64s, starts: Int64s, ends: Int64s) -> Era:

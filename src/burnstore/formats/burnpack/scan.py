@@ -1,21 +1,24 @@
 """The descriptors of a Burnpack file at full speed, where they are written as every Burn writes them.
 
 A pull reader in Python takes some ten steps a descriptor, about 10 µs; a file of 20,000 tensors would take longer to
-open than to read. Every Burn writes descriptors in one form (same keys, same order, definite lengths), so here one
-regular expression cuts the whole map into fields and NumPy decodes the numbers by the column. It is a recogniser, not a
-second parser: whatever does not fit the form to the last byte gives None and is left to the strict reader, which
-accepts it or says what is wrong. Both give the same columns; a test compares them on every file and on mutants.
+open than to read. Every Burn writes descriptors in one form (same keys, same order, definite lengths), so here the
+places of two words that stand in each of them are found, and NumPy works out the rest by the column. It is a
+recogniser, not a second parser: whatever does not fit the form to the last byte gives None and is left to the strict
+reader, which accepts it or says what is wrong. Both give the same columns; a test compares them on every file and on
+mutants.
 
-Why it cannot be fooled: the expression consumes byte by byte from the first descriptor on (its last alternative takes
-any one byte, so nothing is skipped unseen); from the lengths of the fields follows where each descriptor begins, and
-there the announced length of its name and the announced number of its keys are compared with what was found; dtypes and
-shapes are decoded by the strict reader's own functions. Its work is bounded: at most some 600 bytes are looked at per
-announced descriptor.
+    head  name  A3|A4  "dtype"  ‹dtype "shape" shape›  "data_offsets" 82  start  end  ["param_id" id]
+                              ↑                                         ↑
+                              places of the words, from which all else follows
+
+Why it cannot be fooled: each descriptor must begin where the one before ends; the length that its head announces must
+lead exactly to the keys' marker before the first word; what lies between the two words is decoded by the strict
+reader's own functions and must be used up; the marker must agree with there being an id. A name or text that happens to
+contain one of the words breaks this chain and leads to the strict reader, never to another reading.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,24 +31,18 @@ from ...tensor_data import Shape
 from .descriptors import Columns, Int64s, Uint64s, read_dtype, read_shape
 from .eras import Era
 
-_UINT = rb"(?:[\x00-\x17]|\x18.|\x19..|\x1a.{4}|\x1b.{8})"
-_DTYPE = (
-    rb"(?:c[FIU](?:16|32|64)|b[IU]8|dBF16|fFlex32|dBool|\xa1dBool(?:fNative|bU8|cU32)"
-    rb"|\xa1fQFloat\xa5.{40,250}?(?=eshape[\x80-\x97]))"
-)
-_DESCRIPTOR = re.compile(
-    rb"(?:[\x60-\x77]|\x78.)([^\xa3\xa4]{0,255})[\xa3\xa4]edtype"
-    rb"(" + _DTYPE + rb"eshape[\x80-\x97]" + _UINT + rb"*)"
-    rb"ldata_offsets\x82(" + _UINT + _UINT + rb"(?:hparam_id" + _UINT + rb")?)|.",
-    re.DOTALL,
-)
-_STRIDE = 4  # what split gives for each descriptor: the (empty) text between two, and three groups
+_DTYPE = b"edtype"
+_OFFSETS = b"ldata_offsets\x82"
+_PARAM_ID = b"hparam_id"
+_THREE_KEYS, _FOUR_KEYS = 0xA3, 0xA4
+_TEXT, _TEXT_WITH_LENGTH = 0x60, 0x78
 _LONGEST_NAME = 255
 _SMALLEST_DESCRIPTOR = 36
-_TEXT_HEAD = 0x60
-_WIDTHS = np.full(256, 99, np.int64)  # of an unsigned integer, by its first byte
+_NO_UINT = 99
+_WIDTHS = np.full(256, _NO_UINT, np.int64)  # of an unsigned integer, by its first byte
 _WIDTHS[:0x18] = 1
 _WIDTHS[0x18:0x1C] = (2, 3, 5, 9)
+_BEYOND = b"\xff" * 64  # behind the last byte, so that looking ahead finds nothing that could be taken for a number
 
 _Uint8s = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -55,48 +52,101 @@ def scan_descriptors(reader: CborReader, count: int, limits: Limits) -> Columns 
     if count == 0 or count * _SMALLEST_DESCRIPTOR > reader.end - reader.position or limits.name_bytes < _LONGEST_NAME:
         return None
     body = reader.data[reader.position : reader.end]
-    parts = _DESCRIPTOR.split(body, maxsplit=count)
-    if len(parts) != count * _STRIDE + 1:
-        return None
-    raw_names, kinds, tails = parts[1::_STRIDE], parts[2::_STRIDE], parts[3::_STRIDE]
-    if None in raw_names:
+    fields = _fields(body, count)
+    if fields is None:
         return None
     try:
-        names = b"\n".join(raw_names).decode("utf-8").split("\n")
+        names = _names(body, fields)
+        kinds = [body[a:b] for a, b in zip(fields.kind_begin.tolist(), fields.kind_end.tolist(), strict=True)]
         distinct, eras = _decode_kinds(set(kinds), limits)
     except (UnicodeDecodeError, FormatError):
         return None
-    # A name that holds the separator gives one name too many; equal names are for the strict reader to report.
-    if len(names) != count or len(set(names)) != count:
-        return None
-    numbers = _numbers(np.frombuffer(body, np.uint8), _lengths(raw_names), _lengths(kinds), _lengths(tails))
-    consumed = len(body) - len(parts[-1])
-    if numbers is None or numbers.end != consumed:
-        return None
-    reader.position += consumed
+    if len(set(names)) != count:
+        return None  # equal names are for the strict reader to report
+    reader.position += fields.end
     number_of = dict(zip(distinct, range(len(distinct)), strict=True))
     return Columns(
         names=names,
         kinds=list(distinct.values()),
         kind=np.fromiter(map(number_of.__getitem__, kinds), np.int64, count),
-        starts=numbers.starts,
-        ends=numbers.ends,
-        param_ids=numbers.param_ids,
+        starts=fields.starts,
+        ends=fields.ends,
+        param_ids=fields.param_ids,
         eras=eras,
     )
 
 
-def _lengths(fields: list[bytes]) -> Int64s:
-    return np.fromiter(map(len, fields), np.int64, len(fields))
+class _Fields(NamedTuple):
+    name_begin: Int64s
+    name_end: Int64s
+    kind_begin: Int64s
+    kind_end: Int64s
+    starts: Uint64s
+    ends: Uint64s
+    param_ids: list[int | None]
+    end: int
+
+
+def _fields(body: bytes, count: int) -> _Fields | None:
+    """Where everything is, if every descriptor is in Burn's form."""
+    after_dtype, after_offsets = _places(body, _DTYPE, count), _places(body, _OFFSETS, count)
+    if after_dtype is None or after_offsets is None:
+        return None
+    raw = np.frombuffer(body + _BEYOND, np.uint8)
+    starts, start_width = _uints(raw, after_offsets)
+    ends, end_width = _uints(raw, after_offsets + start_width)
+    end = after_offsets + start_width + end_width
+    marker_at = after_dtype - len(_DTYPE) - 1
+    has_id = raw[marker_at] == _FOUR_KEYS
+    if (start_width + end_width >= _NO_UINT).any() or not (has_id | (raw[marker_at] == _THREE_KEYS)).all():
+        return None
+    param_ids: list[int | None] = [None] * count
+    if has_id.any():
+        id_at = end[has_id] + len(_PARAM_ID)
+        words = raw[end[has_id, None] + np.arange(len(_PARAM_ID))]
+        ids, id_width = _uints(raw, id_at)
+        if (words != np.frombuffer(_PARAM_ID, np.uint8)).any() or (id_width == _NO_UINT).any():
+            return None
+        end[has_id] = id_at + id_width
+        found = iter(ids.tolist())
+        param_ids = ids.tolist() if len(ids) == count else [next(found) if there else None for there in has_id.tolist()]
+    begin = np.concatenate((np.zeros(1, np.int64), end[:-1]))
+    announced = raw[begin].astype(np.int64) - _TEXT
+    long_name = announced == _TEXT_WITH_LENGTH - _TEXT
+    name_begin = begin + 1 + long_name
+    name_end = name_begin + np.where(long_name, raw[begin + 1], announced)
+    kind_end = after_offsets - len(_OFFSETS)
+    short_enough = (announced >= 0) & (announced <= _TEXT_WITH_LENGTH - _TEXT)
+    if not short_enough.all() or (name_end != marker_at).any() or (after_dtype > kind_end).any() or end[-1] > len(body):
+        return None
+    return _Fields(name_begin, name_end, after_dtype, kind_end, starts, ends, param_ids, int(end[-1]))
+
+
+def _places(body: bytes, word: bytes, count: int) -> Int64s | None:
+    """The places just behind the first ``count`` occurrences of a word."""
+    between = body.split(word, count)
+    if len(between) <= count:
+        return None
+    return np.cumsum(np.fromiter(map(len, between[:count]), np.int64, count) + len(word))
+
+
+def _names(body: bytes, fields: _Fields) -> list[str]:
+    text = body.decode("latin-1")  # one character a byte, so places stay places
+    names = [text[a:b] for a, b in zip(fields.name_begin.tolist(), fields.name_end.tolist(), strict=True)]
+    if "".join(names).isascii():
+        return names
+    return [name.encode("latin-1").decode("utf-8") for name in names]
 
 
 def _decode_kinds(kinds: set[bytes], limits: Limits) -> tuple[dict[bytes, tuple[DType, Shape]], Era]:
+    """Dtypes and shapes; few different ones stand in many descriptors, each is decoded once."""
     decoded: dict[bytes, tuple[DType, Shape]] = {}
     eras = Era.ALL
     for kind in kinds:
         reader = CborReader(kind)
         dtype, of_dtype = read_dtype(reader)
-        reader.text()  # the word "shape", which the expression has matched
+        if reader.text() != "shape":
+            raise FormatError("the shape does not follow the dtype")
         decoded[kind] = dtype, read_shape(reader, limits.rank)
         if not reader.at_end():
             raise FormatError("the shape has another length than it announces")
@@ -104,44 +154,16 @@ def _decode_kinds(kinds: set[bytes], limits: Limits) -> tuple[dict[bytes, tuple[
     return decoded, eras
 
 
-class _Numbers(NamedTuple):
-    starts: Uint64s
-    ends: Uint64s
-    param_ids: list[int | None]
-    end: int
-
-
-def _numbers(body: _Uint8s, name: Int64s, kind: Int64s, tail: Int64s) -> _Numbers | None:
-    """Offsets and ids, given the lengths of the fields; None where a head contradicts what follows it."""
-    head = 1 + (name >= 24)
-    length = head + name + len(b"\xa4edtype") + kind + len(b"ldata_offsets\x82") + tail
-    end = np.cumsum(length)
-    begin = end - length
-    announced = body[begin].astype(np.int64) - _TEXT_HEAD
-    announced = np.where(announced == 24, body[begin + 1], announced)
-    start_at = end - tail
-    starts, start_width = _uints(body, start_at)
-    ends, end_width = _uints(body, start_at + start_width)
-    has_id = tail > start_width + end_width
-    keys_announced = body[begin + head + name] - 0xA0
-    if (announced != name).any() or (keys_announced != 3 + has_id).any():
-        return None
-    ids, _ = _uints(body, (start_at + start_width + end_width + len(b"hparam_id"))[has_id])
-    if len(ids) == len(name):
-        return _Numbers(starts, ends, ids.tolist(), int(end[-1]))
-    found = iter(ids.tolist())
-    return _Numbers(starts, ends, [next(found) if there else None for there in has_id.tolist()], int(end[-1]))
-
-
-def _uints(body: _Uint8s, at: Int64s) -> tuple[Uint64s, Int64s]:
-    """The unsigned integers at these places, and the width of each."""
-    first = body[at]
+def _uints(raw: _Uint8s, at: Int64s) -> tuple[Uint64s, Int64s]:
+    """The unsigned integers at these places and the width of each; _NO_UINT where there is none."""
+    at = np.minimum(at, len(raw) - 10)  # a place that a wrong width led beyond the end: padding, and so no number
+    first = raw[at]
     width = _WIDTHS[first]
     values = first.astype(np.uint64)
     for wide in (2, 3, 5, 9):
         rows = np.flatnonzero(width == wide)
         if rows.size:
             padded = np.zeros((rows.size, 8), np.uint8)
-            padded[:, 9 - wide :] = body[at[rows, None] + np.arange(1, wide)]
+            padded[:, 9 - wide :] = raw[at[rows, None] + np.arange(1, wide)]
             values[rows] = padded.view(">u8").ravel()
     return values, width

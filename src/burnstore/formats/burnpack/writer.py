@@ -14,6 +14,7 @@ from ...errors import DTypeError, DuplicateNameError, FormatError, LimitError, l
 from ...limits import Limits
 from ...scalar import Scalar
 from ...snapshot import TensorSnapshot
+from ...tensor_data import Shape
 from ..base import WritePlan
 from .eras import (
     DEFAULT_VERSION,
@@ -24,7 +25,6 @@ from .eras import (
     stamped_release,
     unsupported_by,
 )
-from .quant_spelling import scheme_to_tree
 from .reader import HEADER, MAGIC, MOST_HEADER_BYTES, MOST_TENSORS, VERSION, aligned
 
 _BOOL_STORES = {DType.Bool: "Native", DType.BoolU8: "U8", DType.BoolU32: "U32"}
@@ -52,7 +52,8 @@ def plan(
     _check_names(names, limits)
     sizes = [tensor.nbytes for tensor in tensors]
     starts, extent = _places(sizes, unaligned=release.era is Era.V0_19)
-    encoded = _encode_metadata(tensors, names, sizes, starts, texts, _checked_scalars(scalars, release), release)
+    numbers = _checked_scalars(scalars, release)
+    encoded = _encode_metadata(tensors, names, sizes, starts, texts, numbers, release, limits)
     if len(encoded) > (limits.header_bytes or 0):
         raise LimitError(
             f"metadata of {len(encoded)} bytes, more than the limit of {limits.header_bytes}", rule="BP-03"
@@ -65,12 +66,13 @@ def plan(
 
 def _release(metadata: Mapping[str, str] | None, burn_version: str | None) -> tuple[Release, dict[str, str]]:
     if metadata is None:
-        release = named_release(burn_version or DEFAULT_VERSION)
+        release = named_release(DEFAULT_VERSION if burn_version is None else burn_version)
         return release, stamp(release)
     texts = dict(metadata)
     for key, value in texts.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise TypeError(f"metadata maps str to str, got {type(key).__name__} to {type(value).__name__} for {key!r}")
+        _utf8(key, "BP-17"), _utf8(value, "BP-17")
     stamped = stamped_release(texts)
     if burn_version is None:
         release = stamped or named_release(DEFAULT_VERSION)
@@ -78,7 +80,7 @@ def _release(metadata: Mapping[str, str] | None, burn_version: str | None) -> tu
             warnings.warn(
                 f"the metadata says Burn {release.version}, so the file is written in that release's unaligned form, "
                 'which no newer Burn opens; pass burn_version="0.22" to write a current one',
-                stacklevel=5,
+                stacklevel=5,  # up to the caller of save: _release, plan, _planned, save
             )
         return release, texts
     release = named_release(burn_version)
@@ -114,6 +116,8 @@ def _places(sizes: list[int], *, unaligned: bool) -> tuple[list[int], int]:
 
 
 def _checked_scalars(scalars: Mapping[str, Any] | None, release: Release) -> dict[str, Scalar]:
+    if scalars is not None and not isinstance(scalars, Mapping):
+        raise TypeError(f"scalars map str to numbers, they cannot be a {type(scalars).__name__}")
     if not scalars:
         return {}
     if not release.era & Era.SCALARS:
@@ -129,11 +133,11 @@ def _encode_metadata(
     texts: dict[str, str],
     scalars: dict[str, Scalar],
     release: Release,
+    limits: Limits,
 ) -> bytes:
     parts = [encode_map_head(1 + bool(texts) + bool(scalars)), encode_text("tensors"), encode_map_head(len(tensors))]
-    keys = [_utf8(name) for name in names]
-    dtypes: dict[DType, bytes] = {}
-    shapes: dict[tuple[int, ...], bytes] = {}
+    keys = [_utf8(name, "BP-08") for name in names]
+    kinds: dict[tuple[DType, Shape], tuple[bytes, int]] = {}
     for row in sorted(range(len(tensors)), key=keys.__getitem__):
         tensor, start, key = tensors[row], starts[row], keys[row]
         with located(tensor=names[row]):
@@ -142,15 +146,18 @@ def _encode_metadata(
                 # Bytes that an old Burn laid out may have another length than a newer one expects of the same scheme.
                 old_style = not release.era & Era.SCHEME_T
                 replace(dtype.scheme, old_style=old_style).check_length(shape, sizes[row])
-            spelled = dtypes.get(dtype) or dtypes.setdefault(dtype, encode(_spell(dtype, release.era)))
-            extents = shapes.get(shape) or shapes.setdefault(shape, encode(list(shape)))
+            kind = kinds.get((dtype, shape)) or kinds.setdefault(
+                (dtype, shape), _encode_kind(dtype, shape, release.era, limits)
+            )
+            if dtype.scheme is None and sizes[row] != kind[1]:
+                raise FormatError(
+                    f"declares {sizes[row]} bytes, but {dtype.name} of shape {list(shape)} need {kind[1]}", rule="BP-12"
+                )
         parts += (
             encode_uint(len(key), 3),
             key,
             b"\xa3\x65dtype" if param_id is None else b"\xa4\x65dtype",
-            spelled,
-            b"\x65shape",
-            extents,
+            kind[0],
             b"\x6cdata_offsets\x82",
             encode_uint(start),
             encode_uint(start + sizes[row]),
@@ -158,11 +165,24 @@ def _encode_metadata(
         if param_id is not None:
             parts += (b"\x68param_id", encode_uint(param_id))
     if texts:
-        parts += (encode_text("metadata"), encode({key: texts[key] for key in sorted(texts, key=_utf8)}))
+        parts += (encode_text("metadata"), encode({key: texts[key] for key in sorted(texts, key=str.encode)}))
     if scalars:
-        tree = {key: {scalars[key].kind: scalars[key].value} for key in sorted(scalars, key=_utf8)}
+        tree = {key: {scalars[key].kind: scalars[key].value} for key in sorted(scalars, key=str.encode)}
         parts += (encode_text("scalars"), encode(tree))  # type: ignore[arg-type]  # dict is invariant in its values
     return b"".join(parts)
+
+
+def _encode_kind(dtype: DType, shape: Shape, era: Era, limits: Limits) -> tuple[bytes, int]:
+    """The part of a descriptor that says dtype and shape, and the bytes that such a tensor has."""
+    spelled = encode(_spell(dtype, era))
+    if len(shape) > limits.rank:
+        raise LimitError(f"{len(shape)} axes, more than the limit of {limits.rank}", rule="BP-10")
+    nbytes = dtype.nbytes(shape)
+    if nbytes >= 1 << 63 or any(extent >= 1 << 63 for extent in shape):
+        raise FormatError(f"shape {list(shape)}: the byte length calculation overflows u64", rule="BP-10")
+    if nbytes > limits.tensor_bytes:
+        raise LimitError(f"{nbytes} bytes, more than the limit of {limits.tensor_bytes}")
+    return spelled + b"\x65shape" + encode(list(shape)), nbytes
 
 
 def _spell(dtype: DType, era: Era) -> Tree:
@@ -179,6 +199,8 @@ def _spell(dtype: DType, era: Era) -> Tree:
     if dtype.scheme is not None:
         if era is Era.V0_19:
             raise unsupported_by(era, "quantized tensors")
+        from .quant_spelling import scheme_to_tree  # few files have quantized tensors
+
         return {"QFloat": scheme_to_tree(dtype.scheme, "T" if era & Era.SCHEME_T else "P")}
     raise DTypeError(
         f"Burnpack has no dtype for {dtype.name}",
@@ -190,11 +212,12 @@ def _spell(dtype: DType, era: Era) -> Tree:
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"a scalar's name is a str, not {type(value).__name__}")
+    _utf8(value, "BP-18")
     return value
 
 
-def _utf8(text: str) -> bytes:
+def _utf8(text: str, rule: str) -> bytes:
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise FormatError(f"{text!r} cannot be written as UTF-8: {error.reason}", rule="BP-08") from None
+        raise FormatError(f"{text!r} cannot be written as UTF-8: {error.reason}", rule=rule) from None

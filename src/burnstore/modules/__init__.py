@@ -1,0 +1,1 @@
+"""Models: how to walk one, take its tensors and put others in."""

@@ -1,0 +1,310 @@
+"""Apply: put tensors into a model, after everything was found to fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..dtype import DType, Kind
+from ..errors import BurnstoreError, DuplicateNameError, LoadError, MissingTensorsError
+from ..snapshot import SourceData, TensorSnapshot, read_all
+from ..tensor_data import Array, TensorData, array_from_bytes, bytes_of_array
+from ..transforms.adapters import ModuleAdapter
+from ..transforms.filter import PathFilter
+from .binding import Slot
+from .bindings import binding_for
+from .result import ApplyError, ApplyResult, MissingTensor
+
+# Dtypes that an array alone brings to a file again as they were; of the others the stored form is kept.
+_PLAIN_DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "Bool")
+_ARRAYS_SAY_ALL = frozenset(map(DType.parse, _PLAIN_DTYPES))
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What a load would do; nothing is read or changed yet."""
+
+    result: ApplyResult = field(default_factory=ApplyResult)
+    matched: list[tuple[Slot, TensorSnapshot, int | None]] = field(default_factory=list)
+    unmatched: list[Slot] = field(default_factory=list)
+
+
+def apply(
+    model: Any,
+    snapshots: Iterable[TensorSnapshot],
+    filter: PathFilter | None = None,
+    adapter: ModuleAdapter | None = None,
+    *,
+    skip_enum_variants: bool = False,
+    allow_partial: bool = True,
+    validate: bool = False,
+) -> ApplyResult:
+    """Put snapshots into the parameters of their paths, and say what became of each.
+
+    Of snapshots with one path the last counts, so lists can be concatenated to overlay models. A parameter takes the
+    tensor's own dtype within its kind (float, integer, bool) and the tensor's id if it has one. All tensors are read
+    before any is assigned: if reading fails, or an error is raised, the model is as it was.
+
+    With ``validate`` tensors that do not fit raise LoadError; without ``allow_partial`` parameters without a tensor
+    raise MissingTensorsError. By default both are only reported.
+
+    >>> import numpy as np
+    >>> model = {"weight": np.zeros(2, np.float32)}
+    >>> result = apply(model, [TensorSnapshot.from_numpy("weight", np.ones(2, np.float32))])
+    >>> result.applied, model["weight"].tolist()
+    (['weight'], [1.0, 1.0])
+    """
+    slots = list(binding_for(model).walk(model, skip_enum_variants=skip_enum_variants))
+    _check_distinct(slots)
+    plan = _plan(slots, snapshots, filter, adapter)
+    values = _with_shared(plan, _read(plan), slots)
+    raise_if_refused(plan.result, allow_partial=allow_partial, validate=validate)
+    _assign(values)
+    return plan.result
+
+
+def _check_distinct(slots: Sequence[Slot]) -> None:
+    """Raise DuplicateNameError where two tensors of a model have one path: a file has one of that name at most."""
+    by_path = {slot.path: slot for slot in slots}
+    if len(by_path) < len(slots):
+        for slot in slots:
+            if slot.identity() != by_path[slot.path].identity():
+                raise DuplicateNameError("two tensors of the model have this path", tensor=slot.path)
+
+
+def _assign(values: Sequence[_Value]) -> None:
+    # What a tuple holds can only be filled; wherever else that array is held, it must be filled too to stay the same.
+    fixed = {slot.identity() for slot, _, _ in values if slot.fixed}
+    filled = {row for row, (slot, _, _) in enumerate(values) if slot.identity() in fixed} if fixed else set()
+    for row in filled:
+        values[row][0].check_fill(values[row][1])
+    for row, (slot, value, param_id) in enumerate(values):
+        slot.assign(value, param_id, fill=row in filled)
+
+
+def raise_if_refused(result: ApplyResult, *, allow_partial: bool, validate: bool) -> None:
+    """Raise what the caller did not want to tolerate."""
+    if validate and result.errors:
+        raise LoadError(f"Import errors: {len(result.errors)} tensors do not fit\n{result}", result=result)
+    if not allow_partial and result.missing:
+        raise MissingTensorsError(
+            f"Missing tensors: {len(result.missing)}\n{result}",
+            result=result,
+            hint="if they may be missing, load with allow_partial",
+        )
+
+
+def _plan(
+    slots: Sequence[Slot],
+    snapshots: Iterable[TensorSnapshot],
+    filter: PathFilter | None,
+    adapter: ModuleAdapter | None,
+) -> _Plan:
+    plan = _Plan()
+    if isinstance(snapshots, Mapping):
+        raise TypeError(f"snapshots are a list, not a {type(snapshots).__name__}; give its values()")
+    index = {snapshot.path: snapshot for snapshot in snapshots}
+    names = set(index)
+    if adapter is not None and adapter.is_structural:
+        index = _with_adapted_modules(index, slots, adapter)
+    chosen: Sequence[bool] | None = None
+    if filter is not None:
+        selection = filter.select([(slot.path, slot.container_stack) for slot in slots])
+        chosen = selection
+        plan.result.notes += [f"the filter's {text!r} matched no parameter" for text in selection.unmatched]
+    consumed: set[str] = set()
+    errors: list[ApplyError] = []
+    for row, slot in enumerate(slots):
+        path = slot.path
+        found = index.get(path)
+        if found is None and adapter is not None:
+            found = _by_alternative_name(slot, index, adapter)
+        if found is None:
+            plan.unmatched.append(slot)
+            continue
+        consumed.add(found.path)
+        if chosen is not None and not chosen[row]:
+            plan.result.skipped.append(path)
+            continue
+        source_id = found.param_id
+        if adapter is not None:
+            found = _adapted(found, slot, adapter)
+        problem = _mismatch(slot, found)
+        if problem is not None:
+            errors.append(problem)
+        else:
+            plan.matched.append((slot, found, source_id))
+    plan.result.errors = errors
+    plan.result.skipped.sort()
+    plan.result.unused = sorted(names - _origins(consumed, index, names))
+    return plan
+
+
+def _origins(consumed: set[str], index: dict[str, TensorSnapshot], names: set[str]) -> set[str]:
+    return consumed | (names - index.keys())  # what a structural adapter took is used, under whatever name it came out
+
+
+def _with_adapted_modules(
+    index: dict[str, TensorSnapshot], slots: Sequence[Slot], adapter: ModuleAdapter
+) -> dict[str, TensorSnapshot]:
+    """The index with the tensors of each of the model's modules shown to the adapter as a whole."""
+    modules: dict[str, str] = {}
+    for slot in slots:
+        parent = slot.path.rpartition(".")[0]
+        module_type = _module_type(slot.container_stack)
+        if module_type is not None:
+            modules.setdefault(parent, module_type)
+        # A module whose parameters lie deeper than the source's (gates of an LSTM) is met through its own containers.
+        segments = parent.split(".") if parent else []
+        for depth in range(len(segments)):
+            outer = _module_type(slot.container_stack[: depth + 1])
+            if outer is not None:
+                modules.setdefault(".".join(segments[:depth]), outer)
+    below: dict[str, dict[str, TensorSnapshot]] = {}
+    for path, snapshot in index.items():
+        parent, _, name = path.rpartition(".")
+        below.setdefault(parent, {})[name] = snapshot
+    adapted = dict(index)
+    for parent, module_type in modules.items():
+        tensors = below.get(parent)
+        if tensors:
+            given = adapter.adapt_module(module_type, tensors)
+            prefix = f"{parent}." if parent else ""
+            if given is not tensors:
+                for name in tensors:
+                    adapted.pop(prefix + name, None)
+                adapted.update({prefix + name: tensor.with_path(prefix + name) for name, tensor in given.items()})
+    return adapted
+
+
+def _module_type(container_stack: Sequence[str]) -> str | None:
+    return next((entry for entry in reversed(container_stack) if entry.startswith(("Struct:", "Enum:"))), None)
+
+
+def _by_alternative_name(slot: Slot, index: dict[str, TensorSnapshot], adapter: ModuleAdapter) -> TensorSnapshot | None:
+    module_type = _module_type(slot.container_stack)
+    if module_type is None:
+        return None
+    parent, dot, name = slot.path.rpartition(".")
+    other = adapter.alternative_param_name(name, module_type)
+    return None if other is None else index.get(parent + dot + other)
+
+
+def _adapted(snapshot: TensorSnapshot, slot: Slot, adapter: ModuleAdapter) -> TensorSnapshot:
+    """The source's tensor as the adapter gives it, seen in the place of the model where it will go."""
+    placed = TensorSnapshot(
+        snapshot.path,
+        snapshot.dtype,
+        snapshot.shape,
+        snapshot._data,
+        nbytes=snapshot.nbytes,
+        param_id=snapshot.param_id,
+        container_stack=slot.container_stack,
+    )
+    return adapter.adapt(placed)
+
+
+def _mismatch(slot: Slot, snapshot: TensorSnapshot) -> ApplyError | None:
+    wanted, given = slot.dtype, snapshot.dtype
+    if not _same_kind(wanted, given):
+        return ApplyError(
+            "DTypeMismatch",
+            slot.path,
+            f"DType mismatch for '{slot.path}': expected {wanted}, found {given}",
+            expected=wanted,
+            found=given,
+        )
+    if slot.shape != snapshot.shape:
+        hint = ""
+        if slot.shape == snapshot.shape[::-1]:
+            hint = " (it is the transpose: a PyTorch file needs PyTorchToBurnAdapter)"
+        return ApplyError(
+            "ShapeMismatch",
+            slot.path,
+            f"Shape mismatch for '{slot.path}': expected {list(slot.shape)}, found {list(snapshot.shape)}{hint}",
+            expected=slot.shape,
+            found=snapshot.shape,
+        )
+    return None
+
+
+def _same_kind(wanted: DType, given: DType) -> bool:
+    if wanted.kind in (Kind.FLOAT, Kind.QUANTIZED):
+        return given.kind in (Kind.FLOAT, Kind.QUANTIZED)
+    if wanted.kind in (Kind.INT, Kind.UINT):
+        return given.kind in (Kind.INT, Kind.UINT)
+    if wanted.kind is Kind.BOOL:
+        return given.kind is Kind.BOOL or given in (DType.U8, DType.U32)
+    return given.kind is wanted.kind
+
+
+_Value = tuple[Slot, Array | TensorData, "int | None"]
+
+
+def _read(plan: _Plan) -> list[_Value]:
+    """The values of all matched tensors; those that cannot be read become errors of the result."""
+    values: list[_Value] = []
+    raws = read_all([snapshot for _, snapshot, _ in plan.matched])
+    for row, (slot, snapshot, param_id) in enumerate(plan.matched):
+        raw, raws[row] = raws[row], None
+        if isinstance(raw, BaseException):
+            plan.result.errors.append(_load_error(slot.path, raw))
+            continue
+        if not isinstance(snapshot._data, SourceData):
+            raw = memoryview(bytearray(raw))  # it may be the memory of the model that the snapshot was taken from
+        dtype = snapshot.dtype
+        if slot.dtype.is_bool and not dtype.is_bool:  # U8 and U32 hold bools in some backends
+            dtype = DType.BoolU8 if dtype is DType.U8 else DType.BoolU32
+        try:
+            value: Array | TensorData = array_from_bytes(raw, dtype, snapshot.shape)
+            if dtype not in _ARRAYS_SAY_ALL:
+                value = TensorData(memoryview(raw), dtype, snapshot.shape)
+        except BurnstoreError as error:
+            plan.result.errors.append(_load_error(slot.path, error))
+            continue
+        values.append((slot, value, None if param_id is None else int(param_id)))
+        plan.result.applied.append(slot.path)
+    return values
+
+
+def _with_shared(plan: _Plan, values: list[_Value], slots: Sequence[Slot]) -> list[_Value]:
+    """The values with one for every slot that shares its tensor with another; what found none is then missing.
+
+    Shared parameters are written once per path, as Burn does, and must come back as one. If a file has a tensor for one
+    of the paths only, it is for all; if it has different ones, the second is an error.
+    """
+    first: dict[int, _Value] = {}
+    kept: list[_Value] = []
+    for slot, value, param_id in values:
+        leader = first.setdefault(slot.identity(), (slot, value, param_id))
+        if leader[0] is slot or _same_bits(leader[1], value):
+            kept.append((slot, leader[1], param_id))
+            continue
+        plan.result.applied.remove(slot.path)
+        message = f"it is shared with '{leader[0].path}', for which the source has other values"
+        plan.result.errors.append(ApplyError("LoadError", slot.path, f"Load error for '{slot.path}': {message}"))
+    for slot in plan.unmatched:
+        shared = first.get(slot.identity())
+        if shared is None:
+            plan.result.missing.append(MissingTensor.at(slot.path, ".".join(slot.container_stack)))
+        else:
+            kept.append((slot, shared[1], shared[2]))
+            plan.result.applied.append(slot.path)
+            plan.result.notes.append(f"'{slot.path}' is shared with '{shared[0].path}' and took its tensor")
+    plan.result.missing.sort()
+    if len(kept) > len(values):
+        order = {slot.path: row for row, slot in enumerate(slots)}
+        plan.result.applied.sort(key=order.__getitem__)
+    return kept
+
+
+def _same_bits(first: Array | TensorData, second: Array | TensorData) -> bool:
+    if isinstance(first, TensorData) or isinstance(second, TensorData):
+        same_type = isinstance(first, TensorData) and isinstance(second, TensorData) and first.dtype is second.dtype
+        return same_type and first.raw == second.raw  # type: ignore[union-attr]  # both are TensorData here
+    return first.dtype == second.dtype and bytes_of_array(first) == bytes_of_array(second)
+
+
+def _load_error(path: str, error: BaseException) -> ApplyError:
+    return ApplyError("LoadError", path, f"Load error for '{path}': {error}", found=error)

@@ -1,0 +1,57 @@
+"""Bindings: how to walk a model of some framework, and how to assign into it.
+
+A binding turns a model into slots, one per tensor, in the order in which files hold them. Collecting and applying work
+on slots alone, so a framework is supported as soon as it has a binding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from ..dtype import DType
+from ..snapshot import TensorSnapshot
+from ..tensor_data import Array, Shape, TensorData
+
+
+class Slot(Protocol):
+    """One place of a model that holds a tensor."""
+
+    path: str
+    container_stack: tuple[str, ...]
+
+    @property
+    def shape(self) -> Shape:
+        """The extents that a value must have."""
+
+    @property
+    def dtype(self) -> DType:
+        """The dtype of the present value."""
+
+    def snapshot(self) -> TensorSnapshot:
+        """The present value, read when it is asked for."""
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the tensor cannot be replaced, only filled."""
+
+    def check_fill(self, value: Array | TensorData) -> None:
+        """Raise ModelError if the tensor that is there cannot take this value; asked before any slot is changed."""
+
+    def assign(self, value: Array | TensorData, param_id: int | None, *, fill: bool = False) -> None:
+        """Put a value (of the slot's shape) in, and the id with it if there is one.
+
+        With ``fill`` the tensor that is there takes the values: it, or one that it is shared with, is fixed.
+        """
+
+    def identity(self) -> int:
+        """Equal for slots that hold one and the same tensor."""
+
+
+class Binding(Protocol):
+    """The models of one framework."""
+
+    layout: str
+
+    def walk(self, model: Any, *, skip_enum_variants: bool = False) -> Iterator[Slot]:
+        """The slots of a model, in order."""

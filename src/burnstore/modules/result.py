@@ -1,0 +1,223 @@
+"""ApplyResult: what a load did, tensor by tensor; data first, readable too."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..errors import printable
+
+_SHOWN = 10
+_SIMILAR = 0.70
+_MOST_COMPARED = 2000
+_MOST_STEPS = 2_000_000
+
+ErrorKind = Literal["ShapeMismatch", "DTypeMismatch", "AdapterError", "LoadError"]
+
+
+class MissingTensor(str):
+    """The path of a parameter that found no tensor, with the types around it."""
+
+    __slots__ = ("container_path",)
+
+    container_path: str
+
+    @classmethod
+    def at(cls, path: str, container_path: str) -> MissingTensor:
+        """A missing tensor of this path in these containers (Burn's spelling)."""
+        missing = cls(path)
+        missing.container_path = container_path
+        return missing
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyError:
+    """Why one tensor could not be applied. Unpacks as (path, error)."""
+
+    kind: ErrorKind
+    path: str
+    message: str
+    expected: Any = None
+    found: Any = None
+
+    def __iter__(self) -> Iterator[Any]:
+        yield self.path
+        yield self
+
+    def __str__(self) -> str:
+        return self.message
+
+
+@dataclass(slots=True)
+class ApplyResult:
+    """The outcome of a load.
+
+    ``applied`` tensors are in the model, in the model's order; ``skipped`` were left out by the filter; ``missing``
+    parameters found no tensor; ``unused`` tensors found no parameter; ``errors`` say what did not fit. ``notes`` are
+    things worth knowing that are no errors, such as a pattern that matched nothing.
+
+    >>> print(ApplyResult(applied=["a.weight"], missing=[MissingTensor.at("a.bias", "")], unused=["a.bais"]))
+    ┌─ load
+    │
+    ├─ applied: 1 tensor
+    ├─ skipped: 0 tensors
+    ├─ missing: 1 tensor
+    ├─ unused:  1 tensor
+    ├─ errors:  0
+    │
+    ├─ missing
+    │    a.bias
+    │      did you mean 'a.bais'?
+    │
+    ├─ unused
+    │    a.bais
+    │
+    └─
+    """
+
+    applied: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    missing: list[MissingTensor] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
+    errors: list[ApplyError] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there were no errors and every parameter found its tensor."""
+        return not self.errors and not self.missing
+
+    def is_success(self) -> bool:
+        """Whether there were no errors; missing tensors do not matter here."""
+        return not self.errors
+
+    def suggestion(self, path: str) -> str | None:
+        """The unused tensor that a missing path most probably means."""
+        return _suggestion(path, self.unused)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The outcome as plain data, ready for JSON."""
+        return {
+            "applied": list(self.applied),
+            "skipped": list(self.skipped),
+            "missing": [{"path": str(path), "containers": path.container_path} for path in self.missing],
+            "unused": list(self.unused),
+            "errors": [{"path": error.path, "kind": error.kind, "message": error.message} for error in self.errors],
+            "notes": list(self.notes),
+        }
+
+    def __str__(self) -> str:
+        lines = ["┌─ load", "│"]
+        for name, values in (
+            ("applied: ", self.applied),
+            ("skipped: ", self.skipped),
+            ("missing: ", self.missing),
+            ("unused:  ", self.unused),
+        ):
+            lines.append(f"├─ {name}{len(values)} tensor{'' if len(values) == 1 else 's'}")
+        lines += [f"├─ errors:  {len(self.errors)}", "│"]
+        if self.missing:
+            lines.append("├─ missing")
+            lines += self._enum_hint()
+            for path in self.missing[:_SHOWN]:
+                lines.append(f"│    {printable(path)}")
+                meant = self.suggestion(path)
+                if meant is not None:
+                    lines.append(f"│      did you mean {printable(meant)!r}?")
+            lines += _more(self.missing)
+        for title, texts in (("unused", self.unused), ("errors", list(map(str, self.errors))), ("notes", self.notes)):
+            if texts:
+                lines.append(f"├─ {title}")
+                lines += [f"│    {printable(text)}" for text in texts[:_SHOWN]]
+                lines += _more(texts)
+        lines.append("└─")
+        return "\n".join(lines)
+
+    def _enum_hint(self) -> list[str]:
+        inside = sum("Enum:" in path.container_path for path in self.missing)
+        if not inside:
+            return []
+        return [
+            f"│    {inside} of these lie in an enum: Burn's paths carry the enum variant, PyTorch's do not.",
+            "│    Either load with skip_enum_variants(True), or insert the variant with a key remapping.",
+        ]
+
+    def _repr_html_(self) -> str:
+        """The outcome for a notebook."""
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{name}</th><td>{len(values)}</td>"
+            f"<td>{html.escape(', '.join(printable(str(v)) for v in values[:_SHOWN]))}"
+            f"{' …' if len(values) > _SHOWN else ''}</td></tr>"
+            for name, values in (
+                ("applied", self.applied),
+                ("skipped", self.skipped),
+                ("missing", self.missing),
+                ("unused", self.unused),
+                ("errors", self.errors),
+                ("notes", self.notes),
+            )
+        )
+        return f"<table>{rows}</table>"
+
+
+def _more(values: Sequence[Any]) -> list[str]:
+    return [f"│    … and {len(values) - _SHOWN} more", "│"] if len(values) > _SHOWN else ["│"]
+
+
+def _suggestion(path: str, unused: Sequence[str]) -> str | None:
+    segments = path.split(".")
+    for at in range(1, len(segments) - 1):
+        segment = segments[at]
+        # CamelCase in the middle of a path looks like an enum variant; the same path without it is exactly it.
+        if len(segment) > 1 and segment[0].isupper() and any(c.islower() for c in segment[1:]):
+            without = ".".join(segments[:at] + segments[at + 1 :])
+            if without in unused:
+                return without
+            break
+    candidates = unused
+    if (
+        len(unused) > _MOST_COMPARED
+    ):  # a comparison takes some 20 µs: among very many look at those with the same ending
+        ending = segments[-1]
+        candidates = [other for other in unused if other.endswith(ending)][:_MOST_COMPARED]
+    best, score, steps = None, _SIMILAR, _MOST_STEPS
+    for other in candidates:
+        shorter, longer = sorted((len(path), len(other)))
+        if (2 + shorter / (longer or 1)) / 3 < score:  # not even if all of the shorter one were found
+            continue
+        steps -= shorter * longer  # names may have 64 KiB, and there may be many: a hint is not worth minutes
+        if steps < 0:
+            break
+        found = similarity(path, other)
+        if found > score or (best is None and found == score):
+            best, score = other, found
+    return best
+
+
+def similarity(first: str, second: str) -> float:
+    """How alike two names are, from 0 to 1, by the Jaro variant that Burn's suggestions use.
+
+    >>> round(similarity("dixon", "dicksonx"), 5), round(similarity("norm.gamma", "norm.weight"), 5)
+    (0.76667, 0.71515)
+    """
+    if not first or not second:
+        return float(first == second)
+    if len(first) == len(second) == 1:
+        return float(first == second)
+    window = max(len(first), len(second)) // 2 - 1
+    taken = [False] * len(second)
+    matches = disorder = 0
+    last = -1
+    for at, character in enumerate(first):
+        for other in range(max(0, at - window), min(len(second), at + window + 1)):
+            if not taken[other] and second[other] == character:
+                taken[other] = True
+                matches += 1
+                disorder += other < last
+                last = other
+                break
+    if not matches:
+        return 0.0
+    return (matches / len(first) + matches / len(second) + (matches - disorder) / matches) / 3

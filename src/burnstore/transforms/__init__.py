@@ -1,0 +1,1 @@
+"""Transforms of snapshots: which ones, under which names, in which form. All lazy, none reads data."""

@@ -1,0 +1,79 @@
+"""Contiguous indices: ``fc.0, fc.2, fc.4`` of PyTorch's Sequential as ``fc.0, fc.1, fc.2`` of Burn's Vec."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+from ..snapshot import TensorSnapshot
+from .remap import OnCollision, Renaming, keep_distinct
+
+_MOST_DIGITS = 20
+_LARGEST = (1 << 64) - 1
+
+
+def contiguous_names(names: Sequence[str], keep: Callable[[str], bool] | None = None) -> Renaming:
+    """The names with the indices below each prefix numbered 0, 1, 2 in their order.
+
+    Every segment that is a number counts; what stands before it, with its own indices as they were, is its prefix.
+    ``keep`` is asked with each prefix and may leave the indices below it alone.
+
+    >>> contiguous_names(["fc.0.weight", "fc.2.weight", "fc.10.weight"]).names
+    ['fc.0.weight', 'fc.1.weight', 'fc.2.weight']
+    """
+    found: dict[str, set[int]] = defaultdict(set)
+    rows: list[tuple[list[str], list[tuple[int, str, int]]] | None] = []
+    for name in names:
+        segments = name.split(".")
+        places = []
+        for at, segment in enumerate(segments):
+            number = _number(segment)
+            if number is not None:
+                prefix = ".".join(segments[:at])
+                found[prefix].add(number)
+                places.append((at, prefix, number))
+        rows.append((segments, places) if places else None)
+    kept = {prefix for prefix in found if keep is not None and keep(prefix)}
+    rank = {
+        prefix: {number: position for position, number in enumerate(sorted(numbers))}
+        for prefix, numbers in found.items()
+        if prefix not in kept
+    }
+    renamed = []
+    for name, row in zip(names, rows, strict=True):
+        if row is None:
+            renamed.append(name)
+            continue
+        segments, places = list(row[0]), row[1]
+        for at, prefix, number in places:
+            if prefix in rank:
+                segments[at] = str(rank[prefix][number])
+        renamed.append(".".join(segments))
+    return Renaming(renamed, list(names), [])
+
+
+def map_indices_contiguous(
+    snapshots: Iterable[TensorSnapshot], *, on_collision: OnCollision = "error"
+) -> tuple[list[TensorSnapshot], list[tuple[str, str]]]:
+    """The snapshots with contiguous indices in their names, and all pairs of (new, old) name."""
+    return map_indices_contiguous_except(snapshots, lambda prefix: False, on_collision=on_collision)
+
+
+def map_indices_contiguous_except(
+    snapshots: Iterable[TensorSnapshot], keep: Callable[[str], bool], *, on_collision: OnCollision = "error"
+) -> tuple[list[TensorSnapshot], list[tuple[str, str]]]:
+    """As `map_indices_contiguous`, but indices below a prefix that ``keep`` says True to stay as they are."""
+    given = list(snapshots)
+    renaming = contiguous_names([snapshot.path for snapshot in given], keep)
+    rows = keep_distinct(renaming.names, renaming.originals, on_collision)
+    renamed = [given[row].with_path(renaming.names[row]) for row in rows]
+    return renamed, [(renaming.names[row], renaming.originals[row]) for row in rows]
+
+
+def _number(segment: str) -> int | None:
+    """The index that a segment is, as Rust parses one: decimal digits, a plus allowed, at most 64 bits."""
+    digits = segment.removeprefix("+")
+    if not digits.isascii() or not digits.isdecimal() or len(digits.lstrip("0")) > _MOST_DIGITS:
+        return None
+    value = int(digits)
+    return value if value <= _LARGEST else None

@@ -1,0 +1,193 @@
+"""KeyRemapper: tensors under other names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ..errors import DuplicateNameError, PatternError
+from ..snapshot import TensorSnapshot
+from .patterns import Replacement, compile_pattern, compile_replacement
+
+OnCollision = Literal["error", "first", "last"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    pattern: re.Pattern[str]
+    replacement: str
+    expand: Replacement
+
+
+class KeyRemapper:
+    """Renames by rules in their order: each replaces every match of its pattern in what the rules before it gave.
+
+    Replacements take groups as ``$1``, ``${1}``, ``${name}`` and as ``\\1``, ``\\g<name>``; ``$$`` is a dollar.
+    Invalid patterns and unknown groups raise where they are given. `add_pattern` changes the remapper and returns it.
+    Patterns are the caller's own: nothing limits the time of one that backtracks without end (see `PathFilter`).
+
+    >>> remapper = KeyRemapper().add_pattern(r"^transformer\\.h\\.(\\d+)\\.", "transformer.layer$1.")
+    >>> remapper.remap_name("transformer.h.12.attn.weight")
+    'transformer.layer12.attn.weight'
+    """
+
+    def __init__(self) -> None:
+        self._rules: list[_Rule | dict[str, str]] = []
+
+    @classmethod
+    def from_patterns(cls, patterns: Iterable[tuple[str | re.Pattern[str], str]]) -> KeyRemapper:
+        """A remapper of these (pattern, replacement) pairs."""
+        remapper = cls()
+        for pattern, replacement in patterns.items() if isinstance(patterns, Mapping) else patterns:
+            remapper.add_pattern(pattern, replacement)
+        return remapper
+
+    from_pattern_iter = from_patterns
+    from_compiled_patterns = from_patterns
+
+    @classmethod
+    def from_dict(cls, names: Mapping[str, str]) -> KeyRemapper:
+        """A remapper of whole names: each key becomes its value, other names stay."""
+        return cls().add_names(names)
+
+    def add_pattern(self, pattern: str | re.Pattern[str], replacement: str) -> KeyRemapper:
+        """Add a rule after the others."""
+        compiled = compile_pattern(pattern)
+        self._rules.append(_Rule(compiled, replacement, compile_replacement(compiled, replacement)))
+        return self
+
+    def add_names(self, names: Mapping[str, str]) -> KeyRemapper:
+        """Add a rule that renames whole names."""
+        if not isinstance(names, Mapping):
+            raise TypeError(f"names are a mapping of old to new, not {type(names).__name__}")
+        for old, new in names.items():
+            if not isinstance(old, str) or not isinstance(new, str):
+                raise TypeError(f"names are str, got {type(old).__name__} to {type(new).__name__}")
+        self._rules.append(dict(names))
+        return self
+
+    def copy(self) -> KeyRemapper:
+        """An independent remapper of the same rules."""
+        copied = KeyRemapper()
+        copied._rules = list(self._rules)
+        return copied
+
+    def is_empty(self) -> bool:
+        """Whether there are no rules."""
+        return not self._rules
+
+    def to_regex_pairs(self) -> list[tuple[re.Pattern[str], str]]:
+        """The rules as pairs of pattern and replacement; whole names as patterns that match just them."""
+        pairs: list[tuple[re.Pattern[str], str]] = []
+        for rule in self._rules:
+            if isinstance(rule, _Rule):
+                pairs.append((rule.pattern, rule.replacement))
+            else:
+                pairs += [(re.compile(rf"\A{re.escape(old)}\Z"), new.replace("$", "$$")) for old, new in rule.items()]
+        return pairs
+
+    def remap_name(self, name: str) -> str:
+        """The name that a tensor of this name gets."""
+        return self.remap_names([name]).names[0]
+
+    def remap_names(self, names: Sequence[str]) -> Renaming:
+        """The names that these get, and the rules that changed none of them."""
+        current = list(names)
+        unmatched: list[str] = []
+        for rule in self._rules:
+            before = current
+            if isinstance(rule, _Rule):
+                search, sub, expand = rule.pattern.search, rule.pattern.sub, rule.expand
+                found = [search(name) is not None for name in before]
+                current = [sub(expand, name) if hit else name for name, hit in zip(before, found, strict=True)]
+                if True not in found:
+                    unmatched.append(rule.pattern.pattern)
+            else:
+                current = [rule.get(name, name) for name in before]
+                unmatched += sorted(rule.keys() - set(before))
+        return Renaming(current, list(names), unmatched)
+
+    def remap(
+        self, snapshots: Iterable[TensorSnapshot], *, on_collision: OnCollision = "error"
+    ) -> tuple[list[TensorSnapshot], list[tuple[str, str]]]:
+        """The snapshots under their new names, and all pairs of (new, old) name.
+
+        Two tensors that get one name are a DuplicateNameError naming both; ``on_collision`` keeps the first or last.
+        """
+        given = list(snapshots)
+        renaming = self.remap_names([snapshot.path for snapshot in given])
+        kept = keep_distinct(renaming.names, renaming.originals, on_collision)
+        renamed = [
+            given[row] if given[row].path == renaming.names[row] else given[row].with_path(renaming.names[row])
+            for row in kept
+        ]
+        return renamed, [(renaming.names[row], renaming.originals[row]) for row in kept]
+
+    def inverse(self) -> KeyRemapper:
+        """The remapper that undoes this one; PatternError with the reason where the rules do not allow it.
+
+        Rules can be turned round if they rename whole names one to one, or replace one fixed text by another at a fixed
+        place (``^old\\.`` → ``new.``, ``\\.gamma$`` → ``.weight``). Whether other names fit the new text already is for
+        the caller to know.
+        """
+        undone = KeyRemapper()
+        for rule in reversed(self._rules):
+            if isinstance(rule, _Rule):
+                undone.add_pattern(*_inverted(rule))
+            else:
+                if len(set(rule.values())) != len(rule):
+                    raise PatternError("two names become one, which cannot be undone")
+                undone.add_names({new: old for old, new in rule.items()})
+        return undone
+
+    def __repr__(self) -> str:
+        return f"KeyRemapper({[(pattern.pattern, replacement) for pattern, replacement in self.to_regex_pairs()]})"
+
+
+@dataclass(frozen=True, slots=True)
+class Renaming:
+    """New names beside the old ones; ``unmatched`` are the rules that matched none, which is seldom meant."""
+
+    names: list[str]
+    originals: list[str]
+    unmatched: list[str]
+
+
+def keep_distinct(names: Sequence[str], originals: Sequence[str], on_collision: OnCollision) -> list[int]:
+    """The rows to keep so that every name stands once, by the policy."""
+    if on_collision not in ("error", "first", "last"):
+        raise ValueError(f"on_collision is 'error', 'first' or 'last', not {on_collision!r}")
+    if len(set(names)) == len(names):
+        return list(range(len(names)))
+    kept: dict[str, int] = {}
+    for row, name in enumerate(names):
+        if name in kept and on_collision == "error":
+            raise DuplicateNameError(
+                f"{originals[kept[name]]!r} and {originals[row]!r} are both renamed to it",
+                tensor=name,
+                hint="change the rules, or choose with on_collision='first' or 'last'",
+            )
+        if name not in kept or on_collision == "last":
+            kept[name] = row
+    return sorted(kept.values())
+
+
+_FIXED = re.compile(r"(\^|\\A)?((?:[^\\.^$*+?{}\[\]|()]|\\[^A-Za-z0-9])*)(\$|\\Z)?")
+
+
+def _inverted(rule: _Rule) -> tuple[str, str]:
+    """The rule that undoes one, if it replaces one fixed text by another."""
+    fixed = _FIXED.fullmatch(rule.pattern.pattern)
+    plain = rule.replacement.replace("$$", "").replace("\\\\", "")
+    if fixed is None or "$" in plain or "\\" in plain or rule.pattern.flags != re.compile("").flags:
+        raise PatternError(
+            f"{rule.pattern.pattern!r} → {rule.replacement!r} cannot be undone: only fixed text for fixed text can be"
+        )
+    start, text, end = fixed.groups()
+    old = re.sub(r"\\(.)", r"\1", text)
+    new = rule.replacement.replace("$$", "$").replace("\\\\", "\\")
+    if not new and not (start or end):
+        raise PatternError(f"{rule.pattern.pattern!r} → '' cannot be undone: where the text stood is not known")
+    return f"{'^' if start else ''}{re.escape(new)}{'$' if end else ''}", old.replace("$", "$$").replace("\\", "\\\\")
