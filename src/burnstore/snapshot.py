@@ -406,7 +406,8 @@ def _rows(index: tuple[int | slice, ...], shape: Shape) -> tuple[int, Shape, tup
 def read_all(snapshots: Sequence[TensorSnapshot]) -> list[Any]:
     """The bytes of many snapshots, each a buffer, or the error that reading it gave; few large reads where they can be.
 
-    Snapshots of one source are read together. If that fails they are read one by one, to find out which cannot be.
+    A buffer belongs to the caller; only a source that shares its memory gives views on it. Snapshots of one source are
+    read together. If that fails they are read one by one, to find out which cannot be.
     """
     buffers: list[Any] = [None] * len(snapshots)
     by_source: dict[int, list[tuple[int, SourceData]]] = {}
@@ -432,6 +433,8 @@ def read_all(snapshots: Sequence[TensorSnapshot]) -> list[Any]:
 def _read_one(snapshot: TensorSnapshot) -> Any:
     try:
         with located(tensor=snapshot._path, path=snapshot._data.file):
-            return snapshot._data.window(0, snapshot._nbytes)
+            data = snapshot._data
+            shared = isinstance(data, SourceData)  # elsewhere a window may be an array that somebody goes on using
+            return data.window(0, snapshot._nbytes) if shared else data.owned(0, snapshot._nbytes)
     except Exception as error:  # a snapshot's function is the caller's: whatever it raises is reported as a load error
         return error

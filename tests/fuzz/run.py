@@ -16,6 +16,7 @@ import argparse
 import ast
 import faulthandler
 import hashlib
+import json
 import multiprocessing
 import os
 import queue
@@ -38,6 +39,7 @@ from .oracle import Oracle, ViolationError
 CRASHERS = Path(__file__).parent / "crashers"
 HARD_SECONDS = 5.0
 _REPORT_SECONDS = 1.0
+_PAUSE_SECONDS = 3.0
 _MOST_OF_A_KIND = 3
 _MOST_MEMORY = 6 << 30
 
@@ -70,7 +72,9 @@ def mutant(corpus: Corpus, arguments: argparse.Namespace, index: int) -> bytes:
     return corpus.flipped(index) if arguments.bits else corpus.mutant(arguments.seed, index)
 
 
-def work(arguments: argparse.Namespace, first: int, stop: int, deadline: float, beat: Any, reports: Any) -> None:
+def work(
+    arguments: argparse.Namespace, number: int, first: int, stop: int, deadline: float, beat: Any, reports: Any
+) -> None:
     """Judge every ``jobs``-th mutant from the first on; ``beat`` always has the number of the one being judged."""
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -95,13 +99,13 @@ def work(arguments: argparse.Namespace, first: int, stop: int, deadline: float, 
         tally.done += 1
         if tally.done % 64 == 0 and time.monotonic() - reported > _REPORT_SECONDS:
             tally.slowest, tally.places, oracle.places = oracle.slowest, oracle.places, Counter()
-            reports.put((first % arguments.jobs, tally))
+            reports.put((number, tally))
             tally, reported = Tally(), time.monotonic()
             if reported > deadline or os.getppid() != parent:  # nobody is left to report to
                 break
     tally.slowest, tally.places, tally.cpu = oracle.slowest, oracle.places, time.process_time()
-    reports.put((first % arguments.jobs, tally))
-    reports.put((first % arguments.jobs, None))
+    reports.put((number, tally))
+    reports.put((number, None))
 
 
 class Job:
@@ -109,24 +113,26 @@ class Job:
 
     def __init__(self, arguments: argparse.Namespace, number: int, stop: int, deadline: float, reports: Any) -> None:
         self._settings = arguments, stop, deadline, reports
-        self._number = number
+        self.number = number
         self.done = False
-        self.start(number)
+        self.start(arguments.first + number)
 
     def start(self, first: int) -> None:
         arguments, stop, deadline, reports = self._settings
         self._beat = multiprocessing.Value("q", -1, lock=False)
-        self._last, self._since = -1, time.monotonic()
+        self._last, self._since, self._looked = -1, time.monotonic(), time.monotonic()
         self._process = multiprocessing.Process(
-            target=work, args=(arguments, first, stop, deadline, self._beat, reports), daemon=True
+            target=work, args=(arguments, self.number, first, stop, deadline, self._beat, reports), daemon=True
         )
         self._process.start()
 
     def stuck(self) -> tuple[int, str] | None:
         """The number of a mutant that hangs or ended the process; the process is then gone."""
         now, index = time.monotonic(), self._beat.value
-        if index != self._last or index == -1:
+        paused = now - self._looked > _PAUSE_SECONDS  # the machine slept, or somebody stopped us all
+        if index != self._last or index == -1 or paused:
             self._last, self._since = index, now
+        self._looked = now
         alive = self._process.is_alive()
         if alive and now - self._since < HARD_SECONDS:
             return None
@@ -144,10 +150,11 @@ class Job:
 
 def fuzz(arguments: argparse.Namespace) -> Tally:
     corpus = Corpus()
-    stop = corpus.count_bits() if arguments.bits else arguments.mutants
+    stop = corpus.count_bits() if arguments.bits else sys.maxsize
     reports: Any = multiprocessing.Queue()
     started = time.monotonic()
     deadline = started + 60 * arguments.minutes
+    stop = min(stop, arguments.first + arguments.mutants)
     jobs = [Job(arguments, number, stop, deadline, reports) for number in range(arguments.jobs)]
     total, shown = Tally(), started
     while not all(job.done for job in jobs):
@@ -246,12 +253,14 @@ def judge_one(data: bytes) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.run", description="Fuzz the Burnpack reader.")
     parser.add_argument("--mutants", type=int, default=5_000_000)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first mutant, to go on with a run")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--bits", action="store_true", help="flip every bit of every seed's header instead")
     parser.add_argument("--only", type=int, help="judge the mutant of this number and no other")
     parser.add_argument("--file", type=Path, help="judge this file and no other")
+    parser.add_argument("--json", type=Path, help="write the counts into this file, too")
     parser.add_argument("--every", type=float, default=10.0, help="seconds between two lines of progress")
     arguments = parser.parse_args()
     if arguments.file is not None:
@@ -260,7 +269,12 @@ def main() -> int:
         return judge_one(mutant(Corpus(), arguments, arguments.only))
     started = time.monotonic()
     total = fuzz(arguments)
-    report(total, time.monotonic() - started, arguments)
+    seconds = time.monotonic() - started
+    report(total, seconds, arguments)
+    if arguments.json is not None:
+        outcomes = {f"{kind} {rule}": count for (kind, rule), count in sorted(total.outcomes.items())}
+        counts = {"mutants": total.done, "seconds": seconds, "cpu_seconds": total.cpu, "outcomes": outcomes}
+        arguments.json.write_text(json.dumps(counts, indent=1))
     if total.violations:
         print("violations:")
         print("\n".join(keep(total.violations)))

@@ -312,3 +312,13 @@ def test_the_result_is_plain_data():
     result = apply(Net(), full()[:1])
     assert result.to_dict()["applied"] == ["encoder.weight"]
     assert result.to_dict()["missing"][0] == {"path": "encoder.bias", "containers": "Struct:Net.Struct:Linear"}
+
+
+@pytest.mark.parametrize("make", [lambda: {"a": np.ones(4, np.float32)}, lambda: nn.Linear(2, 2)])
+def test_a_transfer_copies_and_the_models_stay_independent(make):
+    source, target = make(), make()
+    apply(target, collect(source))
+    for adapted in (None, PyTorchToBurnAdapter()):
+        apply(target, collect(source, adapter=adapted))
+        for ours, theirs in zip(collect(source), collect(target), strict=True):
+            assert not np.shares_memory(ours.numpy(), theirs.numpy())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,9 +55,26 @@ def apply(
     >>> result.applied, model["weight"].tolist()
     (['weight'], [1.0, 1.0])
     """
+    options = {"skip_enum_variants": skip_enum_variants, "allow_partial": allow_partial, "validate": validate}
+    return apply_noting((), model, snapshots, filter, adapter, **options)
+
+
+def apply_noting(
+    notes: Iterable[str],
+    model: Any,
+    snapshots: Iterable[TensorSnapshot],
+    filter: PathFilter | None,
+    adapter: ModuleAdapter | None,
+    *,
+    skip_enum_variants: bool,
+    allow_partial: bool,
+    validate: bool,
+) -> ApplyResult:
+    """As `apply`, with notes of an earlier stage in the report, be it returned or raised."""
     slots = list(binding_for(model).walk(model, skip_enum_variants=skip_enum_variants))
     _check_distinct(slots)
     plan = _plan(slots, snapshots, filter, adapter)
+    plan.result.notes += notes
     values = _with_shared(plan, _read(plan), slots)
     raise_if_refused(plan.result, allow_partial=allow_partial, validate=validate)
     _assign(values)
@@ -127,7 +144,7 @@ def _plan(
         if chosen is not None and not chosen[row]:
             plan.result.skipped.append(path)
             continue
-        source_id = found.param_id
+        source_id = found._param_id
         if adapter is not None:
             found = _adapted(found, slot, adapter)
         problem = _mismatch(slot, found)
@@ -151,16 +168,8 @@ def _with_adapted_modules(
     """The index with the tensors of each of the model's modules shown to the adapter as a whole."""
     modules: dict[str, str] = {}
     for slot in slots:
-        parent = slot.path.rpartition(".")[0]
-        module_type = _module_type(slot.container_stack)
-        if module_type is not None:
-            modules.setdefault(parent, module_type)
-        # A module whose parameters lie deeper than the source's (gates of an LSTM) is met through its own containers.
-        segments = parent.split(".") if parent else []
-        for depth in range(len(segments)):
-            outer = _module_type(slot.container_stack[: depth + 1])
-            if outer is not None:
-                modules.setdefault(".".join(segments[:depth]), outer)
+        for place, module_type in _modules_around(slot):
+            modules.setdefault(place, module_type)
     below: dict[str, dict[str, TensorSnapshot]] = {}
     for path, snapshot in index.items():
         parent, _, name = path.rpartition(".")
@@ -168,14 +177,39 @@ def _with_adapted_modules(
     adapted = dict(index)
     for parent, module_type in modules.items():
         tensors = below.get(parent)
-        if tensors:
-            given = adapter.adapt_module(module_type, tensors)
-            prefix = f"{parent}." if parent else ""
-            if given is not tensors:
-                for name in tensors:
-                    adapted.pop(prefix + name, None)
-                adapted.update({prefix + name: tensor.with_path(prefix + name) for name, tensor in given.items()})
+        if not tensors:
+            continue
+        given = adapter.adapt_module(module_type, dict(tensors))
+        if list(given.items()) == list(tensors.items()):
+            continue
+        prefix = f"{parent}." if parent else ""
+        for name in tensors:
+            adapted.pop(prefix + name, None)
+        for name, tensor in given.items():
+            if prefix + name in adapted:
+                raise DuplicateNameError(
+                    "the adapter gives a tensor of this name, and there is one", tensor=prefix + name
+                )
+            adapted[prefix + name] = tensor.with_path(prefix + name)
     return adapted
+
+
+def _modules_around(slot: Slot) -> Iterator[tuple[str, str]]:
+    """The path and type of each module that a parameter lies in, the innermost first.
+
+    The outer ones matter where a module's parameters lie deeper than the source's (the gates of an LSTM).
+    """
+    segments, stack = slot.path.split("."), slot.container_stack
+    if len(stack) > len(segments):  # skipped variants are no segments
+        stack = tuple(entry for entry in stack if not entry.startswith("Enum:"))
+    innermost = _module_type(stack)
+    if innermost is not None:
+        yield ".".join(segments[:-1]), innermost
+    if len(stack) == len(segments):  # a name with a dot in it is two segments of one owner: nothing is known then
+        for depth in range(len(segments) - 1):
+            outer = _module_type(stack[: depth + 1])
+            if outer is not None:
+                yield ".".join(segments[:depth]), outer
 
 
 def _module_type(container_stack: Sequence[str]) -> str | None:
@@ -199,7 +233,7 @@ def _adapted(snapshot: TensorSnapshot, slot: Slot, adapter: ModuleAdapter) -> Te
         snapshot.shape,
         snapshot._data,
         nbytes=snapshot.nbytes,
-        param_id=snapshot.param_id,
+        param_id=snapshot._param_id,
         container_stack=slot.container_stack,
     )
     return adapter.adapt(placed)
@@ -263,7 +297,7 @@ def _read(plan: _Plan) -> list[_Value]:
         except BurnstoreError as error:
             plan.result.errors.append(_load_error(slot.path, error))
             continue
-        values.append((slot, value, None if param_id is None else int(param_id)))
+        values.append((slot, value, param_id))
         plan.result.applied.append(slot.path)
     return values
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Any
 
+from ..errors import DuplicateNameError
 from ..snapshot import TensorSnapshot
 from ..transforms.adapters import ModuleAdapter
 from ..transforms.filter import PathFilter
@@ -50,19 +50,32 @@ def adapted(snapshots: Sequence[TensorSnapshot], adapter: ModuleAdapter | None) 
 
 
 def _module_by_module(snapshots: Sequence[TensorSnapshot], adapter: ModuleAdapter) -> list[TensorSnapshot]:
-    def module_of(snapshot: TensorSnapshot) -> tuple[str, str | None]:
-        return snapshot.path.rpartition(".")[0], snapshot.module_type
-
-    given: list[TensorSnapshot] = []
-    for (parent, module_type), members in groupby(snapshots, module_of):
-        tensors = {snapshot.path.rpartition(".")[2]: snapshot for snapshot in members}
+    """The snapshots with each module shown to the adapter once and whole; what it gives stands in its first place."""
+    modules: dict[tuple[str, str], dict[str, TensorSnapshot]] = {}
+    owners: list[tuple[str, str] | None] = []
+    for snapshot in snapshots:
+        parent, _, name = snapshot.path.rpartition(".")
+        module_type = snapshot.module_type
+        owners.append(None if module_type is None else (parent, module_type))
         if module_type is not None:
+            members = modules.setdefault((parent, module_type), {})
+            if name in members:
+                raise DuplicateNameError("two tensors of the model have this path", tensor=snapshot.path)
+            members[name] = snapshot
+    replaced: dict[tuple[str, str], list[TensorSnapshot]] = {}
+    for (parent, module_type), members in modules.items():
+        found = adapter.adapt_module(module_type, dict(members))
+        if list(found.items()) != list(members.items()):
             prefix = f"{parent}." if parent else ""
-            given += [
-                named(prefix + name, tensor) for name, tensor in adapter.adapt_module(module_type, tensors).items()
-            ]
-        else:
-            given += tensors.values()
+            replaced[parent, module_type] = [named(prefix + name, tensor) for name, tensor in found.items()]
+    given: list[TensorSnapshot] = []
+    shown: set[tuple[str, str]] = set()
+    for snapshot, owner in zip(snapshots, owners, strict=True):
+        if owner is None or owner not in replaced:
+            given.append(snapshot)
+        elif owner not in shown:
+            shown.add(owner)
+            given += replaced[owner]
     return given
 
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..errors import ReadError
 from ..limits import Limits
-from ..modules.apply import apply
+from ..modules.apply import apply_noting
 from ..modules.collect import collect
 from ..modules.result import ApplyResult
 from ..saving import save, serialize
@@ -274,7 +274,8 @@ class Store:
         finds none (unless ``allow_partial(True)``); the model is then as it was.
         """
         snapshots, unmatched = self._snapshots()
-        result = apply(
+        return apply_noting(
+            [f"the remapping {pattern!r} matched no tensor of the file" for pattern in unmatched],
             model,
             snapshots,
             self._filter,
@@ -283,8 +284,6 @@ class Store:
             allow_partial=self._allow_partial,
             validate=self._validate,
         )
-        result.notes += [f"the remapping {pattern!r} matched no tensor of the file" for pattern in unmatched]
-        return result
 
     apply_to = load
 

@@ -28,7 +28,10 @@ def rearranged(snapshot: TensorSnapshot, shape: Sequence[int], move: Callable[[A
         # As unsigned integers (or raw bytes) of the element's width: no dtype can change a bit on the way.
         size = data.dtype.bits // 8
         elements: Array = np.ndarray(data.shape, f"<u{size}" if size <= 8 else f"V{size}", data.raw)
-        return TensorData(bytes_of_array(move(elements)), data.dtype, tuple(shape))
+        moved = np.array(
+            move(elements), order="C"
+        )  # always a copy: what is given out must not be somebody else's memory
+        return TensorData(bytes_of_array(moved), data.dtype, tuple(shape))
 
     return TensorSnapshot.from_closure(
         snapshot.path,

@@ -19,6 +19,7 @@ contain one of the words breaks this chain and leads to the strict reader, never
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +32,8 @@ from ...tensor_data import Shape
 from .descriptors import Columns, Int64s, Uint64s, read_dtype, read_shape
 from .eras import Era
 
-_DTYPE = b"edtype"
+_DTYPES = (b"\xa4edtype", b"\xa3edtype")  # with the marker: a block of a quantization scheme has a "dtype" of its own
+_EITHER_DTYPE = rb"[\xa3\xa4]edtype"
 _OFFSETS = b"ldata_offsets\x82"
 _PARAM_ID = b"hparam_id"
 _THREE_KEYS, _FOUR_KEYS = 0xA3, 0xA4
@@ -89,14 +91,20 @@ class _Fields(NamedTuple):
 
 def _fields(body: bytes, count: int) -> _Fields | None:
     """Where everything is, if every descriptor is in Burn's form."""
-    after_dtype, after_offsets = _places(body, _DTYPE, count), _places(body, _OFFSETS, count)
+    after_offsets = _places(body.split(_OFFSETS, count), len(_OFFSETS), count)
+    after_dtype = None
+    for word in _DTYPES:  # mostly all tensors have an id, or none has
+        if after_dtype is None:
+            after_dtype = _places(body.split(word, count), len(word), count)
+    if after_dtype is None:
+        after_dtype = _places(re.split(_EITHER_DTYPE, body, maxsplit=count), len(_DTYPES[0]), count)
     if after_dtype is None or after_offsets is None:
         return None
     raw = np.frombuffer(body + _BEYOND, np.uint8)
     starts, start_width = _uints(raw, after_offsets)
     ends, end_width = _uints(raw, after_offsets + start_width)
     end = after_offsets + start_width + end_width
-    marker_at = after_dtype - len(_DTYPE) - 1
+    marker_at = after_dtype - len(_DTYPES[0])
     has_id = raw[marker_at] == _FOUR_KEYS
     if (start_width + end_width >= _NO_UINT).any() or not (has_id | (raw[marker_at] == _THREE_KEYS)).all():
         return None
@@ -122,12 +130,11 @@ def _fields(body: bytes, count: int) -> _Fields | None:
     return _Fields(name_begin, name_end, after_dtype, kind_end, starts, ends, param_ids, int(end[-1]))
 
 
-def _places(body: bytes, word: bytes, count: int) -> Int64s | None:
-    """The places just behind the first ``count`` occurrences of a word."""
-    between = body.split(word, count)
+def _places(between: list[bytes], length: int, count: int) -> Int64s | None:
+    """The places just behind the first ``count`` words of this length, given what lies between them."""
     if len(between) <= count:
         return None
-    return np.cumsum(np.fromiter(map(len, between[:count]), np.int64, count) + len(word))
+    return np.cumsum(np.fromiter(map(len, between[:count]), np.int64, count) + length)
 
 
 def _names(body: bytes, fields: _Fields) -> list[str]:
