@@ -107,8 +107,8 @@ def _snapshots(tensors: Mapping[str, Tensor] | Iterable[TensorSnapshot] | Any) -
         if not nested:
             return [_snapshot(name, tensor) for name, tensor in tensors.items()]
         for name, value in tensors.items():
-            if isinstance(value, _CONSTANTS):
-                _snapshot(name, value)  # refuses it: in an object a number is a setting, in a mapping it would be lost
+            if isinstance(value, (*_CONSTANTS, np.generic)):  # in an object a setting; here it would be lost unnoticed
+                raise TypeError(f"{name!r} is a {type(value).__name__}, which is no part of a model and no array")
     if isinstance(tensors, (list, tuple, Iterator)):
         given = list(tensors)
         if all(isinstance(item, TensorSnapshot) for item in given):

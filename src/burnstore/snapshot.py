@@ -21,6 +21,7 @@ from .tensor_data import (
     bytes_of_array,
     checked_array,
     checked_shape,
+    little_endian,
     quantized_from_bytes,
 )
 
@@ -92,7 +93,8 @@ class ArrayData:
         return bytes_of_array(self.array)[start:stop]
 
     def owned(self, start: int, stop: int) -> Array:
-        return np.frombuffer(bytearray(self.window(start, stop)), np.uint8)
+        copied = np.array(self.array, little_endian(self.array.dtype), order="C")
+        return copied.reshape(-1).view(np.uint8)[start:stop] if copied.size else np.empty(0, np.uint8)
 
     def chunks(self, nbytes: int) -> Iterator[memoryview]:
         yield bytes_of_array(self.array)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,8 @@ from .errors import CorruptError, DTypeError, UnsupportedError
 
 if TYPE_CHECKING:
     from .quant import QuantizedTensor
+
+_LITTLE = sys.byteorder == "little"
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Shape = tuple[int, ...]
@@ -97,12 +100,14 @@ def checked_array(array: Array) -> tuple[Array, DType]:
     return array, dtype
 
 
+def little_endian(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype with the byte order that files have."""
+    return dtype.newbyteorder("<") if dtype.byteorder == ">" or (not _LITTLE and dtype.byteorder == "=") else dtype
+
+
 def bytes_of_array(array: Array) -> memoryview:
     """The row-major little-endian bytes of an array, without a copy where it lies in memory like that."""
-    native = (
-        array.dtype.newbyteorder("<") if array.dtype.byteorder in ">=" and array.dtype.kind in "fiuc" else array.dtype
-    )
-    flat = np.ascontiguousarray(array, dtype=native).reshape(-1)
+    flat = np.ascontiguousarray(array, little_endian(array.dtype)).reshape(-1)
     return memoryview(flat.view(np.uint8)) if flat.size else memoryview(b"")
 
 

@@ -116,6 +116,13 @@ def test_full_paths_predicates_and_match_all():
     assert len(applied(bs.BurnpackStore.from_bytes(data).with_regexes(["^w", "^b"]))) == 2
 
 
+def test_a_pattern_that_matches_nothing_is_warned_of_when_saving():
+    with pytest.warns(UserWarning, match=r"'\^typo' matched no tensor"):
+        bs.BurnpackStore.from_bytes(None).with_regex("^typo").with_regex("^bias").save(filled())
+    with pytest.warns(UserWarning, match="'wieght' matched no tensor"):
+        bs.collect(filled(), bs.PathFilter().with_full_path("wieght"))
+
+
 def test_a_filter_that_was_handed_in_is_not_changed():
     mine = bs.PathFilter().with_regex("^a")
     bs.BurnpackStore.from_bytes(b"").with_filter(mine).with_regex("^b")
@@ -386,8 +393,9 @@ def test_models_nested_in_mappings_are_saved_whole_and_stray_numbers_refused(tmp
     bs.save({"a": [np.zeros(1, "f4")], "b": None, "net": Nested()}, tmp_path / "m.bpk")
     with bs.open(tmp_path / "m.bpk") as f:
         assert list(f) == ["a.0", "net.gamma", "net.beta"]
-    with pytest.raises(TypeError, match="'lr' is a float"):
-        bs.save({"a": [np.zeros(1, "f4")], "lr": 0.1}, tmp_path / "n.bpk")
+    for stray in (0.1, np.float32(0.1)):
+        with pytest.raises(TypeError, match="'lr' is a float"):
+            bs.save({"a": [np.zeros(1, "f4")], "lr": stray}, tmp_path / "n.bpk")
     with pytest.raises(TypeError, match="no tensors"):
         bs.save(object(), tmp_path / "n.bpk")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..dtype import DType, Kind
 from ..errors import BurnstoreError, DuplicateNameError, LoadError, MissingTensorsError
-from ..snapshot import SourceData, TensorSnapshot, read_all
+from ..snapshot import TensorSnapshot, read_all
 from ..tensor_data import Array, TensorData, array_from_bytes, bytes_of_array
 from ..transforms.adapters import ModuleAdapter
 from ..transforms.filter import PathFilter
@@ -18,6 +18,7 @@ from .result import ApplyError, ApplyResult, MissingTensor
 
 # Dtypes that an array alone brings to a file again as they were; of the others the stored form is kept.
 _PLAIN_DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "Bool")
+_BOOLS_OF_INTEGERS = {DType.U8: DType.BoolU8, DType.U32: DType.BoolU32}  # what some backends hold bools in
 _ARRAYS_SAY_ALL = frozenset(map(DType.parse, _PLAIN_DTYPES))
 
 
@@ -83,8 +84,8 @@ def apply_noting(
 
 def _check_distinct(slots: Sequence[Slot]) -> None:
     """Raise DuplicateNameError where two tensors of a model have one path: a file has one of that name at most."""
-    by_path = {slot.path: slot for slot in slots}
-    if len(by_path) < len(slots):
+    if len({slot.path for slot in slots}) < len(slots):
+        by_path = {slot.path: slot for slot in slots}
         for slot in slots:
             if slot.identity() != by_path[slot.path].identity():
                 raise DuplicateNameError("two tensors of the model have this path", tensor=slot.path)
@@ -241,7 +242,7 @@ def _adapted(snapshot: TensorSnapshot, slot: Slot, adapter: ModuleAdapter) -> Te
 
 def _mismatch(slot: Slot, snapshot: TensorSnapshot) -> ApplyError | None:
     wanted, given = slot.dtype, snapshot.dtype
-    if not _same_kind(wanted, given):
+    if wanted is not given and not _same_kind(wanted, given):
         return ApplyError(
             "DTypeMismatch",
             slot.path,
@@ -285,11 +286,9 @@ def _read(plan: _Plan) -> list[_Value]:
         if isinstance(raw, BaseException):
             plan.result.errors.append(_load_error(slot.path, raw))
             continue
-        if not isinstance(snapshot._data, SourceData):
-            raw = memoryview(bytearray(raw))  # it may be the memory of the model that the snapshot was taken from
         dtype = snapshot.dtype
-        if slot.dtype.is_bool and not dtype.is_bool:  # U8 and U32 hold bools in some backends
-            dtype = DType.BoolU8 if dtype is DType.U8 else DType.BoolU32
+        if dtype in _BOOLS_OF_INTEGERS and slot.dtype.is_bool:
+            dtype = _BOOLS_OF_INTEGERS[dtype]
         try:
             value: Array | TensorData = array_from_bytes(raw, dtype, snapshot.shape)
             if dtype not in _ARRAYS_SAY_ALL:
@@ -308,6 +307,9 @@ def _with_shared(plan: _Plan, values: list[_Value], slots: Sequence[Slot]) -> li
     Shared parameters are written once per path, as Burn does, and must come back as one. If a file has a tensor for one
     of the paths only, it is for all; if it has different ones, the second is an error.
     """
+    identities = {slot.identity() for slot, _, _ in values}
+    if len(identities) == len(values) and not plan.unmatched:
+        return values  # nothing is shared, nothing is missing
     first: dict[int, _Value] = {}
     kept: list[_Value] = []
     for slot, value, param_id in values:

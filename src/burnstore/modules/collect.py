@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,23 +22,20 @@ def collect(
 ) -> list[TensorSnapshot]:
     """The tensors of a model, in its order, under their paths; nothing is read yet.
 
-    ``filter`` sees paths and containers as the model has them, ``adapter`` then changes what is left.
+    ``filter`` sees paths and containers as the model has them, ``adapter`` then changes what is left. A pattern or path
+    of the filter that matches nothing is warned of, because it is seldom meant.
 
     >>> import numpy as np
     >>> [snapshot.path for snapshot in collect({"encoder": {"weight": np.zeros(2)}, "steps": [np.zeros(1)]})]
     ['encoder.weight', 'steps.0']
     """
     snapshots = [slot.snapshot() for slot in binding_for(model).walk(model, skip_enum_variants=skip_enum_variants)]
-    chosen, _ = filtered(snapshots, filter)
-    return adapted(chosen, adapter)
-
-
-def filtered(snapshots: Sequence[TensorSnapshot], filter: PathFilter | None) -> tuple[list[TensorSnapshot], list[str]]:
-    """The snapshots that a filter lets through, and its criteria that matched none."""
-    if filter is None:
-        return list(snapshots), []
-    selection = filter.select([(snapshot.path, snapshot.container_stack) for snapshot in snapshots])
-    return [snapshot for snapshot, chosen in zip(snapshots, selection, strict=True) if chosen], selection.unmatched
+    if filter is not None:
+        selection = filter.select([(snapshot.path, snapshot.container_stack) for snapshot in snapshots])
+        snapshots = [snapshot for snapshot, chosen in zip(snapshots, selection, strict=True) if chosen]
+        for text in selection.unmatched:
+            warnings.warn(f"the filter's {text!r} matched no tensor of the model", stacklevel=2)
+    return adapted(snapshots, adapter)
 
 
 def adapted(snapshots: Sequence[TensorSnapshot], adapter: ModuleAdapter | None) -> list[TensorSnapshot]:
