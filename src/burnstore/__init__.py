@@ -41,7 +41,6 @@ from .errors import (
 from .formats.registry import format_names, register_format
 from .limits import Limits
 from .param_id import ParamId
-from .saving import save, serialize
 from .scalar import Scalar
 from .snapshot import TensorSnapshot
 from .tensor_data import TensorData
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
     from .modules.bindings import register_binding
     from .modules.collect import collect
     from .modules.result import ApplyError, ApplyResult, MissingTensor
+    from .saving import save, serialize
     from .stores.base import Store
     from .stores.burnpack import BurnpackStore
     from .transforms.adapters import (
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# What reading and writing files does not need is imported when it is first asked for.
+# What opening a file does not need is imported when it is first asked for.
 _LATER = {
     "ApplyError": "modules.result",
     "ApplyResult": "modules.result",
@@ -95,7 +95,9 @@ _LATER = {
     "map_indices_contiguous": "transforms.indices",
     "map_indices_contiguous_except": "transforms.indices",
     "register_binding": "modules.bindings",
+    "save": "saving",
     "save_into": "loading",
+    "serialize": "saving",
 }
 
 
