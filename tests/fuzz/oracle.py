@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 
 import burnstore as bs
+import burnstore.saving  # imported at its first use, which the audit hook would see
 from burnstore.codec.cbor import CborReader
 from burnstore.formats import burnpack
 from burnstore.formats.burnpack import descriptors, scan

@@ -15,7 +15,7 @@ _SHARED_BITS = 23
 _PADDING = 256  # what formats leave unused between two tensors at most
 
 Buffer = Any
-"""A bytearray, an array of bytes or a memoryview."""
+"""An array of bytes or a memoryview."""
 
 
 def gather(source: Source, offsets: Sequence[int], sizes: Sequence[int]) -> tuple[list[Buffer], list[int]]:
@@ -40,13 +40,8 @@ def gather(source: Source, offsets: Sequence[int], sizes: Sequence[int]) -> tupl
     first = np.flatnonzero(begins)
     last = np.append(first[1:], len(start)) - 1
     base = start[first]
-    buffers = list(map(_buffer, (end[last] - base).tolist(), (first != last).tolist()))
+    # NumPy asks for huge pages for large buffers, which makes their first touch several times cheaper.
+    buffers = [np.empty(length, np.uint8) for length in (end[last] - base).tolist()]
     source.read_into([(at, memoryview(buffer)) for at, buffer in zip(base.tolist(), buffers, strict=True)])
     which = np.cumsum(begins) - 1
     return list(map(buffers.__getitem__, which.tolist())), (start - base[which]).tolist()
-
-
-def _buffer(length: int, shared: bool) -> Buffer:
-    # Cutting an array out of a bytearray costs half of cutting it out of an array, which counts where there are many. A
-    # large one is left to NumPy, which asks for huge pages: its first touch is then several times cheaper.
-    return bytearray(length) if shared else np.empty(length, np.uint8)

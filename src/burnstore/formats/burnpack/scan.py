@@ -32,8 +32,8 @@ from ...tensor_data import Shape
 from .descriptors import Columns, Int64s, Uint64s, read_dtype, read_shape
 from .eras import Era
 
-_DTYPES = (b"\xa4edtype", b"\xa3edtype")  # with the marker: a block of a quantization scheme has a "dtype" of its own
-_EITHER_DTYPE = rb"[\xa3\xa4]edtype"
+_DTYPE = b"edtype"
+_MARKED_DTYPE = rb"[\xa3\xa4]edtype"  # a block of a quantization scheme has a "dtype", too, without the marker
 _OFFSETS = b"ldata_offsets\x82"
 _PARAM_ID = b"hparam_id"
 _THREE_KEYS, _FOUR_KEYS = 0xA3, 0xA4
@@ -92,19 +92,18 @@ class _Fields(NamedTuple):
 def _fields(body: bytes, count: int) -> _Fields | None:
     """Where everything is, if every descriptor is in Burn's form."""
     after_offsets = _places(body.split(_OFFSETS, count), len(_OFFSETS), count)
-    after_dtype = None
-    for word in _DTYPES:  # mostly all tensors have an id, or none has
-        if after_dtype is None:
-            after_dtype = _places(body.split(word, count), len(word), count)
+    first = body.find(_DTYPE)
+    marked = body[first - 1 : first + len(_DTYPE)]  # mostly all tensors have an id, or none has: one marker for all
+    after_dtype = _places(body.split(marked, count), len(marked), count) if first > 0 else None
     if after_dtype is None:
-        after_dtype = _places(re.split(_EITHER_DTYPE, body, maxsplit=count), len(_DTYPES[0]), count)
+        after_dtype = _places(re.split(_MARKED_DTYPE, body, maxsplit=count), len(_DTYPE) + 1, count)
     if after_dtype is None or after_offsets is None:
         return None
     raw = np.frombuffer(body + _BEYOND, np.uint8)
     starts, start_width = _uints(raw, after_offsets)
     ends, end_width = _uints(raw, after_offsets + start_width)
     end = after_offsets + start_width + end_width
-    marker_at = after_dtype - len(_DTYPES[0])
+    marker_at = after_dtype - len(_DTYPE) - 1
     has_id = raw[marker_at] == _FOUR_KEYS
     if (start_width + end_width >= _NO_UINT).any() or not (has_id | (raw[marker_at] == _THREE_KEYS)).all():
         return None
