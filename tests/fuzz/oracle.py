@@ -145,7 +145,7 @@ class Oracle:
                 checkpoint = bs.open(data)
                 _ = repr(checkpoint), str(checkpoint.variant)
                 checkpoint.numpy()
-                self._saved(checkpoint)
+                _serialized(checkpoint)
             except bs.BurnstoreError as error:
                 str(error)
         str(bs.CorruptError("", tensor="\0"))  # the codec that escapes control characters
@@ -348,18 +348,7 @@ class Oracle:
                     raise ViolationError("e", f"saved by default, {name!r} has other values")
 
     def _saved(self, checkpoint: bs.Checkpoint, **options: Any) -> Any:
-        def save() -> bytes:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that the metadata ask for the form of Burn 0.19
-                return bs.serialize(
-                    checkpoint,
-                    format="burnpack",
-                    metadata=checkpoint.metadata,
-                    scalars=checkpoint.scalars,
-                    **options,
-                )
-
-        return self._watched(save)[0]
+        return self._watched(lambda: _serialized(checkpoint, **options))[0]
 
     # --------------------------------------------------------------------------- (f)
 
@@ -450,6 +439,13 @@ class Oracle:
         if len(self._compared) > 4096:
             self._compared.clear()
         self._compared[scanned.data] = None
+
+
+def _serialized(checkpoint: bs.Checkpoint, **options: Any) -> bytes:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the metadata ask for the form of Burn 0.19
+        kept = {"metadata": checkpoint.metadata, "scalars": checkpoint.scalars}
+        return bs.serialize(checkpoint, format="burnpack", **kept, **options)
 
 
 def _read_by_reference(data: bytes) -> reference.Reading:

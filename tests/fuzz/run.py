@@ -172,6 +172,8 @@ def fuzz(arguments: argparse.Namespace) -> Tally:
             stuck = None if job.done else job.stuck()
             if stuck is not None:
                 index, how = stuck
+                if index < 0:
+                    raise SystemExit("a process ended before its first mutant: see above")
                 print(f"mutant {index}: {how}", flush=True)
                 total.add(Tally(1, Counter({("violation", how[:3]): 1})))
                 total.violations.append((index, how, mutant(corpus, arguments, index)))

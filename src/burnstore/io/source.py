@@ -18,8 +18,8 @@ from ..errors import ChangedError, ClosedError, ReadError, TruncatedError
 
 # One pread of more than this blocks Ctrl-C for long and cannot be shared between threads; Linux caps one at 2 GiB.
 _WINDOW = 16 << 20
-# Below this, starting threads costs more than they save (measured: two threads win from about 8 MiB on).
-_PARALLEL_FROM = 16 << 20
+# Below this, starting threads costs more than they save.
+_PARALLEL_FROM = 32 << 20
 _THREADS = min(4, os.cpu_count() or 1)
 
 _OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -143,29 +143,32 @@ class FileSource:
             os.close(fd)
 
     def _read_in_parallel(self, windows: list[Read]) -> None:
-        from concurrent.futures import (
-            ThreadPoolExecutor,  # not at import: most programs never read this much at once
-        )
+        from threading import Thread  # not at import: most programs never read this much at once
 
-        # Whoever is free takes the next window. `list.pop` is atomic; popping from the end is, hence the reversal.
+        # Whoever is free takes the next window. `list.pop` from the end is atomic, hence the reversal.
         todo = windows[::-1]
+        failures: list[BaseException] = []
 
         def work() -> None:
-            while True:
-                try:
-                    offset, buffer = todo.pop()
-                except IndexError:
-                    return
-                self._fill(offset, buffer)
-
-        with ThreadPoolExecutor(_THREADS) as pool:
-            workers = [pool.submit(work) for _ in range(_THREADS)]
             try:
-                for worker in workers:
-                    worker.result()
-            except BaseException:
-                todo.clear()
-                raise
+                while todo and not failures:
+                    self._fill(*todo.pop())
+            except IndexError:
+                return  # another thread took the last one
+            except BaseException as error:
+                failures.append(error)
+
+        helpers = [Thread(target=work, daemon=True) for _ in range(_THREADS - 1)]
+        for helper in helpers:
+            helper.start()
+        try:
+            work()
+        finally:
+            todo.clear()  # on Ctrl-C nobody starts another window
+            for helper in helpers:
+                helper.join()
+        if failures:
+            raise failures[0]
 
     def _fill(self, offset: int, buffer: memoryview) -> None:
         while buffer:
