@@ -36,7 +36,7 @@ fuzz: $(INSTALLED)
 	$(BIN)/python -m tests.fuzz.run --mutants $(MUTANTS) --seed $(SEED) --minutes $(MINUTES)
 
 kill: $(INSTALLED)
-	$(BIN)/python tests/crash/kill.py --kills $(KILLS) --seed $(SEED)
+	$(BIN)/python tests/crash/kill.py --kills $(KILLS) --seed $(SEED) --minutes $(MINUTES)
 
 $(INSTALLED): pyproject.toml requirements/test.txt
 	$(PYTHON) -m venv .venv
