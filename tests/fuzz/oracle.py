@@ -429,7 +429,7 @@ class Oracle:
             return
         reader = CborReader(scanned.data, scanned.position, scanned.end)
         try:
-            strict = descriptors._read_descriptors(reader, scanned.count, scanned.limits)
+            strict = descriptors.read_descriptors(reader, scanned.count, scanned.limits)
         except bs.BurnstoreError as error:
             raise ViolationError("g", f"the scan accepts what the strict reader refuses: {error}"[:300]) from None
         if reader.position != scanned.after:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import burnstore as bs
-from burnstore.formats.burnpack import descriptors, reader, scan
+from burnstore.formats.burnpack import metadata, reader, scan
 
 from . import mutate, reference
 from .corpus import Corpus, with_bit_flipped
@@ -215,7 +215,7 @@ def test_the_oracle_sees_what_takes_too_long(oracle: Oracle, monkeypatch: pytest
         started = time.process_time()
         while time.process_time() - started < 0.06:
             pass
-        return descriptors.read_metadata(*arguments)
+        return metadata.read_metadata(*arguments)
 
     monkeypatch.setattr(reader, "read_metadata", slow)
     with pytest.raises(ViolationError, match=r"\(b\) 0.06"):

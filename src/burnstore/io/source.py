@@ -147,7 +147,7 @@ class FileSource:
 
         # Whoever is free takes the next window. `list.pop` from the end is atomic, hence the reversal.
         todo = windows[::-1]
-        failures: list[BaseException] = []
+        failures: list[Exception] = []
 
         def work() -> None:
             try:
@@ -155,7 +155,7 @@ class FileSource:
                     self._fill(*todo.pop())
             except IndexError:
                 return  # another thread took the last one
-            except BaseException as error:
+            except Exception as error:  # of whichever thread: it is raised below, where the caller is
                 failures.append(error)
 
         helpers = [Thread(target=work, daemon=True) for _ in range(_THREADS - 1)]

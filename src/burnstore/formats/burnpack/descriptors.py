@@ -1,13 +1,9 @@
-"""The metadata of a Burnpack file, read strictly, one expected item after the other (BP-04 .. BP-10, BP-17, BP-18).
-
-`read_metadata` is the whole of it. Where the tensors are written as every Burn writes them, `scan` takes that part at
-many times the speed and gives the same columns; this module then only reads what follows them.
-"""
+"""The descriptors of the tensors, read strictly, one expected item after the other (BP-06, BP-08 .. BP-10)."""
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +12,6 @@ from ...codec.cbor import CborReader
 from ...dtype import DType
 from ...errors import CorruptError, LimitError, UnsupportedError, located, printable
 from ...limits import Limits
-from ...scalar import Scalar, ScalarKind
 from ...tensor_data import Shape
 from .eras import Era
 
@@ -51,52 +46,8 @@ class Columns:
     eras: Era
 
 
-@dataclass(slots=True)
-class Metadata:
-    """The whole metadata map."""
-
-    tensors: Columns
-    metadata: dict[str, str] = field(default_factory=dict)
-    scalars: dict[str, Scalar] = field(default_factory=dict)
-
-
-def read_metadata(raw: bytes, limits: Limits) -> Metadata:
-    """The metadata item that fills ``raw``."""
-    from .scan import scan_descriptors
-
-    reader = CborReader(raw)
-    found: Metadata | None = None
-    metadata: dict[str, str] = {}
-    scalars: dict[str, Scalar] = {}
-    seen: set[str] = set()
-    with located(rule="BP-05"):
-        for _ in range(reader.map()):  # ends with the first key that is unknown or comes twice
-            key = _key(reader, seen)
-            if key == "tensors":
-                count = reader.map()
-                if count > (limits.tensors or 0):
-                    raise LimitError(
-                        f"{count} tensors, more than the limit of {limits.tensors}",
-                        rule="BP-07",
-                        hint="if you trust the file, open it with limits=Limits(tensors=...)",
-                    )
-                found = Metadata(scan_descriptors(reader, count, limits) or _read_descriptors(reader, count, limits))
-            elif key == "metadata":
-                metadata = _read_texts(reader, limits)
-            elif key == "scalars":
-                scalars = _read_scalars(reader, limits)
-            else:
-                raise _unknown_key(key, "the metadata")
-        if found is None:
-            raise CorruptError("the metadata has no 'tensors'")
-    if not reader.at_end():
-        raise CorruptError("bytes follow the metadata item", offset=reader.position, rule="BP-04")
-    found.metadata = metadata
-    found.scalars = scalars
-    return found
-
-
-def _read_descriptors(reader: CborReader, count: int, limits: Limits) -> Columns:
+def read_descriptors(reader: CborReader, count: int, limits: Limits) -> Columns:
+    """The next ``count`` descriptors, each a name and what it names."""
     rows: dict[str, _Descriptor] = {}
     for _ in range(count):
         with located(rule="BP-08"):
@@ -136,7 +87,7 @@ def _read_descriptor(reader: CborReader, limits: Limits) -> _Descriptor:
     seen: set[str] = set()
     with located(rule="BP-06"):
         for _ in range(reader.map()):
-            key = _key(reader, seen)
+            key = read_key(reader, seen)
             if key == "dtype":
                 dtype = read_dtype(reader)
             elif key == "shape":
@@ -150,7 +101,7 @@ def _read_descriptor(reader: CborReader, limits: Limits) -> _Descriptor:
             elif key == "param_id":
                 param_id = None if reader.null() else reader.uint()
             else:
-                raise _unknown_key(key, "a descriptor")
+                raise unknown_key(key, "a descriptor")
         if dtype is None or shape is None or offsets is None:
             missing = [k for k, v in (("dtype", dtype), ("shape", shape), ("data_offsets", offsets)) if v is None]
             raise CorruptError(f"the descriptor has no {' and no '.join(missing)}")
@@ -191,45 +142,8 @@ def read_shape(reader: CborReader, longest: int) -> Shape:
         return tuple(reader.uint() for _ in range(rank))
 
 
-def _read_texts(reader: CborReader, limits: Limits) -> dict[str, str]:
-    texts: dict[str, str] = {}
-    with located(rule="BP-17"):
-        for _ in range(_bounded(reader.map(), limits.metadata_entries, "metadata entries")):
-            key = _key(reader, texts)
-            texts[key] = reader.text()
-    return texts
-
-
-def _read_scalars(reader: CborReader, limits: Limits) -> dict[str, Scalar]:
-    scalars: dict[str, Scalar] = {}
-    with located(rule="BP-18"):
-        for _ in range(_bounded(reader.map(), limits.metadata_entries, "scalars")):
-            key = _key(reader, scalars)
-            at = reader.position
-            if reader.map() != 1:
-                raise CorruptError("a scalar is a map of one entry", offset=at)
-            scalars[key] = _read_scalar(reader)
-    return scalars
-
-
-def _read_scalar(reader: CborReader) -> Scalar:
-    at = reader.position
-    kind = reader.text(_SCHEME_NODES)
-    if kind == "Float":
-        return Scalar("Float", reader.float())
-    if kind == "Bool":
-        return Scalar("Bool", reader.boolean())
-    if kind in ("Int", "UInt"):
-        value = reader.integer()
-        named: ScalarKind = "Int" if kind == "Int" else "UInt"
-        try:
-            return Scalar(named, value)
-        except ValueError as error:
-            raise CorruptError(str(error), offset=at) from None
-    raise UnsupportedError(f"unknown scalar kind {kind!r}", offset=at)
-
-
-def _key(reader: CborReader, seen: set[str] | dict[str, Any]) -> str:
+def read_key(reader: CborReader, seen: set[str] | dict[str, Any]) -> str:
+    """A key of a map, which must not have stood in it before."""
     at = reader.position
     key = reader.text()
     if key in seen:
@@ -239,11 +153,6 @@ def _key(reader: CborReader, seen: set[str] | dict[str, Any]) -> str:
     return key
 
 
-def _unknown_key(key: str, where: str) -> UnsupportedError:
+def unknown_key(key: str, where: str) -> UnsupportedError:
+    """The error for a key that no Burn writes."""
     return UnsupportedError(f"unknown key {printable(key)!r} in {where}", hint="is the file of a newer Burn?")
-
-
-def _bounded(count: int, most: int, what: str) -> int:
-    if count > most:
-        raise LimitError(f"{count} {what}, more than {most}")
-    return count

@@ -24,8 +24,9 @@ from ...io.source import Source
 from ...limits import Limits
 from ...tensor_data import Shape
 from ..base import Contents, Table
-from .descriptors import Columns, Int64s, Metadata, read_metadata
+from .descriptors import Columns, Int64s
 from .eras import Era, describe, named_release, stamped_release
+from .metadata import Metadata, read_metadata
 
 MAGIC = b"NRUB"
 VERSION = 1
