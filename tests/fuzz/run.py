@@ -44,7 +44,7 @@ _MOST_OF_A_KIND = 3
 _MOST_MEMORY = 6 << 30
 
 _READER_FILES = ["codec/cbor.py", "quant.py"] + [
-    f"formats/burnpack/{name}.py" for name in ("reader", "descriptors", "scan", "quant_spelling", "eras")
+    f"formats/burnpack/{name}.py" for name in ("reader", "metadata", "descriptors", "scan", "quant_spelling", "eras")
 ]
 
 

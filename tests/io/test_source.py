@@ -340,6 +340,31 @@ def test_a_source_closed_during_reads_gives_its_bytes_or_says_that_it_is_closed(
     assert wrong == []
 
 
+@pytest.mark.parametrize("call", ["fstat", "pread", "preadv"])
+@pytest.mark.parametrize("reopened", [False, True], ids=["descriptor_gone", "descriptor_of_another_file"])
+def test_a_source_closed_just_before_a_system_call_says_that_it_is_closed(
+    path: Path, tmp_path: Path, call: str, reopened: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not hasattr(os, call):
+        pytest.skip(f"no os.{call} on this platform")
+    other = tmp_path / "other"
+    other.write_bytes(b"")
+    real, opened, taken = getattr(os, call), FileSource(path), []
+
+    def closed_before(*arguments: Any) -> Any:
+        monkeypatch.setattr(os, call, real)
+        opened.close()
+        if reopened:
+            taken.append(os.open(other, os.O_RDONLY))
+        return real(*arguments)
+
+    monkeypatch.setattr(os, call, closed_before)
+    with pytest.raises(ClosedError):
+        opened.read_into([(0, memoryview(bytearray(100)))]) if call == "preadv" else opened.read_at(0, 100)
+    for fd in taken:
+        os.close(fd)
+
+
 # --- pickling and forking (C4) ----------------------------------------------------------------------------------------
 
 

@@ -70,11 +70,12 @@ class BytesSource:
         self._data = None
 
     def _window(self, offset: int, length: int) -> memoryview:
-        if self._data is None:
+        data = self._data
+        if data is None:
             raise ClosedError(f"{self.name} is closed")
         if offset + length > self.size:
             raise _ends_early(self.name, offset, length, self.size)
-        return self._data[offset : offset + length]
+        return data[offset : offset + length]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _bytes_source, (self.read_at(0, self.size), self._share, self.name)
@@ -174,7 +175,7 @@ class FileSource:
         while buffer:
             count = self._preadv(offset, buffer)
             if count == 0:
-                raise _ends_early(self.name, offset, len(buffer), os.fstat(self._open_fd()).st_size)
+                raise _ends_early(self.name, offset, len(buffer), self._status().st_size)
             offset += count
             buffer = buffer[count:]
 
@@ -203,9 +204,10 @@ class FileSource:
             raise ClosedError("the file was closed", path=self.name, hint="read inside the `with bs.open(...)` block")
         return self._fd
 
-    def _read_error(self, error: OSError, offset: int) -> OSError:
+    def _read_error(self, error: OSError, offset: int | None = None) -> OSError:
         if isinstance(error, ReadError):
             return error
+        self._open_fd()  # closed meanwhile by another thread: that is what the caller should hear
         failure = ReadError(f"reading failed: {error.strerror or error}", path=self.name, offset=offset)
         failure.errno = error.errno
         return failure
@@ -215,8 +217,15 @@ class FileSource:
         if offset + length > self.size:
             raise _ends_early(self.name, offset, length, self.size)
 
+    def _status(self) -> os.stat_result:
+        try:
+            return os.fstat(self._open_fd())
+        except OSError as error:
+            raise self._read_error(error) from error
+
     def _check_unchanged(self) -> None:
-        if _stamp_of(os.fstat(self._open_fd())) != self._stamp:
+        if _stamp_of(self._status()) != self._stamp:
+            self._open_fd()  # closed meanwhile: the number may already be another file's
             raise ChangedError("the file was changed in place while it was open", path=self.name, hint="open it again")
 
     def __del__(self) -> None:
@@ -241,9 +250,10 @@ class MmapSource(FileSource):
             raise ReadError(f"the file cannot be mapped: {error}", path=self.name, hint="zero_copy=False") from error
 
     def view(self, offset: int, length: int) -> memoryview | None:
+        mapped = self._map  # before the checks: another thread may close the source after them
         self._check_inside(offset, length)
         self._check_unchanged()  # what is cut after this still kills the process; what was cut before is reported
-        return memoryview(self._map)[offset : offset + length] if self._map is not None else memoryview(b"")
+        return memoryview(mapped)[offset : offset + length] if mapped is not None else memoryview(b"")
 
     def close(self) -> None:
         super().close()
