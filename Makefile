@@ -4,11 +4,12 @@ SEED ?= 1
 MINUTES ?= 10
 MUTANTS ?= 5000000
 KILLS ?= 2000
+BURN_VERSIONS ?= 0.19 0.20 0.21 0.22 0.23-pre
 
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: demo test lint types contracts wheel bench fuzz kill clean
+.PHONY: demo test lint types contracts wheel bench fuzz fuzz-safetensors kill interop interop-all matrix bench-burn fuzz-interop clean
 
 demo: $(INSTALLED)
 	$(BIN)/python docs/demo.py
@@ -35,8 +36,27 @@ bench: $(INSTALLED)
 fuzz: $(INSTALLED)
 	$(BIN)/python -m tests.fuzz.run --mutants $(MUTANTS) --seed $(SEED) --minutes $(MINUTES)
 
+fuzz-safetensors: $(INSTALLED)
+	$(BIN)/python -m tests.fuzz.run --format safetensors --mutants $(MUTANTS) --seed $(SEED) --minutes $(MINUTES)
+
 kill: $(INSTALLED)
 	$(BIN)/python tests/crash/kill.py --kills $(KILLS) --seed $(SEED) --minutes $(MINUTES)
+
+# Against real Burn: Rust is needed as well, and the first run builds Burn (minutes). See tests/interop.
+interop: $(INSTALLED)
+	$(BIN)/python -m pytest tests/interop
+
+interop-all: $(INSTALLED)
+	BURN_VERSIONS="$(BURN_VERSIONS)" $(BIN)/python -m pytest tests/interop
+
+matrix: $(INSTALLED)
+	cd tests && ../$(BIN)/python -m interop.matrix
+
+bench-burn: $(INSTALLED)
+	$(BIN)/python -m benchmarks --subject burn
+
+fuzz-interop: $(INSTALLED)
+	cd tests && ../$(BIN)/python -m interop.fuzz --seed $(SEED)
 
 $(INSTALLED): pyproject.toml requirements/test.txt
 	$(PYTHON) -m venv .venv

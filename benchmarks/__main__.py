@@ -7,10 +7,11 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from benchmarks import SUBJECTS, report
+from benchmarks import ALL_SUBJECTS, SUBJECTS, report
 from benchmarks.harness import ROOT, Case, Scale, Session
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -20,6 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the chosen cases and report; 0 whatever the bars say, 1 when a contestant failed, 2 for wrong arguments."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="burnstore against its peers")
     parser.add_argument("--quick", action="store_true", help="small data and two rounds: a smoke test, not a result")
+    parser.add_argument("--subject", action="append", metavar="NAME", help=f"one of {', '.join(ALL_SUBJECTS)}")
     parser.add_argument("--only", action="append", metavar="NAME", help="cases whose name contains this; repeatable")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here as well")
     parser.add_argument("--dir", type=Path, metavar="DIR", help="where the data files go (default: a temporary one)")
@@ -28,7 +30,11 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
 
     scale = Scale(quick=options.quick, repeats=options.repeats)
-    chosen = [case for case in all_cases(scale) if not options.only or any(part in case.name for part in options.only)]
+    unknown = set(options.subject or ()) - set(ALL_SUBJECTS)
+    if unknown:
+        parser.error(f"no subject {', '.join(sorted(unknown))}")
+    cases = all_cases(scale, options.subject or SUBJECTS)
+    chosen = [case for case in cases if not options.only or any(part in case.name for part in options.only)]
     if not chosen:
         parser.error(f"no case is called like {options.only}")
     if options.list:
@@ -55,9 +61,9 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if any(result.failed for result in results) else 0
 
 
-def all_cases(scale: Scale) -> list[Case]:
-    """The cases of every subject, in order."""
-    return [case for subject in SUBJECTS for case in import_module(f"benchmarks.{subject}").cases(scale)]
+def all_cases(scale: Scale, subjects: Sequence[str] = SUBJECTS) -> list[Case]:
+    """The cases of these subjects, in order."""
+    return [case for subject in subjects for case in import_module(f"benchmarks.{subject}").cases(scale)]
 
 
 def _positive(text: str) -> int:

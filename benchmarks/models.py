@@ -76,15 +76,20 @@ def cases(scale: Scale) -> list[Case]:
     ]
 
 
-def _model(layers: int) -> Any:
-    """Burn's bench model, filled."""
+def _empty_model(layers: int) -> Any:
+    """Burn's bench model, declared; nothing is drawn yet."""
     from burnstore import nn
 
     class LargeModel(nn.Module):
         def __init__(self) -> None:
             self.layers = nn.FixedArray([nn.Linear(1024 if i == 0 else 2048, 2048) for i in range(layers)])
 
-    model = LargeModel()
+    return LargeModel()
+
+
+def _model(layers: int) -> Any:
+    """Burn's bench model, filled."""
+    model = _empty_model(layers)
     pattern = np.random.default_rng(0).standard_normal(1 << 16, np.float32)
     for number, layer in enumerate(model.layers):
         for param in (layer.weight, layer.bias):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .dtype import Kind
 from .errors import (
+    ChangedError,
     ClosedError,
     DTypeError,
     TensorNotFoundError,
@@ -18,13 +19,18 @@ from .errors import (
     printable,
 )
 from .formats.base import Contents, Table
+from .formats.folder import INDEX_SUFFIX, locate
 from .formats.registry import HEAD_BYTES, format_for_bytes, format_named
 from .io.gather import gather
+from .io.joined import JoinedSource
 from .io.source import BytesSource, FileSource, MmapSource, Source
 from .limits import Limits
 from .scalar import Scalar
 from .snapshot import TensorSnapshot
 from .tensor_data import Array, array_from_bytes
+
+if TYPE_CHECKING:
+    from .torch_tensor import Device, Tensor
 
 
 class Checkpoint(Mapping[str, TensorSnapshot]):
@@ -48,6 +54,7 @@ class Checkpoint(Mapping[str, TensorSnapshot]):
             self._format = chosen.name
             self._contents: Contents = chosen.read(source, limits, **options)
         self._table = self._contents.table
+        self._data = self._contents.source or source
         self._rows = dict(zip(self._table.names, range(len(self._table.names)), strict=True))
 
     @property
@@ -81,14 +88,31 @@ class Checkpoint(Mapping[str, TensorSnapshot]):
         return self._contents.scalars
 
     @property
+    def constants(self) -> Mapping[str, Any]:
+        """What a record holds that is no tensor, by path: counters, and the fields of a model that store no value."""
+        return self._contents.constants
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What should be known about how the tensors were found in the file, a sentence each."""
+        return self._contents.notes
+
+    def shares_with(self, name: str) -> tuple[str, ...]:
+        """The other tensors that are views on the same memory in the file, such as tied weights."""
+        self._row(name)
+        group = next((group for group in self._contents.shared if name in group), ())
+        return tuple(other for other in group if other != name)
+
+    @property
     def data_offset(self) -> int:
         """The byte at which tensor data begins."""
         return self._contents.data_offset
 
     @property
     def file_size(self) -> int:
-        """How many bytes the file has."""
-        return self._source.size
+        """How many bytes the file has; all files together, where there are several."""
+        several = self._contents.file_size
+        return self._source.size if several is None else several
 
     @property
     def nbytes(self) -> int:
@@ -96,8 +120,16 @@ class Checkpoint(Mapping[str, TensorSnapshot]):
         return sum(self._table.sizes)
 
     def offset_of(self, name: str) -> int:
-        """The byte of the file at which a tensor's data begins."""
-        return self._table.offsets[self._row(name)]
+        """The byte of its file at which a tensor's data begins."""
+        return self._place_of(name)[1]
+
+    def file_of(self, name: str) -> str:
+        """The file in which a tensor's data lie: another for each shard, where there are several."""
+        return self._place_of(name)[0]
+
+    def _place_of(self, name: str) -> tuple[str, int]:
+        offset = self._table.offsets[self._row(name)]
+        return self._data.place_of(offset) if isinstance(self._data, JoinedSource) else (self.path, offset)
 
     def numpy(self, names: Iterable[str] | None = None) -> dict[str, Array]:
         """All tensors, or those named, as arrays; read in few large pieces.
@@ -105,20 +137,49 @@ class Checkpoint(Mapping[str, TensorSnapshot]):
         Owned and writable by default; with ``zero_copy`` read-only views that keep the file's memory alive. Small owned
         arrays share a buffer of up to 8 MiB with their neighbours. Quantized tensors come dequantized.
         """
+        table = self._picked(names, "numpy")
+        plain = table.lying_plainly()
+        with located(path=self._source.name):
+            arrays = _cut(plain, *gather(self._data, plain.offsets, plain.sizes, plain.alignments()))
+        return (
+            arrays if plain is table else _completed(table, arrays, lambda row: table.snapshot(row, self._data).numpy())
+        )
+
+    def torch(self, names: Iterable[str] | None = None, *, device: Device = None) -> dict[str, Tensor]:
+        """All tensors, or those named, as torch tensors on the CPU or on ``device``; read in few large pieces.
+
+        Owned by default; with ``zero_copy`` they share the mapped file, privately: what is written to one stays in this
+        process. Dtypes are as for `TensorSnapshot.torch`. Raises MissingDependencyError without PyTorch.
+        """
+        from . import torch_tensor  # not at import: torch is imported when tensors of it are asked for
+
+        table = self._picked(names, "torch")
+        plain = table.lying_plainly()
+        with located(path=self._source.name):
+            buffers, places = gather(self._data, plain.offsets, plain.sizes, plain.alignments())
+            columns = plain.names, plain.dtypes, plain.shapes, plain.sizes
+            tensors = torch_tensor.tensors_from_buffers(*columns, buffers, places)
+        if device is not None:
+            tensors = [torch_tensor.placed(tensor, device) for tensor in tensors]
+        named = dict(zip(plain.names, tensors, strict=True))
+        if plain is table:
+            return named
+        return _completed(table, named, lambda row: table.snapshot(row, self._data).torch(device=device))
+
+    def _picked(self, names: Iterable[str] | None, method: str) -> Table:
         self._check_open()
         if isinstance(names, str):
-            raise TypeError(f"names are a list of str; for one tensor take checkpoint[{names!r}].numpy()")
-        table = self._table if names is None else self._table.picked([self._row(name) for name in names])
-        with located(path=self._source.name):
-            return _cut(table, *gather(self._source, table.offsets, table.sizes))
+            raise TypeError(f"names are a list of str; for one tensor take checkpoint[{names!r}].{method}()")
+        return self._table if names is None else self._table.picked([self._row(name) for name in names])
 
     def close(self) -> None:
         """Let go of the file; arrays that were taken stay valid, snapshots that were not read can no longer be."""
         self._closed = True
         self._source.close()
+        self._data.close()
 
     def __getitem__(self, name: str) -> TensorSnapshot:
-        return self._table.snapshot(self._row(name), self._source)
+        return self._table.snapshot(self._row(name), self._data)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._table.names)
@@ -173,6 +234,12 @@ class Checkpoint(Mapping[str, TensorSnapshot]):
             raise ClosedError("the checkpoint was closed", path=self.path)
 
 
+def _completed(table: Table, found: dict[str, Any], read: Callable[[int], Any]) -> dict[str, Any]:
+    """All rows in their order: those found, and those read one by one as their bytes do not lie plainly."""
+    apart = {table.names[row]: read(row) for row in table.apart}
+    return {name: apart[name] if name in apart else found[name] for name in table.names}
+
+
 def _cut(table: Table, buffers: list[Any], places: list[int]) -> dict[str, Array]:
     """An array for each tensor, out of its buffer."""
     dtypes = set(table.dtypes)
@@ -222,11 +289,28 @@ def open_checkpoint(
     if isinstance(source, (bytes, bytearray, memoryview)):
         opened = BytesSource(source, share=zero_copy)
     elif isinstance(source, (str, os.PathLike)):
-        opened = MmapSource(source) if zero_copy else FileSource(source)
+        return _open_path(os.fsdecode(source), format, MmapSource if zero_copy else FileSource, limits, options)
     else:
         raise TypeError(f"open takes a path or bytes, not {type(source).__name__}")
+    return _opened(opened, format, limits, options)
+
+
+def _open_path(
+    path: str, format: str | None, kind: type[FileSource], limits: Limits | None, options: dict[str, Any]
+) -> Checkpoint:
+    file, found = locate(path)
     try:
-        return Checkpoint(opened, format, limits or Limits(), options)
+        return _opened(kind(file), format, limits, {**found, **options})
+    except ChangedError:
+        if not file.endswith(INDEX_SUFFIX):
+            raise
+        # Its shards were exchanged with it while it was read: the new one is there now.
+        return _opened(kind(file), format, limits, options)
+
+
+def _opened(source: Source, format: str | None, limits: Limits | None, options: dict[str, Any]) -> Checkpoint:
+    try:
+        return Checkpoint(source, format, limits or Limits(), options)
     except BaseException:
-        opened.close()
+        source.close()
         raise

@@ -15,6 +15,7 @@
     ├── ModelError (ValueError)             a model cannot be walked, or cannot take a value
     ├── LoadError (ValueError)              tensors did not fit the model; ``result`` has the report
     │   └── MissingTensorsError             parameters found no tensor
+    ├── ConfigError (ValueError)            a configuration is not what the type asked for declares
     ├── ReadError (OSError)                 the operating system failed a read
     │   └── ChangedError                    the file was changed in place while it was open
     ├── SaveError (OSError)                 a save failed; ``stage`` says where, the old file is intact
@@ -30,6 +31,7 @@ picklable.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 _FACTS = ("path", "tensor", "offset", "rule", "hint")
@@ -189,7 +191,10 @@ class ModelError(BurnstoreError, ValueError):
 
 
 class LoadError(BurnstoreError, ValueError):
-    """Tensors did not fit the model, which is as it was; ``result`` is the `ApplyResult` with every case."""
+    """Tensors did not fit the model, which is as it was unless the message says that it is partly loaded.
+
+    ``result`` is the `ApplyResult` with every case.
+    """
 
     result: Any
 
@@ -200,6 +205,16 @@ class LoadError(BurnstoreError, ValueError):
 
 class MissingTensorsError(LoadError):
     """Parameters of the model found no tensor, and ``allow_partial`` was not given."""
+
+
+class ConfigError(BurnstoreError, ValueError):
+    """A configuration is not what the type asked for declares; ``problems`` has every case with its place."""
+
+    problems: tuple[str, ...]
+
+    def __init__(self, message: str, *, problems: Iterable[str] = (), **facts: Any) -> None:
+        super().__init__(message, **facts)
+        self.problems = tuple(problems)
 
 
 class ReadError(BurnstoreError, OSError):

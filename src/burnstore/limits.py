@@ -12,7 +12,8 @@ class Limits:
     """What opening or reading one file may cost; each limit refuses with a `LimitError` that names it.
 
     ``None`` means the format's own default, the value its reference reader has: Burnpack headers up to 100 MiB and
-    100,000 tensors. Limits bound sizes only; no limit switches a rule of a format off.
+    100,000 tensors, SafeTensors headers up to 100 MB (and 1,000,000 tensors, which it does not limit). Limits bound
+    sizes only; no limit switches a rule of a format off.
 
     >>> Limits(tensors=250_000).tensors
     250000

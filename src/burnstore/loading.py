@@ -7,6 +7,7 @@ from typing import Any
 
 from .modules.result import ApplyResult
 from .stores.base import Store
+from .stores.pytorch import PytorchStore
 
 
 def load(model: Any, path: str | os.PathLike[str] | bytes | bytearray | memoryview, **options: Any) -> ApplyResult:
@@ -14,7 +15,9 @@ def load(model: Any, path: str | os.PathLike[str] | bytes | bytearray | memoryvi
 
     Options are those of the stores: ``allow_partial=True`` tolerates parameters without a tensor, ``validate=False``
     tensors that do not fit; ``regex=``, ``full_path=``, ``predicate=`` or ``filter=`` choose, ``key_remapping={pattern:
-    replacement}`` or ``remap=`` rename, ``from_adapter=`` changes form, ``zero_copy=True`` shares memory.
+    replacement}`` or ``remap=`` rename, ``from_adapter=`` changes form, ``zero_copy=True`` shares memory;
+    ``top_level_key=`` names the part of a PyTorch file that is the model.
+    ``in_place=False`` reads all of a torch model's tensors before any is changed.
 
     Raises LoadError or MissingTensorsError with the report in ``result``; the model is then as it was.
 
@@ -24,9 +27,10 @@ def load(model: Any, path: str | os.PathLike[str] | bytes | bytearray | memoryvi
     >>> bs.load(model, packed, allow_partial=True).missing
     ['bias']
     """
+    kind = PytorchStore if "top_level_key" in options else Store  # only PyTorch's files have such keys
     if isinstance(path, (bytes, bytearray, memoryview)):
-        return Store.from_bytes(path, **options).load(model)
-    return Store.from_file(path, **options).load(model)
+        return kind.from_bytes(path, **options).load(model)
+    return kind.from_file(path, **options).load(model)
 
 
 def load_from(model: Any, store: Store) -> ApplyResult:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .errors import CorruptError, located
-from .formats.base import Format, WritePlan
+from .formats.base import LAYOUT_KEY, Format, WritePlan
 from .formats.registry import format_for_path, format_named
 from .io.atomic import atomic_file
 from .limits import Limits
 from .snapshot import CHUNK_BYTES, TensorSnapshot
 from .tensor_data import Array, TensorData
+
+if TYPE_CHECKING:
+    from .modules.collect import Collected
 
 Tensor = Array | np.generic | TensorData | TensorSnapshot
 Progress = Callable[[int, int], None]
@@ -34,6 +39,10 @@ def save(
     durable: bool = True,
     limits: Limits | None = None,
     progress: Progress | None = None,
+    layout: str | None = None,
+    rules: Mapping[str, str] | None = None,
+    record_modules: bool = True,
+    max_shard_size: int | str | None = None,
     **options: Any,
 ) -> None:
     """Save a model, or named tensors, into one file, all or nothing.
@@ -45,6 +54,15 @@ def save(
     when the new one is complete, also if it is the very file that the tensors are read from. When `save` returns, the
     file survives a power cut, unless ``durable=False``. Further options are the format's own (Burnpack:
     ``burn_version``, ``scalars``).
+
+    A model is written in the layout of the format (Burnpack: Burn's), or as it is where the format has none; ``layout``
+    (``"burn"``, ``"torch"``) asks for another. ``rules`` (pattern in a module's path → kind) name the kinds of modules
+    that the model does not tell. Where the layout is not the model's own, the file's metadata also says what its
+    modules are, so that it can be converted back without the model; ``record_modules=False`` leaves that out.
+
+    ``max_shard_size`` (bytes, or a text such as ``"5GB"``) writes SafeTensors into files of at most that size and an
+    index, ``<path>.index.json``, in Hugging Face's manner, where one file would be larger. They replace an older such
+    set as a whole; see `burnstore.sharding`.
 
     >>> import tempfile, burnstore as bs
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -61,13 +79,36 @@ def save(
     path = os.fsdecode(path)
     with located(path=path):
         chosen = format_for_path(path) if format is None else format_named(format)
-        plan = _planned(chosen, tensors, metadata, limits, options)
-        with atomic_file(path, overwrite=overwrite, durable=durable, size=plan.size) as scratch:
-            for buffers in _batches(plan):
-                scratch.write(*buffers)
-                buffers.clear()  # or a tensor would live on while the next one is made
-                if progress is not None:
-                    progress(scratch.position, plan.size)
+        wanted = _Wanted(layout, rules, record_modules)
+        if max_shard_size is None:
+            plan = _planned(chosen, tensors, metadata, limits, wanted, options)
+            _write(plan, path, overwrite=overwrite, durable=durable, progress=progress)
+            return
+        if chosen.name != "safetensors":
+            raise TypeError(f"max_shard_size is for SafeTensors; {chosen.name} has one file")
+        from .sharding import byte_count, save_shards  # not at import: most saves are of one file
+
+        most = byte_count(max_shard_size)
+        snapshots, texts = _contents(chosen, tensors, metadata, limits, wanted, options)
+        save_shards(
+            snapshots,
+            path,
+            most,
+            overwrite=overwrite,
+            durable=durable,
+            progress=progress,
+            plan=lambda shard: chosen.plan(shard, texts, limits or Limits(), **options),
+            write=partial(_write, durable=durable),
+        )
+
+
+def _write(plan: WritePlan, path: str, *, overwrite: bool, durable: bool, progress: Progress | None) -> None:
+    with atomic_file(path, overwrite=overwrite, durable=durable, size=plan.size) as scratch:
+        for buffers in _batches(plan):
+            scratch.write(*buffers)
+            buffers.clear()  # or a tensor would live on while the next one is made
+            if progress is not None:
+                progress(scratch.position, plan.size)
 
 
 def serialize(
@@ -76,6 +117,9 @@ def serialize(
     format: str,
     metadata: Mapping[str, str] | None = None,
     limits: Limits | None = None,
+    layout: str | None = None,
+    rules: Mapping[str, str] | None = None,
+    record_modules: bool = True,
     **options: Any,
 ) -> bytes:
     """The bytes that `save` would write.
@@ -83,8 +127,18 @@ def serialize(
     >>> len(serialize({}, format="burnpack", metadata={}))
     256
     """
-    plan = _planned(format_named(format), tensors, metadata, limits, options)
+    wanted = _Wanted(layout, rules, record_modules)
+    plan = _planned(format_named(format), tensors, metadata, limits, wanted, options)
     return b"".join(buffer for buffers in _batches(plan) for buffer in map(bytes, buffers))
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What is asked for where a model is saved."""
+
+    layout: str | None
+    rules: Mapping[str, str] | None
+    record_modules: bool
 
 
 def _planned(
@@ -92,16 +146,38 @@ def _planned(
     tensors: Mapping[str, Tensor] | Iterable[TensorSnapshot] | Any,
     metadata: Mapping[str, str] | None,
     limits: Limits | None,
+    wanted: _Wanted,
     options: dict[str, Any],
 ) -> WritePlan:
+    snapshots, texts = _contents(chosen, tensors, metadata, limits, wanted, options)
+    return chosen.plan(snapshots, texts, limits or Limits(), **options)
+
+
+def _contents(
+    chosen: Format,
+    tensors: Mapping[str, Tensor] | Iterable[TensorSnapshot] | Any,
+    metadata: Mapping[str, str] | None,
+    limits: Limits | None,
+    wanted: _Wanted,
+    options: dict[str, Any],
+) -> tuple[Sequence[TensorSnapshot], Mapping[str, str] | None]:
+    """The tensors and texts to write."""
     if metadata is not None and not isinstance(metadata, Mapping):
         raise TypeError(f"metadata maps str to str, it cannot be a {type(metadata).__name__}")
     if limits is not None and not isinstance(limits, Limits):
         raise TypeError(f"limits is a Limits, not {type(limits).__name__}")
-    return chosen.plan(_snapshots(tensors), metadata, limits or Limits(), **options)
+    if isinstance(tensors, Iterator):
+        tensors = list(tensors)
+    snapshots = _named_snapshots(tensors)
+    if snapshots is None:
+        snapshots, metadata = _seen_by_format(chosen, tensors, metadata, wanted, options)
+    elif wanted.layout is not None or wanted.rules is not None:
+        raise TypeError("layout and rules are for models; named tensors are written as they are")
+    return snapshots, metadata
 
 
-def _snapshots(tensors: Mapping[str, Tensor] | Iterable[TensorSnapshot] | Any) -> Sequence[TensorSnapshot]:
+def _named_snapshots(tensors: Mapping[str, Tensor] | Iterable[TensorSnapshot] | Any) -> Sequence[TensorSnapshot] | None:
+    """The snapshots that are given, or made of arrays by their names; None if it is a model that was given."""
     if isinstance(tensors, Mapping):
         nested = [name for name, value in tensors.items() if _is_nested(value)]
         if not nested:
@@ -109,12 +185,9 @@ def _snapshots(tensors: Mapping[str, Tensor] | Iterable[TensorSnapshot] | Any) -
         for name, value in tensors.items():
             if isinstance(value, (*_CONSTANTS, np.generic)):  # in an object a setting; here it would be lost unnoticed
                 raise TypeError(f"{name!r} is a {type(value).__name__}, which is no part of a model and no array")
-    if isinstance(tensors, (list, tuple, Iterator)):
-        given = list(tensors)
-        if all(isinstance(item, TensorSnapshot) for item in given):
-            return given
-        tensors = given
-    return _collected(tensors)
+    if isinstance(tensors, (list, tuple)) and all(isinstance(item, TensorSnapshot) for item in tensors):
+        return tensors
+    return None
 
 
 def _is_nested(value: Any) -> bool:
@@ -122,13 +195,40 @@ def _is_nested(value: Any) -> bool:
     return not isinstance(value, (np.ndarray, np.generic, TensorData, TensorSnapshot, *_CONSTANTS, type(None)))
 
 
-def _collected(model: Any) -> Sequence[TensorSnapshot]:
-    from .modules.collect import collect  # not at import: files alone need no models
+def _seen_by_format(
+    chosen: Format, model: Any, metadata: Mapping[str, str] | None, wanted: _Wanted, options: dict[str, Any]
+) -> tuple[Sequence[TensorSnapshot], dict[str, str]]:
+    """A model's tensors in the layout that a file of this format has, and the texts that go with them."""
+    from .modules.collect import collect_in  # not at import: files alone need no models
+    from .modules.layouts import checked_layout
 
-    snapshots = collect(model)
-    if not snapshots:
+    layout = wanted.layout or getattr(chosen, "layout", None)
+    collected = collect_in(
+        None if layout is None else checked_layout(layout),
+        model,
+        rules=wanted.rules,
+        record_modules=wanted.record_modules,
+    )
+    if not collected.snapshots:
         raise TypeError(f"a {type(model).__name__} that holds no tensors: nothing would be saved")
-    return snapshots
+    return collected.snapshots, texts_beside(chosen, collected, metadata, options)
+
+
+def texts_beside(
+    chosen: Format,
+    collected: Collected,
+    given: Mapping[str, str] | None,
+    options: Mapping[str, Any],
+) -> dict[str, str]:
+    """The texts to write beside a model's tensors: those given, or the format's own, and those that tell the layout."""
+    stamp = getattr(chosen, "stamp", None)
+    texts = dict(given if given is not None else stamp(collected.layout, **options) if stamp is not None else {})
+    texts.update(collected.metadata)
+    said_layout = getattr(chosen, "said_layout", None)
+    said = texts.get(LAYOUT_KEY) if said_layout is None else said_layout(texts)
+    if said != collected.layout and (said is not None or collected.layout != "burn"):
+        texts[LAYOUT_KEY] = collected.layout
+    return texts
 
 
 def _snapshot(name: str, tensor: Any) -> TensorSnapshot:

@@ -27,6 +27,7 @@ from .tensor_data import (
 
 if TYPE_CHECKING:
     from .quant import QuantizedTensor
+    from .torch_tensor import Device, Tensor
 
 CHUNK_BYTES = 8 << 20
 """How much of a tensor a streaming copy holds at a time."""
@@ -213,6 +214,21 @@ class TensorSnapshot:
         )
 
     @classmethod
+    def from_torch(
+        cls, path: str, tensor: Tensor, *, param_id: int | None = None, container_stack: Sequence[str] = ()
+    ) -> TensorSnapshot:
+        """A snapshot of a torch tensor, which it shares; it is copied, from its device too, when it is read."""
+        from . import torch_tensor  # not at import: whoever has a torch tensor has torch
+
+        path = _checked_path(path)
+        if not torch_tensor.is_tensor(tensor):
+            raise TypeError(f"from_torch takes a torch tensor, not {type(tensor).__name__}")
+        with located(tensor=path):
+            dtype, shape = torch_tensor.described(tensor)
+        data = torch_tensor.TorchData(tensor)
+        return cls(path, dtype, shape, data, param_id=_checked(param_id), container_stack=tuple(container_stack))
+
+    @classmethod
     def from_data(
         cls, path: str, data: TensorData, *, param_id: int | None = None, container_stack: Sequence[str] = ()
     ) -> TensorSnapshot:
@@ -320,6 +336,26 @@ class TensorSnapshot:
                 return self._data.array
             raw = self._data.owned(0, self._nbytes) if copy else self._data.window(0, self._nbytes)
             return array_from_bytes(raw, self._dtype, self._shape)
+
+    def torch(self, *, device: Device = None, copy: bool = False) -> Tensor:
+        """The values as a torch tensor, on the CPU or on ``device``.
+
+        It shares memory with the source where writing to it does no harm, and is otherwise, or with ``copy``, owned.
+        With zero-copy it shares the mapped file, privately: what is written to it stays in this process. Quantized
+        tensors come dequantized as float32; F4 comes as ``float4_e2m1fn_x2``, whose last axis is half as long.
+
+        Raises MissingDependencyError without PyTorch, DTypeError for a dtype that it has not (F6).
+        """
+        from . import torch_tensor  # not at import: torch is imported when a tensor of it is asked for
+
+        data = self._data
+        with located(tensor=self._path, path=data.file):
+            if isinstance(data, torch_tensor.TorchData):
+                return torch_tensor.placed(data.tensor.detach(), device, copy=copy)
+            if isinstance(data, ArrayData):
+                return torch_tensor.placed(torch_tensor.tensor_from_array(data.array), device, copy=copy)
+            raw = data.owned(0, self._nbytes) if copy else data.window(0, self._nbytes)
+            return torch_tensor.placed(torch_tensor.tensor_from_bytes(raw, self._dtype, self._shape), device)
 
     def to_data(self) -> TensorData:
         """The bytes with their dtype and shape."""

@@ -25,11 +25,19 @@ MODULES = sorted(
 )
 
 PUBLIC = [
+    *("BinFileRecorder", "BinGzFileRecorder", "CompactRecorder", "DefaultRecorder", "DoublePrecisionSettings"),
+    *("FullPrecisionSettings", "HalfPrecisionSettings", "JsonGzFileRecorder", "Migration", "NamedMpkFileRecorder"),
+    *("NamedMpkGzFileRecorder", "PrettyJsonFileRecorder", "Record", "RecordTensor", "load_file", "migrate"),
+    *("migrate_folder", "open_record", "record_of", "save_file", "load_record"),
+    *("AdapterType", "LoadArgs", "PyTorchFileRecorder", "SafetensorsFileRecorder"),
     *("AlreadyExistsError", "ApplyError", "ApplyResult", "BurnToPyTorchAdapter", "BurnpackStore", "BurnstoreError"),
     *("ChainAdapter", "ChangedError", "Checkpoint", "ClosedError", "ContainerPath", "CorruptError", "DType"),
     *("DTypeError", "DuplicateNameError", "FloatCastAdapter", "FormatError", "HalfPrecisionAdapter", "IdentityAdapter"),
     *("KeyRemapper", "Kind", "LimitError", "Limits", "LoadError", "MissingDependencyError", "MissingTensor"),
     *("MissingTensorsError", "ModelError", "ModuleAdapter", "ParamId", "PathFilter", "PatternError"),
+    *("Conversion", "SafetensorsStore", "convert", "guess_kinds", "PytorchStore"),
+    *("ConfigError", "Opaque", "config_from_file", "save_config", "PytorchMetadata", "PytorchReader"),
+    *("Finding", "Scan", "scan", "scan_folder"),
     *("PyTorchToBurnAdapter", "ReadError", "SaveError", "Scalar", "Store", "TensorData", "TensorNotFoundError"),
     *("TensorSnapshot", "TruncatedError", "UnknownFormatError", "UnsafeContentError", "UnsupportedError", "apply"),
     *("collect", "format_names", "load", "load_from", "map_indices_contiguous", "map_indices_contiguous_except", "nn"),

@@ -2,6 +2,7 @@
 
     python tests/crash/kill.py --kills 2000 --seed 1        SIGKILL at random instants (S1, S14)
     python tests/crash/kill.py --minutes 30 --seed 7        as many as fit
+    python tests/crash/kill.py --saver shards               sets of shards with an index (S13)
     python tests/crash/kill.py --syscalls                   SIGKILL at every system call, and faults in them (S2, S3)
 
 A child saves generation after generation to one destination and reports each one that returned; the parent kills it at
@@ -47,11 +48,16 @@ DESTINATIONS = ["new", "overwrite", "link"]
 
 @dataclass
 class Saver:
-    """`save(path, generation, size, overwrite)`; `read(path)` gives the generation and size of a complete file."""
+    """`save(path, generation, size, overwrite)`; `read(path)` gives the generation and size of a complete file.
+
+    What counts is the file ``path + commit``; ``others`` are the names of files that may lie beside it.
+    """
 
     suffix: str
     save: Callable[[str, int, int, bool], None]
     read: Callable[[str], tuple[int, int]]
+    commit: str = ""
+    others: re.Pattern[str] = re.compile("(?!)")
 
 
 class DamagedError(Exception):
@@ -99,7 +105,21 @@ def read_tensors(path: str) -> tuple[int, int]:
     return generation, size
 
 
-SAVERS = {"atomic": Saver("bin", save_bytes, read_bytes), "model": Saver("bpk", save_tensors, read_tensors)}
+def save_shards(path: str, generation: int, size: int, overwrite: bool) -> None:
+    """The tensors of `save_tensors` in shards, between two and nine of them."""
+    shares = [size // 2, size // 4, size // 8, 100, 0]
+    tensors = {f"layer.{n}.weight": np.full(share, generation % 256, dtype=np.uint8) for n, share in enumerate(shares)}
+    tensors["generation"] = np.array([generation, size], dtype=np.int64)
+    burnstore.save(tensors, path, overwrite=overwrite, max_shard_size=max(200, size // (2 + generation % 4)))
+
+
+SHARD = re.compile(r"model(\.[0-9a-f]{8})?-[0-9]{5}-of-[0-9]{5}\.safetensors")
+SAVERS = {
+    "atomic": Saver("bin", save_bytes, read_bytes),
+    "model": Saver("bpk", save_tensors, read_tensors),
+    "safetensors": Saver("safetensors", save_tensors, read_tensors),
+    "shards": Saver("safetensors", save_shards, read_tensors, ".index.json", SHARD),
+}
 
 
 def default_saver() -> str:
@@ -120,7 +140,8 @@ class Place:
 
     def __post_init__(self) -> None:
         self.folder.mkdir()
-        self.path = self.real = self.folder / f"model.{self.saver.suffix}"
+        self.path = self.folder / f"model.{self.saver.suffix}"
+        self.real = self.path.with_name(self.path.name + self.saver.commit)
         if self.kind == "link":
             (self.folder / "far").mkdir()
             self.real = self.folder / "far" / f"real.{self.saver.suffix}"
@@ -129,15 +150,29 @@ class Place:
     def renew(self, generation: int) -> None:
         """Nothing at a "new" destination, a file at the others."""
         if self.kind == "new":
-            self.real.unlink(missing_ok=True)
-            self.generation = None
+            self.clear()
         elif self.generation is None:
             self.saver.save(str(self.path), generation, 200_000, True)
             self.generation = generation
 
+    def clear(self) -> None:
+        """Remove what counts, and what belongs to it."""
+        self.real.unlink(missing_ok=True)
+        self.generation = None
+        for name in os.listdir(self.folder):
+            if self.saver.others.fullmatch(name):
+                (self.folder / name).unlink()
+
     def sweep(self) -> None:
         for stale in stale_scratch_files(self.real.parent, older_than=0):
             Path(stale).unlink(missing_ok=True)
+
+    def sweep_others(self) -> None:
+        """Remove the shards that killed saves left; nobody saves meanwhile."""
+        named = self.real.read_text() if self.saver.commit and self.real.exists() else ""
+        for name in os.listdir(self.folder):
+            if self.saver.others.fullmatch(name) and name not in named:
+                (self.folder / name).unlink()
 
     def leftovers(self) -> int:
         """The number of scratch files; raises `DamagedError` when anything else is there."""
@@ -146,6 +181,8 @@ class Place:
             for name in os.listdir(folder):
                 if SCRATCH.fullmatch(name):
                     found += 1
+                elif self.saver.others.fullmatch(name):
+                    continue
                 elif name not in (self.path.name, self.real.name, "far"):
                     raise DamagedError(f"{name} is there and nobody made it")
         return found
@@ -209,7 +246,8 @@ def random_kills(
     """Kill `kills` children, each at a random instant within 1.3 times the time that its save takes."""
     draw = random.Random(seed)
     report = Report()
-    places = [Place(folder / kind, kind, saver) for kind in DESTINATIONS]
+    kinds = [kind for kind in DESTINATIONS if not (saver.commit and kind == "link")]  # a set lies in one folder
+    places = [Place(folder / kind, kind, saver) for kind in kinds]
     seconds_per_byte, base = time_saves(saver, folder)
     end = time.monotonic() + seconds
     next_generation = 1
@@ -242,13 +280,13 @@ def random_kills(
             report.counts["leftovers"] += left
             if left > 20:
                 place.sweep()
+            place.sweep_others()
         except DamagedError as problem:
             report.problems.append(f"kill {report.counts['kills']}, {place.kind}: {problem}")
             print(report.problems[-1], file=sys.stderr)
             if len(report.problems) >= 10:
                 break
-            place.generation = None
-            place.real.unlink(missing_ok=True)
+            place.clear()
     return report
 
 
@@ -357,8 +395,7 @@ def syscall_kills(name: str, folder: Path, *, only: list[str], destinations: lis
         place = Place(folder / kind, kind, saver)
 
         def reset(place: Place = place) -> None:
-            place.real.unlink(missing_ok=True)
-            place.generation = None
+            place.clear()
             if place.kind != "new":
                 saver.save(str(place.path), 1, 300_000, True)
                 os.chmod(place.real, 0o640)
@@ -396,6 +433,7 @@ def syscall_kills(name: str, folder: Path, *, only: list[str], destinations: lis
                             raise DamagedError(f"{left} scratch files are left")
                         report.counts["leftovers"] += left
                         place.sweep()
+                        place.sweep_others()
                     except DamagedError as problem:
                         report.problems.append(f"{kind}, {call} {index}, {fault}: {problem}")
                         print(report.problems[-1], file=sys.stderr)

@@ -31,7 +31,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -124,6 +124,9 @@ class _Scanned:
 class Oracle:
     """Judges files. One per process; it puts a spy between the reader and its quick scan."""
 
+    rules = "BP-"
+    options: ClassVar[dict[str, Any]] = {}
+
     def __init__(self) -> None:
         self._hook = audit_hook()
         self._scanned: _Scanned | None = None
@@ -154,7 +157,7 @@ class Oracle:
         """What burnstore does with the file, if it is right; `ViolationError` if not."""
         draw = 0 if thorough else zlib.crc32(data)
         self._scanned = None
-        outcome = self._timed(data, lambda: bs.open(data))
+        outcome = self._timed(data, lambda: bs.open(data, **self.options))
         self._compare_scan()
         if draw % MEMORY_1_IN == 0:
             self._check_memory(data)
@@ -209,7 +212,7 @@ class Oracle:
     def _check_memory(self, data: bytes) -> None:
         tracemalloc.start()
         try:
-            bs.open(data).numpy()
+            bs.open(data, **self.options).numpy()
         except bs.BurnstoreError as error:
             str(error)
         finally:
@@ -225,7 +228,7 @@ class Oracle:
             raise ViolationError("a", f"refused with {name}, which is no FormatError")
         if error.path != "<bytes>":
             raise ViolationError("a", f"{name} does not name the file")
-        if not isinstance(error, bs.UnknownFormatError) and not (error.rule or "").startswith("BP-"):
+        if not isinstance(error, bs.UnknownFormatError) and not (error.rule or "").startswith(self.rules):
             raise ViolationError("a", f"{name} cites no rule: {error}"[:300])
         text = str(error)
         if len(text) > _LONGEST_MESSAGE:
@@ -301,7 +304,7 @@ class Oracle:
             raise ViolationError("e", "refused with the others, not alone, or the reverse")
 
     def _check_shared(self, data: bytes, arrays: Any) -> None:
-        shared, _ = self._watched(lambda: bs.open(data, zero_copy=True).numpy())
+        shared, _ = self._watched(lambda: bs.open(data, zero_copy=True, **self.options).numpy())
         if isinstance(arrays, dict) != isinstance(shared, dict):
             raise ViolationError("e", "refused with zero_copy, not without, or the reverse")
         if isinstance(arrays, dict) and not all(_same_array(shared[name], array) for name, array in arrays.items()):

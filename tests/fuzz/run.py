@@ -1,6 +1,7 @@
-"""Mutants of Burnpack files against the oracle, on several processes.
+"""Mutants of files against the oracle, on several processes; of Burnpack unless ``--format`` says otherwise.
 
     python -m tests.fuzz.run --mutants 5000000 --seed 1 --minutes 20 --jobs 2
+    python -m tests.fuzz.run --format safetensors --mutants 1000000
     python -m tests.fuzz.run --bits                            every bit of every seed's header, flipped
     python -m tests.fuzz.run --seed 1 --only 1234              one mutant, judged without sampling
     python -m tests.fuzz.run --file tests/fuzz/crashers/x.bpk  one file, likewise
@@ -27,6 +28,7 @@ import sys
 import time
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,11 @@ import burnstore
 
 from .corpus import Corpus
 from .oracle import Oracle, ViolationError
+from .records_corpus import RecordsCorpus
+from .records_oracle import READER_FILES as RECORD_FILES
+from .records_oracle import RecordsOracle
+from .safetensors_corpus import SafetensorsCorpus
+from .safetensors_oracle import READER_FILES, SafetensorsOracle
 
 CRASHERS = Path(__file__).parent / "crashers"
 HARD_SECONDS = 5.0
@@ -43,9 +50,26 @@ _PAUSE_SECONDS = 3.0
 _MOST_OF_A_KIND = 3
 _MOST_MEMORY = 6 << 30
 
-_READER_FILES = ["codec/cbor.py", "quant.py"] + [
+_BURNPACK_FILES = ["codec/cbor.py", "quant.py"] + [
     f"formats/burnpack/{name}.py" for name in ("reader", "metadata", "descriptors", "scan", "quant_spelling", "eras")
 ]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A format under test: its files, its judge, and the code whose `raise` statements shall be reached."""
+
+    corpus: Callable[[], Corpus | SafetensorsCorpus | RecordsCorpus]
+    oracle: Callable[[], Oracle]
+    reader_files: list[str]
+    suffix: str
+
+
+SUBJECTS = {
+    "burnpack": Subject(Corpus, Oracle, _BURNPACK_FILES, ".bpk"),
+    "safetensors": Subject(SafetensorsCorpus, SafetensorsOracle, READER_FILES, ".safetensors"),
+    "record": Subject(RecordsCorpus, RecordsOracle, RECORD_FILES, ".record"),
+}
 
 
 @dataclass
@@ -68,7 +92,7 @@ class Tally:
         self.cpu += other.cpu
 
 
-def mutant(corpus: Corpus, arguments: argparse.Namespace, index: int) -> bytes:
+def mutant(corpus: Corpus | SafetensorsCorpus | RecordsCorpus, arguments: argparse.Namespace, index: int) -> bytes:
     return corpus.flipped(index) if arguments.bits else corpus.mutant(arguments.seed, index)
 
 
@@ -80,7 +104,8 @@ def work(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, _MOST_MEMORY))
     warnings.simplefilter("error")  # a file has no business making NumPy warn
-    corpus, oracle = Corpus(), Oracle()
+    subject = SUBJECTS[arguments.format]
+    corpus, oracle = subject.corpus(), subject.oracle()
     oracle.warm_up(corpus.files)
     parent, tally, reported = os.getppid(), Tally(), time.monotonic()
     for index in range(first, stop, arguments.jobs):
@@ -149,7 +174,7 @@ class Job:
 
 
 def fuzz(arguments: argparse.Namespace) -> Tally:
-    corpus = Corpus()
+    corpus = SUBJECTS[arguments.format].corpus()
     stop = corpus.count_bits() if arguments.bits else sys.maxsize
     reports: Any = multiprocessing.Queue()
     started = time.monotonic()
@@ -185,7 +210,7 @@ def fuzz(arguments: argparse.Namespace) -> Tally:
     return total
 
 
-def keep(violations: list[tuple[int, str, bytes]]) -> list[str]:
+def keep(violations: list[tuple[int, str, bytes]], suffix: str) -> list[str]:
     """Write the files that violate, a few of each kind; what was written, in words."""
     CRASHERS.mkdir(exist_ok=True)
     kinds: Counter[str] = Counter()
@@ -195,18 +220,18 @@ def keep(violations: list[tuple[int, str, bytes]]) -> list[str]:
         kinds[kind] += 1
         if kinds[kind] > _MOST_OF_A_KIND:
             continue
-        path = CRASHERS / f"{hashlib.sha256(data).hexdigest()[:16]}.bpk"
+        path = CRASHERS / f"{hashlib.sha256(data).hexdigest()[:16]}{suffix}"
         path.write_bytes(data)
         lines.append(f"  {path.name}  mutant {index}  {message}")
     lines += [f"  {count} of the kind {kind!r}" for kind, count in kinds.items()]
     return lines
 
 
-def unreached(places: Counter[tuple[str, int]]) -> tuple[int, list[str]]:
+def unreached(places: Counter[tuple[str, int]], reader_files: list[str]) -> tuple[int, list[str]]:
     """How many `raise` statements the reader has, and where those are that no mutant reached."""
     root = Path(burnstore.__file__).parent
     count, missing = 0, []
-    for name in _READER_FILES:
+    for name in reader_files:
         path = root / name
         source = path.read_text()
         reached = {line for file, line in places if Path(file) == path}
@@ -234,14 +259,14 @@ def report(total: Tally, seconds: float, arguments: argparse.Namespace) -> None:
         classes[kind] += count
     print("by class: " + ", ".join(f"{kind} {count:,}" for kind, count in classes.most_common()))
     print(f"slowest: {total.slowest * 1000:.1f} ms")
-    count, missing = unreached(total.places)
+    count, missing = unreached(total.places, SUBJECTS[arguments.format].reader_files)
     print(f"raise statements of the reader reached: {count - len(missing)} of {count}; not reached:")
     print("\n".join(missing))
 
 
-def judge_one(data: bytes) -> int:
-    oracle = Oracle()
-    oracle.warm_up(Corpus().files)
+def judge_one(data: bytes, subject: Subject) -> int:
+    oracle = subject.oracle()
+    oracle.warm_up(subject.corpus().files)
     try:
         print(oracle.judge(data, thorough=True))
     except ViolationError as violation:
@@ -253,7 +278,8 @@ def judge_one(data: bytes) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.run", description="Fuzz the Burnpack reader.")
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.run", description="Fuzz a reader.")
+    parser.add_argument("--format", choices=SUBJECTS, default="burnpack")
     parser.add_argument("--mutants", type=int, default=5_000_000)
     parser.add_argument("--first", type=int, default=0, help="the number of the first mutant, to go on with a run")
     parser.add_argument("--seed", type=int, default=1)
@@ -265,10 +291,11 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the counts into this file, too")
     parser.add_argument("--every", type=float, default=10.0, help="seconds between two lines of progress")
     arguments = parser.parse_args()
+    subject = SUBJECTS[arguments.format]
     if arguments.file is not None:
-        return judge_one(arguments.file.read_bytes())
+        return judge_one(arguments.file.read_bytes(), subject)
     if arguments.only is not None:
-        return judge_one(mutant(Corpus(), arguments, arguments.only))
+        return judge_one(mutant(subject.corpus(), arguments, arguments.only), subject)
     started = time.monotonic()
     total = fuzz(arguments)
     seconds = time.monotonic() - started
@@ -279,7 +306,7 @@ def main() -> int:
         arguments.json.write_text(json.dumps(counts, indent=1))
     if total.violations:
         print("violations:")
-        print("\n".join(keep(total.violations)))
+        print("\n".join(keep(total.violations, subject.suffix)))
     return 1 if total.violations else 0
 
 

@@ -16,6 +16,7 @@ import pytest
 
 import burnstore as bs
 from burnstore.errors import ChangedError, ClosedError, ReadError, TruncatedError
+from burnstore.io import parallel
 from burnstore.io import source as source_module
 from burnstore.io.source import BytesSource, FileSource, MmapSource, Source
 
@@ -274,7 +275,7 @@ def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a few kilobytes count as a large read."""
     monkeypatch.setattr(source_module, "_WINDOW", 1000)
     monkeypatch.setattr(source_module, "_PARALLEL_FROM", 4000)
-    monkeypatch.setattr(source_module, "_THREADS", 4)
+    monkeypatch.setattr(parallel, "THREADS", 4)
 
 
 @pytest.mark.usefixtures("small_windows")

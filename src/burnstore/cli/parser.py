@@ -35,6 +35,61 @@ a file every name and column is written in full. Figures of --stats are over the
 digits; --json has all of them, and is what programs should read. NO_COLOR is honoured.
 """
 
+_MIGRATE_HELP = """\
+Write what a record of Burn 0.13 to 0.21 holds (.mpk, .bin, .json, each also .gz) into a file that Burn of today loads.
+The record stays as it is; every tensor of the new file is read back and compared. Of a folder every record below it
+is migrated into the same place below DESTINATION.
+"""
+
+_MIGRATE_EXAMPLES = """\
+examples:
+  burnstore migrate model.mpk.gz model.bpk
+  burnstore migrate checkpoint/ migrated/                       model-1.mpk becomes migrated/model-1.bpk, and so on
+  burnstore migrate optim-3.mpk optim-3.bpk --model model-3.mpk
+  burnstore migrate scheduler-3.mpk scheduler-3.bpk --scheduler Cosine
+
+exit codes:
+  0  fine: everything was migrated and verified
+  1  there was nothing to migrate
+  2  an error: at least one record could not be migrated, or wrong arguments
+
+A binary record (.bin) has no names; it is migrated from Python: burnstore.migrate(old, new, like=Model()).
+"""
+
+
+_CONFIG_HELP = """\
+Show the plain values that a PyTorch file carries beside its tensors, such as a model's configuration, as JSON.
+Nothing in the file is run; tensors and objects are left out, and stderr says which.
+"""
+
+_CONFIG_EXAMPLES = """\
+examples:
+  burnstore config checkpoint.pt
+  burnstore config checkpoint.pt --key my_config -o my_config.json
+  burnstore config checkpoint.ckpt --key hyper_parameters.model
+
+exit codes:
+  0  fine
+  2  an error: a file that cannot be read, a key that is not there, or wrong arguments
+"""
+
+_SCAN_HELP = """\
+Say whether loading a file with other programs would run code in it: which functions and classes its pickles import
+and call, where, and how dangerous that is; and which tensors can be taken safely anyway. Nothing in it is run.
+Of a folder every file of tensors or pickles below it is scanned; links that lead out of it are not followed.
+"""
+
+_SCAN_EXAMPLES = """\
+examples:
+  burnstore scan downloaded.pt
+  burnstore scan models/ --json | jq '.files[] | select(.verdict != "clean")'
+
+exit codes:
+  0  clean: nothing but data
+  1  suspicious: at least one file asks for code that is not known to be harmless
+  2  an error: a file that could not be judged, or wrong arguments
+"""
+
 
 class _Parser(argparse.ArgumentParser):
     """Says errors as every other part does, on one line and with a hint."""
@@ -94,7 +149,72 @@ def build_parser() -> argparse.ArgumentParser:
     inspect.add_argument(
         "--stats", action="store_true", help="read the tensors shown: min, max, mean, std; NaN, Inf and zero counts"
     )
+    migrate = verbs.add_parser(
+        "migrate",
+        help="bring old records of Burn into new files",
+        description=_MIGRATE_HELP,
+        epilog=_MIGRATE_EXAMPLES,
+        formatter_class=_Formatter,
+        allow_abbrev=False,
+    )
+    migrate.set_defaults(run=_migrate)
+    migrate.add_argument("source", metavar="SOURCE", help="a record, or a folder with records")
+    migrate.add_argument("destination", metavar="DESTINATION", help="the new file (.bpk), or a folder")
+    migrate.add_argument("--overwrite", action="store_true", help="replace files that exist")
+    migrate.add_argument("--model", metavar="RECORD", help="the record of the model that an optimizer's belongs to")
+    migrate.add_argument(
+        "--scheduler",
+        choices=("Linear", "Cosine", "Exponential", "Noam", "Step"),
+        help="what kind of scheduler a record with a single number is of",
+    )
+    migrate.add_argument(
+        "--undecided",
+        choices=("F16", "I16"),
+        help="what the tensors are that a Half record of Burn 0.13 does not tell; F16 if all are floats",
+    )
+    config = verbs.add_parser(
+        "config",
+        help="show the configuration in a PyTorch file",
+        description=_CONFIG_HELP,
+        epilog=_CONFIG_EXAMPLES,
+        formatter_class=_Formatter,
+        allow_abbrev=False,
+    )
+    config.set_defaults(run=_config)
+    config.add_argument("file", metavar="FILE", help="a PyTorch file, or JSON")
+    config.add_argument("--key", metavar="KEY", help="the part that is wanted; a.b is b below a")
+    config.add_argument("-o", "--output", metavar="JSON", help="write it to this file")
+    config.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
+    scan = verbs.add_parser(
+        "scan",
+        help="say whether files would run code when loaded",
+        description=_SCAN_HELP,
+        epilog=_SCAN_EXAMPLES,
+        formatter_class=_Formatter,
+        allow_abbrev=False,
+    )
+    scan.set_defaults(run=_scan)
+    scan.add_argument("paths", nargs="+", metavar="FILE|FOLDER", help="a file of any format, or a folder")
+    scan.add_argument("--json", action="store_true", help="write one JSON document")
     return parser
+
+
+def _config(arguments: argparse.Namespace) -> int:
+    from .config import run
+
+    return run(arguments)
+
+
+def _scan(arguments: argparse.Namespace) -> int:
+    from .scan import run
+
+    return run(arguments)
+
+
+def _migrate(arguments: argparse.Namespace) -> int:
+    from .migrate import run
+
+    return run(arguments)
 
 
 def _inspect(arguments: argparse.Namespace) -> int:

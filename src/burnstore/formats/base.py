@@ -9,8 +9,11 @@ from typing import Any, Protocol
 from ..dtype import DType
 from ..io.source import Source
 from ..limits import Limits
-from ..snapshot import SourceData, TensorSnapshot
+from ..snapshot import Data, SourceData, TensorSnapshot
 from ..tensor_data import Shape
+
+LAYOUT_KEY = "burnstore.layout"
+"""Where a file's metadata says whose layout its tensors have (``burn``, ``torch``), if not the format's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +26,23 @@ class Table:
     offsets: list[int]
     sizes: list[int]
     param_ids: list[int | None]
+    apart: Mapping[int, Data] = field(default_factory=dict)
+    """The rows whose bytes do not lie in the source as they are, and what gives them instead."""
 
     def picked(self, rows: Sequence[int]) -> Table:
         """These rows only, in this order."""
-        return Table(*([column[row] for row in rows] for column in self._columns()))
+        apart = {place: self.apart[row] for place, row in enumerate(rows) if row in self.apart} if self.apart else {}
+        columns = [[column[row] for row in rows] for column in self._columns()]
+        return Table(*columns, apart=apart)  # type: ignore[misc, arg-type]  # as many columns as the table has
+
+    def lying_plainly(self) -> Table:
+        """The rows whose bytes lie in the source as they are."""
+        return self.picked([row for row in range(len(self.names)) if row not in self.apart]) if self.apart else self
+
+    def alignments(self) -> list[int]:
+        """What the address of each tensor should be a multiple of."""
+        widths = {dtype: min(dtype.bits // 8, 8) or 1 for dtype in set(self.dtypes)}
+        return list(map(widths.__getitem__, self.dtypes))
 
     def _columns(self) -> tuple[list[Any], ...]:
         return self.names, self.dtypes, self.shapes, self.offsets, self.sizes, self.param_ids
@@ -38,7 +54,7 @@ class Table:
             self.names[row],
             self.dtypes[row],
             self.shapes[row],
-            SourceData(source, self.offsets[row], size),
+            self.apart.get(row) or SourceData(source, self.offsets[row], size),
             nbytes=size,
             param_id=self.param_ids[row],
         )
@@ -54,6 +70,15 @@ class Contents:
     variant: str = ""
     layout: str | None = None
     data_offset: int = 0
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    source: Source | None = None
+    """Where the table's offsets lead, if not into the file itself: into what was unpacked from it."""
+    file_size: int | None = None
+    """The bytes of all files together, where there are several."""
+    notes: Sequence[str] = ()
+    """What a user should know about how the tensors were found, a sentence each."""
+    shared: Sequence[tuple[str, ...]] = ()
+    """The names of tensors that are views on one storage, for each storage with more than one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +92,12 @@ class WritePlan:
 
 
 class Format(Protocol):
-    """A format: reads contents out of a source and plans files. Stateless; one object serves all files."""
+    """A format: reads contents out of a source and plans files. Stateless; one object serves all files.
+
+    Optional: ``layout``, the one that a model is written in unless the caller wants another; ``stamp(layout,
+    **options)``, the texts that its own writer puts beside a model's tensors; ``said_layout(texts)``, the layout that a
+    file with these texts claims.
+    """
 
     name: str
 

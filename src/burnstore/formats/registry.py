@@ -14,6 +14,7 @@ from typing import cast
 
 from ..errors import MissingDependencyError, UnknownFormatError
 from .base import Format
+from .folder import begins_like_index
 
 HEAD_BYTES = 512
 """How many of a file's first bytes a signature may look at."""
@@ -137,4 +138,51 @@ def format_for_bytes(head: bytes) -> Format:
     )
 
 
+def _begins_like_safetensors(head: bytes) -> bool:
+    """A length that some file could have, then a JSON object; text of any kind would be a length beyond all files.
+
+    Or the JSON of an index of several such files.
+    """
+    if len(head) < 8 or int.from_bytes(head[:8], "little") >> 48:
+        return begins_like_index(head)
+    return head[8:].lstrip(b" \t\n\r")[:1] in (b"{", b"")
+
+
+def _begins_like_a_record(head: bytes) -> bool:
+    """The first key of a record in MessagePack, JSON or bincode, or gzip around it, into which the format looks."""
+    if head[1:6] != b"\xa8meta" and not head.startswith((b"\x03f", b"\x13half::", b"\x1f\x8b\x08")):
+        text = head.lstrip(b" \t\n\r")
+        if not (text.startswith(b"{") and text[1:].lstrip(b" \t\n\r").startswith(b'"metadata"')):
+            return False
+    from .record.reader import is_record  # not at import: the first bytes decide for most files
+
+    return is_record(head)
+
+
+def _begins_like_pytorch(head: bytes) -> bool:
+    """A zip, a tar, or a pickle of any protocol; none of torch's containers has a mark of its own."""
+    if head[:4] in (b"PK\3\4", b"PK\5\6") or head[257:262] == b"ustar" or head[4:8] == b"PTMF":
+        return True
+    if head[:1] == b"\x80":
+        return len(head) > 1 and head[1] <= 5 and not _begins_like_safetensors(head)
+    return head[:2] in (b"(d", b"(l", b"}q", b"}(", b"]q", b"}.", b"].") or head.startswith(
+        (b"ccollections\n", b"L1195470")
+    )
+
+
 register_format("burnpack", "burnstore.formats.burnpack", suffixes=[".bpk"], signature=b"NRUB")
+register_format(
+    "record",
+    "burnstore.formats.record",
+    suffixes=[".mpk", ".mpk.gz", ".bin.gz", ".json.gz"],
+    signature=_begins_like_a_record,
+)
+register_format(
+    "safetensors", "burnstore.formats.safetensors", suffixes=[".safetensors"], signature=_begins_like_safetensors
+)
+register_format(
+    "pytorch",
+    "burnstore.formats.pytorch",
+    suffixes=[".pt", ".pth", ".bin", ".ckpt", ".pt2", ".pth.tar"],
+    signature=_begins_like_pytorch,
+)

@@ -151,6 +151,19 @@ def stale_scratch_files(directory: str | os.PathLike[str], *, older_than: float 
     return found
 
 
+def remove_files(directory: str, names: Sequence[str]) -> list[str]:
+    """Remove these files of a folder, as far as they are there; the names of those that could not be removed."""
+    left = []
+    for name in names:
+        try:
+            os.unlink(os.path.join(directory, name))
+        except FileNotFoundError:
+            continue
+        except OSError:
+            left.append(name)
+    return left
+
+
 class ScratchFile:
     """The file being written by one `atomic_file` block.
 

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ..errors import ChangedError, ClosedError, ReadError, TruncatedError
+from .parallel import for_each
 
 # One pread of more than this blocks Ctrl-C for long and cannot be shared between threads; Linux caps one at 2 GiB.
 _WINDOW = 16 << 20
 # Below this, starting threads costs more than they save.
 _PARALLEL_FROM = 32 << 20
-_THREADS = min(4, os.cpu_count() or 1)
 
 _OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
@@ -109,6 +109,19 @@ class FileSource:
         self.size = status.st_size
         self._stamp = _stamp_of(status)
 
+    @property
+    def identity(self) -> tuple[int, int]:
+        """The device and number of the file that was opened, whatever its name leads to now."""
+        return self._stamp[:2]
+
+    def is_current(self) -> bool:
+        """Whether the name still leads to the file that was opened."""
+        try:
+            status = os.stat(self._absolute)
+        except OSError:
+            return False
+        return (status.st_dev, status.st_ino) == self.identity
+
     def read_at(self, offset: int, length: int) -> bytes:
         self._check_inside(offset, length)
         if length <= _WINDOW:
@@ -128,8 +141,8 @@ class FileSource:
                 windows.append((offset, buffer))
                 continue
             windows.extend((offset + at, buffer[at : at + _WINDOW]) for at in range(0, len(buffer), _WINDOW))
-        if _THREADS > 1 and sum(len(buffer) for _, buffer in windows) >= _PARALLEL_FROM:
-            self._read_in_parallel(windows)
+        if sum(len(buffer) for _, buffer in windows) >= _PARALLEL_FROM:
+            for_each(lambda window: self._fill(*window), windows)
         else:
             for offset, buffer in windows:
                 self._fill(offset, buffer)
@@ -142,34 +155,6 @@ class FileSource:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-
-    def _read_in_parallel(self, windows: list[Read]) -> None:
-        from threading import Thread  # not at import: most programs never read this much at once
-
-        # Whoever is free takes the next window. `list.pop` from the end is atomic, hence the reversal.
-        todo = windows[::-1]
-        failures: list[Exception] = []
-
-        def work() -> None:
-            try:
-                while todo and not failures:
-                    self._fill(*todo.pop())
-            except IndexError:
-                return  # another thread took the last one
-            except Exception as error:  # of whichever thread: it is raised below, where the caller is
-                failures.append(error)
-
-        helpers = [Thread(target=work, daemon=True) for _ in range(_THREADS - 1)]
-        for helper in helpers:
-            helper.start()
-        try:
-            work()
-        finally:
-            todo.clear()  # on Ctrl-C nobody starts another window
-            for helper in helpers:
-                helper.join()
-        if failures:
-            raise failures[0]
 
     def _fill(self, offset: int, buffer: memoryview) -> None:
         while buffer:
@@ -237,14 +222,18 @@ class FileSource:
 
 
 class MmapSource(FileSource):
-    """A regular file, mapped; views share the mapping. Truncating the file under it kills the process."""
+    """A regular file, mapped; views share the mapping. Truncating the file under it kills the process.
+
+    It is mapped privately: views are read-only, but who must hand out memory that can be written (a torch tensor cannot
+    be read-only) may do so, and the file stays as it is.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
         self._map: mmap.mmap | None = None
         try:
             if self.size:
-                self._map = mmap.mmap(self._fd, self.size, access=mmap.ACCESS_READ)
+                self._map = _private_map(self._fd, self.size)
         except (OSError, ValueError) as error:  # ValueError: it was cut since its size was asked
             self.close()
             raise ReadError(f"the file cannot be mapped: {error}", path=self.name, hint="zero_copy=False") from error
@@ -253,11 +242,20 @@ class MmapSource(FileSource):
         mapped = self._map  # before the checks: another thread may close the source after them
         self._check_inside(offset, length)
         self._check_unchanged()  # what is cut after this still kills the process; what was cut before is reported
-        return memoryview(mapped)[offset : offset + length] if mapped is not None else memoryview(b"")
+        if mapped is None:
+            return memoryview(b"")
+        return memoryview(mapped).toreadonly()[offset : offset + length]
 
     def close(self) -> None:
         super().close()
         self._map = None  # not closed: views may still point into it, the last one takes it along
+
+
+def _private_map(fd: int, size: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
+    except OSError:  # no memory is set apart for so many pages that might be written: then none can be
+        return mmap.mmap(fd, size, access=mmap.ACCESS_READ)
 
 
 def _stamp_of(status: os.stat_result) -> tuple[int, int, int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,17 +10,18 @@ from typing import Any
 from ..dtype import DType, Kind
 from ..errors import BurnstoreError, DuplicateNameError, LoadError, MissingTensorsError
 from ..snapshot import TensorSnapshot, read_all
-from ..tensor_data import Array, TensorData, array_from_bytes, bytes_of_array
+from ..tensor_data import Array, TensorData, bytes_of_array
 from ..transforms.adapters import ModuleAdapter
 from ..transforms.filter import PathFilter
+from ..transforms.layout import Layout
+from ..transforms.view import LayoutView, Seen
 from .binding import Slot
 from .bindings import binding_for
+from .in_place import Matched, StraightRead, read_straight, straight_reads
+from .layouts import KeepsPartIds, Rules, layout_of, view_of
 from .result import ApplyError, ApplyResult, MissingTensor
-
-# Dtypes that an array alone brings to a file again as they were; of the others the stored form is kept.
-_PLAIN_DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "Bool")
-_BOOLS_OF_INTEGERS = {DType.U8: DType.BoolU8, DType.U32: DType.BoolU32}  # what some backends hold bools in
-_ARRAYS_SAY_ALL = frozenset(map(DType.parse, _PLAIN_DTYPES))
+from .values import value_for
+from .wrappers import wrapper_hint
 
 
 @dataclass(slots=True)
@@ -27,8 +29,9 @@ class _Plan:
     """What a load would do; nothing is read or changed yet."""
 
     result: ApplyResult = field(default_factory=ApplyResult)
-    matched: list[tuple[Slot, TensorSnapshot, int | None]] = field(default_factory=list)
+    matched: list[Matched] = field(default_factory=list)
     unmatched: list[Slot] = field(default_factory=list)
+    straight: list[StraightRead] = field(default_factory=list)
 
 
 def apply(
@@ -40,12 +43,16 @@ def apply(
     skip_enum_variants: bool = False,
     allow_partial: bool = True,
     validate: bool = False,
+    in_place: bool = True,
 ) -> ApplyResult:
     """Put snapshots into the parameters of their paths, and say what became of each.
 
     Of snapshots with one path the last counts, so lists can be concatenated to overlay models. A parameter takes the
-    tensor's own dtype within its kind (float, integer, bool) and the tensor's id if it has one. All tensors are read
-    before any is assigned: if reading fails, or an error is raised, the model is as it was.
+    tensor's own dtype within its kind (float, integer, bool) and the tensor's id if it has one; a torch tensor keeps
+    its dtype, and a note says so. All tensors are read before any is assigned: if reading fails, or an error is raised,
+    the model is as it was. Only large tensors of torch are read straight into the model's memory, after all else was
+    found to fit; if the disk fails then, the error says that the model is partly loaded. ``in_place=False`` reads
+    those before, too.
 
     With ``validate`` tensors that do not fit raise LoadError; without ``allow_partial`` parameters without a tensor
     raise MissingTensorsError. By default both are only reported.
@@ -56,8 +63,17 @@ def apply(
     >>> result.applied, model["weight"].tolist()
     (['weight'], [1.0, 1.0])
     """
-    options = {"skip_enum_variants": skip_enum_variants, "allow_partial": allow_partial, "validate": validate}
-    return apply_noting((), model, snapshots, filter, adapter, **options)
+    return apply_noting(
+        (),
+        model,
+        snapshots,
+        filter,
+        adapter,
+        skip_enum_variants=skip_enum_variants,
+        allow_partial=allow_partial,
+        validate=validate,
+        in_place=in_place,
+    )
 
 
 def apply_noting(
@@ -67,19 +83,85 @@ def apply_noting(
     filter: PathFilter | None,
     adapter: ModuleAdapter | None,
     *,
+    layout: Layout | None = None,
+    rules: Rules | None = None,
+    recorded: Mapping[str, TensorSnapshot] | None = None,
     skip_enum_variants: bool,
     allow_partial: bool,
     validate: bool,
+    in_place: bool = True,
 ) -> ApplyResult:
-    """As `apply`, with notes of an earlier stage in the report, be it returned or raised."""
+    """As `apply`, with notes of an earlier stage in the report, be it returned or raised.
+
+    ``layout`` is that of the snapshots, None if it is not known and taken to be the model's own. Where it is another,
+    the model is seen in it, unless an adapter says how layouts differ. ``rules`` are those of `view_of`; ``recorded``
+    are tensors that this other layout does not have, by their paths in the model.
+    """
     slots = list(binding_for(model).walk(model, skip_enum_variants=skip_enum_variants))
     _check_distinct(slots)
-    plan = _plan(slots, snapshots, filter, adapter)
+    index = _by_path(snapshots)
+    view: LayoutView | None = None
+    seen = Seen(list(index.values()), set(index), {})
+    if layout is not None and layout != layout_of(model) and (adapter is None or adapter.keeps_layout):
+        view = view_of(model, slots, skip_enum_variants=skip_enum_variants, rules=rules, present=index)
+        seen = view.to_torch(index) if layout == "burn" else view.to_burn(index)
+    plan = _plan(slots, _by_path(seen.snapshots), filter, adapter)
+    if view is not None:
+        _tell_of_view(plan, view, seen, index, recorded or {})
     plan.result.notes += notes
+    if in_place:
+        plan.straight, plan.matched = straight_reads(plan.matched, slots)
     values = _with_shared(plan, _read(plan), slots)
+    if plan.straight:
+        order = {slot.path: row for row, slot in enumerate(slots)}
+        plan.result.applied += [read.slot.path for read in plan.straight]
+        plan.result.applied.sort(key=order.__getitem__)
+    hint = wrapper_hint(plan.result.missing, plan.result.unused)
+    plan.result.notes += [] if hint is None else [hint]
     raise_if_refused(plan.result, allow_partial=allow_partial, validate=validate)
-    _assign(values)
+    _assign(values, plan)
+    for slot, _, _ in values:
+        if slot.path in seen.part_ids and isinstance(slot, KeepsPartIds):
+            slot.part_ids = seen.part_ids[slot.path]
     return plan.result
+
+
+def _by_path(snapshots: Iterable[TensorSnapshot]) -> dict[str, TensorSnapshot]:
+    if isinstance(snapshots, Mapping):
+        raise TypeError(f"snapshots are a list, not a {type(snapshots).__name__}; give its values()")
+    return {snapshot.path: snapshot for snapshot in snapshots}
+
+
+def _tell_of_view(
+    plan: _Plan,
+    view: LayoutView,
+    seen: Seen,
+    given: Mapping[str, TensorSnapshot],
+    recorded: Mapping[str, TensorSnapshot],
+) -> None:
+    """Add to a plan what came of seeing the model in the layout of the source."""
+    plan.result.unused = sorted(given.keys() - seen.used)
+    for path, parts in seen.incomplete.items():
+        plan.result.notes.append(f"'{path}' is made of several tensors, and there is no {', '.join(parts)}")
+    if any(error.kind == "ShapeMismatch" and error.expected == error.found[::-1] for error in plan.result.errors):
+        plan.result.notes.append(
+            "shapes look as if the source were in the model's own layout, not in the one that it claims: say so with "
+            "layout="
+        )
+    lost = set(seen.lost)
+    without = [slot for slot in plan.unmatched if slot.path in lost]
+    plan.unmatched = [slot for slot in plan.unmatched if slot.path not in lost]
+    plan.matched += [(slot, recorded[slot.path], None) for slot in without if slot.path in recorded]
+    kept = [slot.path for slot in without if slot.path not in recorded]
+    if kept:
+        plan.result.notes.append(f"Burn has no {_listed(kept)}: left as they are in the model")
+    if view.as_they_are:
+        plan.result.notes.append(f"of no known kind, taken as they are: {_listed(view.as_they_are)}")
+
+
+def _listed(names: Sequence[str], most: int = 3) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
 def _check_distinct(slots: Sequence[Slot]) -> None:
@@ -91,12 +173,13 @@ def _check_distinct(slots: Sequence[Slot]) -> None:
                 raise DuplicateNameError("two tensors of the model have this path", tensor=slot.path)
 
 
-def _assign(values: Sequence[_Value]) -> None:
+def _assign(values: Sequence[_Value], plan: _Plan) -> None:
     # What a tuple holds can only be filled; wherever else that array is held, it must be filled too to stay the same.
     fixed = {slot.identity() for slot, _, _ in values if slot.fixed}
     filled = {row for row, (slot, _, _) in enumerate(values) if slot.identity() in fixed} if fixed else set()
     for row in filled:
         values[row][0].check_fill(values[row][1])
+    read_straight(plan.straight, plan.result)
     for row, (slot, value, param_id) in enumerate(values):
         slot.assign(value, param_id, fill=row in filled)
 
@@ -109,20 +192,17 @@ def raise_if_refused(result: ApplyResult, *, allow_partial: bool, validate: bool
         raise MissingTensorsError(
             f"Missing tensors: {len(result.missing)}\n{result}",
             result=result,
-            hint="if they may be missing, load with allow_partial",
+            hint=wrapper_hint(result.missing, result.unused) or "if they may be missing, load with allow_partial",
         )
 
 
 def _plan(
     slots: Sequence[Slot],
-    snapshots: Iterable[TensorSnapshot],
+    index: dict[str, TensorSnapshot],
     filter: PathFilter | None,
     adapter: ModuleAdapter | None,
 ) -> _Plan:
     plan = _Plan()
-    if isinstance(snapshots, Mapping):
-        raise TypeError(f"snapshots are a list, not a {type(snapshots).__name__}; give its values()")
-    index = {snapshot.path: snapshot for snapshot in snapshots}
     names = set(index)
     if adapter is not None and adapter.is_structural:
         index = _with_adapted_modules(index, slots, adapter)
@@ -253,7 +333,7 @@ def _mismatch(slot: Slot, snapshot: TensorSnapshot) -> ApplyError | None:
     if slot.shape != snapshot.shape:
         hint = ""
         if slot.shape == snapshot.shape[::-1]:
-            hint = " (it is the transpose: a PyTorch file needs PyTorchToBurnAdapter)"
+            hint = ' (it is the transpose: a PyTorch file needs layout="torch" or PyTorchToBurnAdapter)'
         return ApplyError(
             "ShapeMismatch",
             slot.path,
@@ -280,24 +360,25 @@ _Value = tuple[Slot, Array | TensorData, "int | None"]
 def _read(plan: _Plan) -> list[_Value]:
     """The values of all matched tensors; those that cannot be read become errors of the result."""
     values: list[_Value] = []
+    casts: Counter[tuple[DType, DType]] = Counter()
     raws = read_all([snapshot for _, snapshot, _ in plan.matched])
     for row, (slot, snapshot, param_id) in enumerate(plan.matched):
         raw, raws[row] = raws[row], None
         if isinstance(raw, BaseException):
             plan.result.errors.append(_load_error(slot.path, raw))
             continue
-        dtype = snapshot.dtype
-        if dtype in _BOOLS_OF_INTEGERS and slot.dtype.is_bool:
-            dtype = _BOOLS_OF_INTEGERS[dtype]
         try:
-            value: Array | TensorData = array_from_bytes(raw, dtype, snapshot.shape)
-            if dtype not in _ARRAYS_SAY_ALL:
-                value = TensorData(memoryview(raw), dtype, snapshot.shape)
+            values.append((slot, value_for(slot, snapshot, raw), param_id))
         except BurnstoreError as error:
             plan.result.errors.append(_load_error(slot.path, error))
             continue
-        values.append((slot, value, param_id))
         plan.result.applied.append(slot.path)
+        if slot.keeps_dtype and slot.dtype.name != snapshot.dtype.name and not slot.dtype.is_bool:
+            casts[snapshot.dtype, slot.dtype] += 1
+    plan.result.notes += [
+        f"cast from {given} to {kept}, the dtype that the model has: {count} tensor{'' if count == 1 else 's'}"
+        for (given, kept), count in casts.items()
+    ]
     return values
 
 

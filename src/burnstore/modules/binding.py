@@ -6,12 +6,13 @@ on slots alone, so a framework is supported as soon as it has a binding.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from ..dtype import DType
 from ..snapshot import TensorSnapshot
 from ..tensor_data import Array, Shape, TensorData
+from ..transforms.layout import ModuleKind
 
 
 class Slot(Protocol):
@@ -19,6 +20,10 @@ class Slot(Protocol):
 
     path: str
     container_stack: tuple[str, ...]
+
+    @property
+    def keeps_dtype(self) -> bool:
+        """Whether values are cast to the dtype that is there; otherwise the slot takes the value's own."""
 
     @property
     def shape(self) -> Shape:
@@ -44,6 +49,15 @@ class Slot(Protocol):
         With ``fill`` the tensor that is there takes the values: it, or one that it is shared with, is fixed.
         """
 
+    def buffer(self) -> memoryview | None:
+        """The bytes of the tensor that is there, for values of its dtype to be written straight into; None if not so.
+
+        Whoever writes calls `filled` afterwards.
+        """
+
+    def filled(self, param_id: int | None) -> None:
+        """Take note that `buffer` was written to, and of the id if there is one."""
+
     def identity(self) -> int:
         """Equal for slots that hold one and the same tensor."""
 
@@ -55,3 +69,9 @@ class Binding(Protocol):
 
     def walk(self, model: Any, *, skip_enum_variants: bool = False) -> Iterator[Slot]:
         """The slots of a model, in order."""
+
+    def kinds(self, model: Any, *, skip_enum_variants: bool = False) -> Mapping[str, ModuleKind | None]:
+        """The modules of a model by their paths, in order, and what they are; None for a class of one's own.
+
+        Those of no known kind can be left out, unless there are modules that hold no tensors here and do elsewhere.
+        """

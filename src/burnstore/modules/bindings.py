@@ -29,4 +29,9 @@ def binding_for(model: Any) -> Binding:
             return found
     if isinstance(model, (str, bytes, int, float, complex, type(None), type(sys))):
         raise TypeError(f"a model is an object or container that holds tensors, not {type(model).__name__}")
+    if hasattr(sys.modules.get("torch"), "nn"):  # somebody imported it, and it is there to the end
+        from . import torch
+
+        if torch.holds_tensors(model):
+            return cast(Binding, torch)
     return cast(Binding, plain)

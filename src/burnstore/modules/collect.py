@@ -1,16 +1,20 @@
-"""Collect: the tensors of a model as snapshots."""
+"""Collect: the tensors of a model as snapshots, in its own layout or in another."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import DuplicateNameError
 from ..snapshot import TensorSnapshot
 from ..transforms.adapters import ModuleAdapter
 from ..transforms.filter import PathFilter
+from ..transforms.layout import Layout
+from .binding import Slot
 from .bindings import binding_for
+from .layouts import MODULES_KEY, Rules, layout_of, record_of, seen_in
 
 
 def collect(
@@ -29,13 +33,53 @@ def collect(
     >>> [snapshot.path for snapshot in collect({"encoder": {"weight": np.zeros(2)}, "steps": [np.zeros(1)]})]
     ['encoder.weight', 'steps.0']
     """
-    snapshots = [slot.snapshot() for slot in binding_for(model).walk(model, skip_enum_variants=skip_enum_variants)]
-    if filter is not None:
-        selection = filter.select([(snapshot.path, snapshot.container_stack) for snapshot in snapshots])
-        snapshots = [snapshot for snapshot, chosen in zip(snapshots, selection, strict=True) if chosen]
-        for text in selection.unmatched:
-            warnings.warn(f"the filter's {text!r} matched no tensor of the model", stacklevel=2)
-    return adapted(snapshots, adapter)
+    slots = list(binding_for(model).walk(model, skip_enum_variants=skip_enum_variants))
+    return adapted(_filtered(slots, filter), adapter)
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """A model's tensors as a file is to hold them: in which layout they are, and what the file should say of it."""
+
+    snapshots: list[TensorSnapshot]
+    layout: Layout
+    metadata: dict[str, str]
+
+
+def collect_in(
+    layout: Layout | None,
+    model: Any,
+    filter: PathFilter | None = None,
+    adapter: ModuleAdapter | None = None,
+    *,
+    rules: Rules | None = None,
+    record_modules: bool = True,
+    skip_enum_variants: bool = False,
+) -> Collected:
+    """As `collect`, but with the model seen in this layout, unless an adapter says how layouts differ.
+
+    What the model's modules are is recorded where the layout is not the model's own: a file can then be converted back
+    without the model.
+    """
+    own = layout_of(model)
+    slots = list(binding_for(model).walk(model, skip_enum_variants=skip_enum_variants))
+    snapshots = _filtered(slots, filter)
+    if adapter is not None and not adapter.keeps_layout:
+        return Collected(adapted(snapshots, adapter), adapter.gives_layout or own, {})
+    wanted = own if layout is None else layout
+    seen, view = seen_in(wanted, model, slots, snapshots, skip_enum_variants=skip_enum_variants, rules=rules)
+    record = {MODULES_KEY: record_of(view)} if record_modules and view is not None else {}
+    return Collected(adapted(seen, adapter), wanted, record)
+
+
+def _filtered(slots: Sequence[Slot], filter: PathFilter | None) -> list[TensorSnapshot]:
+    snapshots = [slot.snapshot() for slot in slots]
+    if filter is None:
+        return snapshots
+    selection = filter.select([(snapshot.path, snapshot.container_stack) for snapshot in snapshots])
+    for text in selection.unmatched:
+        warnings.warn(f"the filter's {text!r} matched no tensor of the model", stacklevel=3)
+    return [snapshot for snapshot, chosen in zip(snapshots, selection, strict=True) if chosen]
 
 
 def adapted(snapshots: Sequence[TensorSnapshot], adapter: ModuleAdapter | None) -> list[TensorSnapshot]:

@@ -13,6 +13,8 @@ from ..dtype import DType
 from ..errors import ModelError
 from ..snapshot import TensorSnapshot
 from ..tensor_data import Array, Shape, TensorData
+from ..transforms.layout import ModuleKind, is_known
+from .binding import Slot
 from .structure import Holder, Struct, Variant
 
 layout = "burn"
@@ -27,7 +29,9 @@ class HolderSlot:
 
     __slots__ = ("container_stack", "holder", "path")
 
-    def __init__(self, path: str, container_stack: tuple[str, ...], holder: Holder) -> None:
+    keeps_dtype = False
+
+    def __init__(self, path: str, container_stack: tuple[str, ...], holder: Holder, put: Setter | None) -> None:
         self.path = path
         self.container_stack = container_stack
         self.holder = holder
@@ -62,6 +66,12 @@ class HolderSlot:
 
     def assign(self, value: Array | TensorData, param_id: int | None, *, fill: bool = False) -> None:
         self.holder.set(value)
+        self.filled(param_id)
+
+    def buffer(self) -> None:
+        return None
+
+    def filled(self, param_id: int | None) -> None:
         if param_id is not None and not self.holder.keeps_id:
             self.holder.id = type(self.holder.id)(param_id)
 
@@ -73,6 +83,8 @@ class ArraySlot:
     """An array that is an attribute or an item of something."""
 
     __slots__ = ("array", "container_stack", "path", "put")
+
+    keeps_dtype = False
 
     def __init__(self, path: str, container_stack: tuple[str, ...], array: Array, put: Setter | None) -> None:
         self.path = path
@@ -118,16 +130,23 @@ class ArraySlot:
             self.put(values)
             self.array = values
 
+    def buffer(self) -> None:
+        return None
+
+    def filled(self, param_id: int | None) -> None:
+        pass
+
     def identity(self) -> int:
         return id(self.array)
 
 
-def walk(model: Any, *, skip_enum_variants: bool = False) -> Iterator[HolderSlot | ArraySlot]:
+def walk(model: Any, *, skip_enum_variants: bool = False) -> Iterator[Slot]:
     """The slots of a plain model, depth first in the order of fields and items.
 
     Iterative, so that no model is too deep; an object that contains itself is a ModelError.
     """
-    if isinstance(model, (np.ndarray, Holder)):
+    root = _KINDS[type(model)]
+    if isinstance(root, type):
         raise TypeError("a model is an object or container that holds tensors, not a single one")
     # What is open, outermost first; one list of segments and containers for all levels, so that depth costs no square.
     segments: list[str] = []
@@ -135,7 +154,7 @@ def walk(model: Any, *, skip_enum_variants: bool = False) -> Iterator[HolderSlot
     levels: list[tuple[int, int, int, Children]] = []  # the object, its share of both lists, what is left to visit
     open_objects = {id(model)}
     try:
-        levels.append((id(model), 0, 0, _children(type(model))(model)))
+        levels.append((id(model), 0, 0, (root or _children(type(model)))(model)))
         while levels:
             identity, named, held, children = levels[-1]
             path: str | None = None
@@ -145,15 +164,12 @@ def walk(model: Any, *, skip_enum_variants: bool = False) -> Iterator[HolderSlot
                     continue
                 below = () if skip_enum_variants and container.startswith("Enum:") else (segment,)
                 owners: tuple[str, ...] = (container,)
-                if kind is ArraySlot or kind is HolderSlot:
+                if isinstance(kind, type):
                     if path is None:
                         path = ".".join(segments)
                     place = path if not below else f"{path}.{segment}" if segments else segment
-                    if kind is ArraySlot:
-                        yield ArraySlot(place, (*stack, container), value, put)
-                        continue
-                    yield HolderSlot(place, (*stack, container), value)
-                    if value.reparameterization is None:
+                    yield kind(place, (*stack, container), value, put)
+                    if kind is not HolderSlot or value.reparameterization is None:
                         continue
                     name, value = value.reparameterization
                     below, owners, kind = (*below, name), (container, "Reparameterization"), _children(type(value))
@@ -174,8 +190,76 @@ def walk(model: Any, *, skip_enum_variants: bool = False) -> Iterator[HolderSlot
         raise
 
 
+# Options that change what a recurrent layer computes, and what they are where PyTorch has no such option.
+_USUAL = {
+    "reset_after": True,
+    "clip": None,
+    "reverse": False,
+    "input_forget": False,
+    "gate_activation": "Sigmoid",
+    "cell_activation": "Tanh",
+    "hidden_activation": "Tanh",
+}
+_RECURRENT = ("Lstm", "BiLstm", "Gru", "BiGru", "Rnn", "BiRnn")
+
+
+def kinds(model: Any, *, skip_enum_variants: bool = False) -> dict[str, ModuleKind]:
+    """The modules of a plain model that are, by the name of their class, of a known kind."""
+    found: dict[str, ModuleKind] = {}
+    pending = [("", model)]
+    while pending:
+        path, value = pending.pop()
+        kind = _kind_of(value)
+        if kind is not None:
+            found[path] = kind
+        for segment, container, child, _ in _children(type(value))(value):
+            if not isinstance(child, (np.ndarray, Holder)) and _KINDS[type(child)] is not None:
+                skipped = skip_enum_variants and container.startswith("Enum:")
+                pending.append((path if skipped else f"{path}.{segment}" if path else segment, child))
+    return found
+
+
+def _kind_of(value: Any) -> ModuleKind | None:
+    name = type(value).__name__
+    if not is_known(name):
+        return None
+    options: list[tuple[str, int]] = []
+    if hasattr(value, "norm_first"):
+        options.append(("norm_first", bool(value.norm_first)))
+    if getattr(getattr(value, "weight", None), "transposed", False):
+        options.append(("col", True))
+    if name in _RECURRENT:
+        layer = value.forward if name.startswith("Bi") and not callable(value.forward) else value
+        options += [("unlike_torch", True) for option in _USUAL if not _is_usual(layer, option)][:1]
+    return ModuleKind(name, tuple(options))
+
+
+def _is_usual(layer: Any, option: str) -> bool:
+    found = getattr(layer, option, _USUAL[option])
+    choice = getattr(found, "variant", found)  # of an activation its name
+    relu = option == "hidden_activation" and type(layer).__name__ == "Rnn" and choice == "Relu"
+    return relu or choice == _USUAL[option]
+
+
 Children = Iterator[tuple[str, str, Any, "Setter | None"]]
 """What lies directly in a value: segment, container entry of the owner, the child, and how to replace it."""
+
+_further_kinds: list[Callable[[type], Any]] = []
+
+
+def register_kind(find: Callable[[type], Any]) -> None:
+    """Let plain models hold what a framework has: for a type, a kind of slot, a function that lists children, or None.
+
+    A kind of slot is a class that is made of path, container stack, the value, and how to replace it.
+    """
+    _further_kinds.append(find)
+
+
+def children(value: Any) -> Children:
+    """What lies directly in a value; nothing in a tensor or a constant."""
+    kind = _KINDS[type(value)]
+    found: Children = iter(()) if kind is None or isinstance(kind, type) else kind(value)
+    return found
 
 
 class _PerType(dict[type, Any]):
@@ -192,6 +276,10 @@ class _PerType(dict[type, Any]):
 
 def _kind(kind: type) -> Any:
     """What a value of this type is in a model: None for a constant, a kind of slot, or how to list what lies in it."""
+    for find in _further_kinds:
+        found = find(kind)
+        if found is not None:
+            return found
     if issubclass(kind, np.ndarray):
         return ArraySlot
     if issubclass(kind, Holder):

@@ -2,11 +2,15 @@
 
 The order of the stages is one, whatever the entry point:
 
-    load   file → key remapping → contiguous indices → matching with the model → filter → from-adapter → model
-    save   model → filter → to-adapter → key remapping → file
+    load   file → key remapping → contiguous indices → layout → matching with the model → filter → from-adapter → model
+    save   model → filter → layout → to-adapter → key remapping → file
     keys, get_snapshot, get_all_snapshots: file → key remapping → contiguous indices
 
-A filter sees the model's paths and containers, a remapping the file's names.
+A filter sees the model's paths and containers, a remapping the file's names. Where the layouts of file and model are
+known and differ, the model is seen in the file's layout; an adapter that changes names or axes takes the place of that.
+
+Unless the caller says otherwise, a file of PyTorch has its indices made contiguous and the names of enum variants left
+out, as a Burn model needs it; into a PyTorch model its names go as they are.
 """
 
 from __future__ import annotations
@@ -17,18 +21,22 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..errors import ReadError
+from ..errors import ReadError, located
+from ..formats.registry import format_for_path, format_named
 from ..limits import Limits
 from ..modules.apply import apply_noting
-from ..modules.collect import collect
+from ..modules.collect import collect_in
+from ..modules.layouts import Rules, checked_layout, layout_of, recorded_counts
 from ..modules.result import ApplyResult
-from ..saving import save, serialize
+from ..saving import save, serialize, texts_beside
 from ..snapshot import TensorSnapshot
 from ..transforms.adapters import ModuleAdapter
 from ..transforms.filter import PathFilter, Predicate
 from ..transforms.indices import contiguous_names
+from ..transforms.layout import LAYOUTS, Layout
 from ..transforms.patterns import compile_pattern
 from ..transforms.remap import KeyRemapper, OnCollision, keep_distinct
+from .gaps import ModelIndices, closed_for
 
 S = TypeVar("S", bound="Store")
 
@@ -54,20 +62,25 @@ class Store:
         self._filter: PathFilter | None = None
         self._remapper = KeyRemapper()
         self._on_collision: OnCollision = "error"
-        self._contiguous = False
+        self._contiguous: bool | None = None  # None: as the format of the file and the model's layout want it
         self._kept_prefixes: list[re.Pattern[str]] = []
         self._from_adapter: ModuleAdapter | None = None
         self._to_adapter: ModuleAdapter | None = None
+        self._layout: Layout | None = None
+        self._rules: Rules | None = None
+        self._record_modules = True
         self._metadata: dict[str, str] | None = None
         self._allow_partial = False
         self._validate = True
-        self._skip_enum_variants = False
+        self._in_place = True
+        self._skip_enum_variants: bool | None = None  # None: as the format of the file wants it
         self._overwrite = False
         self._auto_extension = True
         self._zero_copy = False
         self._durable = True
         self._limits = Limits()
-        self._cached: tuple[Checkpoint, list[TensorSnapshot], list[str]] | None = None
+        self._opened: Checkpoint | None = None
+        self._named: list[TensorSnapshot] | None = None
 
     # Where the bytes are
 
@@ -114,8 +127,7 @@ class Store:
         copied._remapper = self._remapper.copy()
         copied._kept_prefixes = list(self._kept_prefixes)
         copied._metadata = None if self._metadata is None else dict(self._metadata)
-        copied._cached = None
-        return copied
+        return copied._changed()
 
     # Which tensors
 
@@ -193,7 +205,10 @@ class Store:
         return self._changed()
 
     def map_indices_contiguous(self: S, on: bool) -> S:
-        """Number the indices in names 0, 1, 2 without gaps."""
+        """Number the indices in names 0, 1, 2 without gaps; by default done with PyTorch's files for Burn's models.
+
+        A load is refused where the model has more entries at such a place than the file: see `burnstore.stores.gaps`.
+        """
         self._contiguous = _bool(on, "map_indices_contiguous")
         return self._changed()
 
@@ -219,6 +234,23 @@ class Store:
         self._to_adapter = _adapter(adapter)
         return self
 
+    def layout(self: S, layout: str) -> S:
+        """The layout that the file has, where it does not say so itself or says it wrongly, or that it is to get."""
+        self._layout = checked_layout(layout)
+        return self
+
+    def rules(self: S, rules: Rules) -> S:
+        """Name the kinds of modules that the model does not tell: a pattern that is found in their paths → kind."""
+        if not isinstance(rules, Mapping):
+            raise TypeError(f"rules map patterns to kinds of modules, they cannot be a {type(rules).__name__}")
+        self._rules = dict(rules)
+        return self
+
+    def record_modules(self: S, on: bool) -> S:
+        """Let a file that is not in the model's own layout say what the modules are (default)."""
+        self._record_modules = _bool(on, "record_modules")
+        return self
+
     # How
 
     def allow_partial(self: S, on: bool) -> S:
@@ -229,6 +261,15 @@ class Store:
     def validate(self: S, on: bool) -> S:
         """Raise when a tensor does not fit (default); otherwise such tensors are only reported."""
         self._validate = _bool(on, "validate")
+        return self
+
+    def in_place(self: S, on: bool) -> S:
+        """Read large tensors straight into the memory of a torch model (default), once all else was found to fit.
+
+        A disk that fails just then leaves a model that is partly loaded, and the error says so. Without it everything
+        is read into memory of its own before the model is changed.
+        """
+        self._in_place = _bool(on, "in_place")
         return self
 
     def zero_copy(self: S, on: bool) -> S:
@@ -273,26 +314,40 @@ class Store:
         Raises LoadError when a tensor does not fit (unless ``validate(False)``), MissingTensorsError when a parameter
         finds none (unless ``allow_partial(True)``); the model is then as it was.
         """
-        snapshots, unmatched = self._snapshots()
+        snapshots, notes = self._snapshots_for(model)
         return apply_noting(
-            [f"the remapping {pattern!r} matched no tensor of the file" for pattern in unmatched],
+            [*self._checkpoint().notes, *notes],
             model,
             snapshots,
             self._filter,
             self._from_adapter,
-            skip_enum_variants=self._skip_enum_variants,
+            layout=self._layout_of_file(),
+            rules=self._rules,
+            recorded=recorded_counts(self._checkpoint().metadata),
+            skip_enum_variants=self._skips_enum_variants(),
             allow_partial=self._allow_partial,
             validate=self._validate,
+            in_place=self._in_place,
         )
 
     apply_to = load
 
     def save(self, model: Any) -> None:
         """Save a model's tensors."""
-        snapshots = collect(model, self._filter, self._to_adapter, skip_enum_variants=self._skip_enum_variants)
-        renamed, _ = self._remapper.remap(snapshots, on_collision=self._on_collision)
+        chosen = format_for_path(self.path or "") if self.format is None else format_named(self.format)
+        collected = collect_in(
+            self._layout or getattr(chosen, "layout", None),
+            model,
+            self._filter,
+            self._to_adapter,
+            rules=self._rules,
+            record_modules=self._record_modules,
+            skip_enum_variants=bool(self._skip_enum_variants),
+        )
+        renamed, _ = self._remapper.remap(collected.snapshots, on_collision=self._on_collision)
         self._changed()
-        options: dict[str, Any] = {"metadata": self._metadata, "limits": self._limits, **self._save_options()}
+        texts = texts_beside(chosen, collected, self._texts(collected.layout), self._save_options())
+        options: dict[str, Any] = {"metadata": texts, "limits": self._limits, **self._save_options()}
         if self._in_memory:
             self._data = serialize(renamed, format=self._write_format(), **options)
         else:
@@ -303,11 +358,11 @@ class Store:
 
     def keys(self) -> list[str]:
         """The names of all tensors, sorted; renamed as a load would see them, not filtered."""
-        return sorted(snapshot.path for snapshot in self._snapshots()[0])
+        return sorted(snapshot.path for snapshot in self._snapshots())
 
     def get_all_snapshots(self) -> dict[str, TensorSnapshot]:
         """All tensors by name, sorted; renamed as a load would see them, not filtered, not adapted."""
-        return {snapshot.path: snapshot for snapshot in sorted(self._snapshots()[0], key=lambda found: found.path)}
+        return {snapshot.path: snapshot for snapshot in sorted(self._snapshots(), key=lambda found: found.path)}
 
     def get_snapshot(self, name: str) -> TensorSnapshot | None:
         """The tensor of this name, None if there is none."""
@@ -327,38 +382,76 @@ class Store:
         source = self._data if self._in_memory else self.path
         if source is None:
             raise ReadError("No bytes to read from", hint="save into the store first, or give from_bytes(...) some")
-        return open_checkpoint(source, format=self.format, zero_copy=self._zero_copy, limits=self._limits)
+        options = self._open_options()
+        return open_checkpoint(source, format=self.format, zero_copy=self._zero_copy, limits=self._limits, **options)
+
+    def _open_options(self) -> dict[str, Any]:
+        return {}
 
     def _save_options(self) -> dict[str, Any]:
         return {}
+
+    def _texts(self, layout: Layout) -> Mapping[str, str] | None:
+        """The texts to write beside tensors of this layout; None for the format's own."""
+        return self._metadata
 
     def _write_format(self) -> str:
         if self.format is None:
             raise TypeError("a store in memory needs a format to save; take BurnpackStore, for example")
         return self.format
 
-    def _snapshots(self) -> tuple[list[TensorSnapshot], list[str]]:
-        """The file's tensors under the names that matching sees, and the renaming rules that matched none."""
-        if self._cached is None:
-            checkpoint = self.open()
-            given = list(checkpoint.values())
-            renaming = self._remapper.remap_names([snapshot.path for snapshot in given])
+    def _checkpoint(self) -> Checkpoint:
+        """The file, opened once for all reads."""
+        if self._opened is None:
+            self._opened = self.open()
+        return self._opened
+
+    def _snapshots(self) -> list[TensorSnapshot]:
+        """The file's tensors under the names that a Burn model's would be matched with."""
+        if self._named is None:
+            renaming = self._remapper.remap_names(list(self._checkpoint()))
             names = renaming.names
-            if self._contiguous:
-                names = contiguous_names(names, self._keep() if self._kept_prefixes else None).names
-            rows = keep_distinct(names, renaming.originals, self._on_collision)
-            snapshots = [
-                given[row] if given[row].path == names[row] else given[row].with_path(names[row]) for row in rows
-            ]
-            self._cached = checkpoint, snapshots, renaming.unmatched
-        return self._cached[1], self._cached[2]
+            if self._contiguous or (self._contiguous is None and self._is_pytorch()):
+                names = contiguous_names(names, self._keep()).names
+            self._named = self._renamed(names, renaming.originals)
+        return self._named
+
+    def _snapshots_for(self, model: Any) -> tuple[list[TensorSnapshot], list[str]]:
+        """The file's tensors under the names that this model's are matched with, and what is to be said about them."""
+        by_default = self._contiguous is None and self._is_pytorch() and layout_of(model) == "burn"
+        renaming = self._remapper.remap_names(list(self._checkpoint()))
+        names, notes = renaming.names, _about(renaming.unmatched)
+        if self._contiguous or by_default:
+            indices = ModelIndices(model, skip_enum_variants=self._skips_enum_variants())
+            with located(path=self._checkpoint().path):
+                closed, more = closed_for(names, indices, self._keep(), asked_for=not by_default)
+            names, notes = closed.names, [*notes, *more]
+        return self._renamed(names, renaming.originals), notes
+
+    def _renamed(self, names: list[str], originals: list[str]) -> list[TensorSnapshot]:
+        given = list(self._checkpoint().values())
+        rows = keep_distinct(names, originals, self._on_collision)
+        return [given[row] if given[row].path == names[row] else given[row].with_path(names[row]) for row in rows]
+
+    def _is_pytorch(self) -> bool:
+        return self._checkpoint().format == "pytorch"
+
+    def _skips_enum_variants(self) -> bool:
+        return self._is_pytorch() if self._skip_enum_variants is None else self._skip_enum_variants
+
+    def _layout_of_file(self) -> Layout | None:
+        """The layout that the file's tensors have; None if nobody says, or it is one that is not known here."""
+        if self._layout is not None:
+            return self._layout
+        said = self._checkpoint().layout
+        return checked_layout(said) if said in LAYOUTS else None
 
     def _keep(self) -> Callable[[str], bool]:
         patterns = self._kept_prefixes
         return lambda prefix: any(pattern.search(prefix) for pattern in patterns)
 
     def _changed(self: S) -> S:
-        self._cached = None
+        self._opened = self._named = None
         return self
 
     def __repr__(self) -> str:
@@ -382,16 +475,26 @@ _KEYWORDS = {
     "skip_enum_variants": "skip_enum_variants",
     "from_adapter": "with_from_adapter",
     "to_adapter": "with_to_adapter",
+    "layout": "layout",
+    "rules": "rules",
+    "record_modules": "record_modules",
     "metadata": "metadata",
     "allow_partial": "allow_partial",
     "validate": "validate",
+    "in_place": "in_place",
     "zero_copy": "zero_copy",
     "overwrite": "overwrite",
     "durable": "durable",
     "auto_extension": "auto_extension",
     "limits": "limits",
+    "top_level_key": "with_top_level_key",
+    "max_shard_size": "max_shard_size",
     "burn_version": "burn_version",
 }
+
+
+def _about(unmatched: list[str]) -> list[str]:
+    return [f"the remapping {pattern!r} matched no tensor of the file" for pattern in unmatched]
 
 
 def _bool(value: bool, name: str) -> bool:

@@ -130,6 +130,8 @@ class Abilities:
         *(DType.I64, DType.I32, DType.I16, DType.I8, DType.U64, DType.U32, DType.U16, DType.U8, DType.Bool),
     )
     """The dtypes that it can hold; all others must be refused with a `DTypeError`."""
+    stored_as: ClassVar[Mapping[DType, DType]] = {}
+    """Dtypes that it writes under the name of another one of equal bytes, and which that is."""
     names: ClassVar[Mapping[str, str]] = NAMES
     """Names, by a word for the test's id, that it can hold."""
     holds_metadata: ClassVar[bool] = True

@@ -8,6 +8,7 @@ from ..dtype import DType
 from ..errors import DTypeError
 from ..snapshot import TensorSnapshot
 from .axes import transposed
+from .layout import Layout
 from .precision import BURN_FLOATS, cast
 
 _RENAMED_NORMS = frozenset({"Struct:BatchNorm", "Struct:LayerNorm", "Struct:GroupNorm", "Struct:RmsNorm"})
@@ -63,6 +64,15 @@ class ModuleAdapter:
         """Whether modules must be shown to it as a whole."""
         return type(self).adapt_module is not ModuleAdapter.adapt_module
 
+    keeps_layout = False
+    """Whether names and axes stay as they are, so that layouts are still converted where they differ.
+
+    An adapter that is given replaces that conversion, unless it says here that it has nothing to do with it.
+    """
+
+    gives_layout: Layout | None = None
+    """The layout that tensors have after it; None where it does not change it."""
+
 
 class IdentityAdapter(ModuleAdapter):
     """Leaves every tensor as it is."""
@@ -94,6 +104,16 @@ class ChainAdapter(ModuleAdapter):
     def is_structural(self) -> bool:
         return self.first.is_structural or self.second.is_structural
 
+    @property
+    def keeps_layout(self) -> bool:  # type: ignore[override]  # of two adapters it is a question, of one a fact
+        """Whether both leave names and axes as they are."""
+        return self.first.keeps_layout and self.second.keeps_layout
+
+    @property
+    def gives_layout(self) -> Layout | None:  # type: ignore[override]  # as above
+        """The layout that tensors have after both."""
+        return self.second.gives_layout or self.first.gives_layout
+
 
 class _TorchAdapter(ModuleAdapter):
     """What both directions share: a Linear's weight is transposed, the parameters of norms are renamed.
@@ -122,12 +142,14 @@ class _TorchAdapter(ModuleAdapter):
 class PyTorchToBurnAdapter(_TorchAdapter):
     """From PyTorch's form to Burn's: Linear weights [out, in] → [in, out], norms weight → gamma, bias → beta."""
 
+    gives_layout = "burn"
     names = {"weight": "gamma", "bias": "beta"}  # noqa: RUF012  # read only
 
 
 class BurnToPyTorchAdapter(_TorchAdapter):
     """From Burn's form to PyTorch's: Linear weights [in, out] → [out, in], norms gamma → weight, beta → bias."""
 
+    gives_layout = "torch"
     names = {"gamma": "weight", "beta": "bias"}  # noqa: RUF012  # read only
 
 
@@ -140,6 +162,8 @@ class HalfPrecisionAdapter(ModuleAdapter):
     >>> HalfPrecisionAdapter().without_module("LayerNorm").with_module("MyLayer").module_count
     14
     """
+
+    keeps_layout = True
 
     def __init__(self, modules: Iterable[str] = _HALF_PRECISION_MODULES) -> None:
         if isinstance(modules, str):
@@ -178,6 +202,8 @@ class FloatCastAdapter(ModuleAdapter):
     >>> str(FloatCastAdapter.to(DType.BF16).dtype)
     'BF16'
     """
+
+    keeps_layout = True
 
     def __init__(self, dtype: DType) -> None:
         if dtype not in BURN_FLOATS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from ..snapshot import TensorSnapshot
 from .remap import OnCollision, Renaming, keep_distinct
@@ -27,7 +28,7 @@ def contiguous_names(names: Sequence[str], keep: Callable[[str], bool] | None = 
         segments = name.split(".")
         places = []
         for at, segment in enumerate(segments):
-            number = _number(segment)
+            number = index_of(segment)
             if number is not None:
                 prefix = ".".join(segments[:at])
                 found[prefix].add(number)
@@ -52,6 +53,39 @@ def contiguous_names(names: Sequence[str], keep: Callable[[str], bool] | None = 
     return Renaming(renamed, list(names), [])
 
 
+@dataclass(frozen=True, slots=True)
+class ClosedGap:
+    """Indices that were numbered anew: what stood before them, what stands there now, and those that there were."""
+
+    original: str
+    prefix: str
+    indices: tuple[int, ...]
+
+
+def closed_gaps(renaming: Renaming) -> list[ClosedGap]:
+    """Where `contiguous_names` changed indices, and from which.
+
+    >>> closed_gaps(contiguous_names(["fc.0.weight", "fc.2.weight", "head.0.weight"]))
+    [ClosedGap(original='fc', prefix='fc', indices=(0, 2))]
+    """
+    found: dict[tuple[str, str], set[int]] = defaultdict(set)
+    changed: set[tuple[str, str]] = set()
+    for old, new in zip(renaming.originals, renaming.names, strict=True):
+        if old == new:
+            continue
+        before, after = old.split("."), new.split(".")
+        for at, (was, is_now) in enumerate(zip(before, after, strict=True)):
+            if was != is_now:
+                changed.add((".".join(before[:at]), ".".join(after[:at])))
+    for old, new in zip(renaming.originals, renaming.names, strict=True) if changed else ():
+        before, after = old.split("."), new.split(".")
+        for at, segment in enumerate(before):
+            number = index_of(segment)
+            if number is not None and (place := (".".join(before[:at]), ".".join(after[:at]))) in changed:
+                found[place].add(number)
+    return [ClosedGap(*place, tuple(sorted(numbers))) for place, numbers in found.items()]
+
+
 def map_indices_contiguous(
     snapshots: Iterable[TensorSnapshot], *, on_collision: OnCollision = "error"
 ) -> tuple[list[TensorSnapshot], list[tuple[str, str]]]:
@@ -70,7 +104,7 @@ def map_indices_contiguous_except(
     return renamed, [(renaming.names[row], renaming.originals[row]) for row in rows]
 
 
-def _number(segment: str) -> int | None:
+def index_of(segment: str) -> int | None:
     """The index that a segment is, as Rust parses one: decimal digits, a plus allowed, at most 64 bits."""
     digits = segment.removeprefix("+")
     if not digits.isascii() or not digits.isdecimal() or len(digits.lstrip("0")) > _MOST_DIGITS:

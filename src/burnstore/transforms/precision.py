@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..dtype import DType
+from ..dtype import DType, Kind
 from ..errors import DTypeError
 from ..snapshot import TensorSnapshot
 from ..tensor_data import Array, TensorData, bytes_of_array
@@ -45,12 +45,34 @@ def cast_array(values: Array, dtype: DType) -> Array:
     """The values in that dtype; DTypeError where a finite one does not fit."""
     with np.errstate(over="ignore", invalid="ignore"):
         converted = values.astype(dtype.numpy)
-    if dtype.bits < values.dtype.itemsize * 8:
-        lost = np.isinf(converted) & np.isfinite(values)
-        if lost.any():
-            largest = float(np.abs(values[lost].astype(np.float64)).max())
+    if dtype.bits <= values.dtype.itemsize * 8:  # F16 has the width of BF16 and not its range
+        lost = ~np.isfinite(converted)
+        if lost.any() and (lost := lost & np.isfinite(values)).any():
+            widest = np.complex128 if converted.dtype.kind == "c" else np.float64
+            largest = float(np.abs(values[lost].astype(widest)).max())
             raise DTypeError(
                 f"{int(lost.sum())} finite values, up to {largest:g}, are too large for {dtype.name}",
                 hint="BF16 has the range of F32" if dtype is DType.F16 else None,
             )
+    return converted
+
+
+def held_as(values: Array, dtype: DType) -> Array:
+    """The values in the dtype of a place that keeps it: floats are rounded, integers must fit; DTypeError if not.
+
+    F8_E8M0 has the powers of two and nothing else, not even zero; values must be such.
+
+    >>> held_as(np.array([1, 255]), DType.U8).tolist()
+    [1, 255]
+    """
+    if dtype.kind in (Kind.INT, Kind.UINT):
+        range_ = np.iinfo(dtype.numpy)
+        if values.size and (int(values.min()) < range_.min or int(values.max()) > range_.max):
+            raise DTypeError(f"integers up to {int(values.max())} down to {int(values.min())} do not fit {dtype.name}")
+        return values.astype(dtype.numpy)
+    if dtype.is_bool:
+        return values.astype(dtype.numpy)
+    converted = cast_array(values, dtype)
+    if dtype is DType.F8_E8M0 and not np.array_equal(converted.astype(np.float64), values.astype(np.float64)):
+        raise DTypeError("values that are no powers of two do not fit F8_E8M0")
     return converted

@@ -53,9 +53,11 @@ make a reader allocate.
 
 from __future__ import annotations
 
-from .reader import read
+from .reader import read, said_layout
+from .writer import model_stamp as stamp
 from .writer import plan
 
 name = "burnpack"
+layout = "burn"
 
-__all__ = ["name", "plan", "read"]
+__all__ = ["layout", "name", "plan", "read", "said_layout", "stamp"]

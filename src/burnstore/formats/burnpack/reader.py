@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
@@ -23,7 +23,7 @@ from ...errors import (
 from ...io.source import Source
 from ...limits import Limits
 from ...tensor_data import Shape
-from ..base import Contents, Table
+from ..base import LAYOUT_KEY, Contents, Table
 from .descriptors import Columns, Int64s
 from .eras import Era, describe, named_release, stamped_release
 from .metadata import Metadata, read_metadata
@@ -81,9 +81,14 @@ def read(source: Source, limits: Limits, *, burn_version: str | None = None) -> 
         metadata=MappingProxyType(metadata.metadata),
         scalars=MappingProxyType(metadata.scalars),
         variant=describe(eras),
-        layout="burn",
+        layout=said_layout(metadata.metadata),
         data_offset=data_start,
     )
+
+
+def said_layout(metadata: Mapping[str, str]) -> str:
+    """The layout that a file's texts claim: Burn's, if they say nothing else."""
+    return metadata.get(LAYOUT_KEY, "burn")
 
 
 def _gathered(values: list[Any], rows: Int64s) -> list[Any]:

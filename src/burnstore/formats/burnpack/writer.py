@@ -64,6 +64,11 @@ def plan(
     return WritePlan(header, tensors, [len(header) + start for start in starts], len(header) + extent)
 
 
+def model_stamp(layout: str, *, burn_version: str | None = None, **_: Any) -> dict[str, str]:
+    """The texts that Burn's store writes beside a model."""
+    return stamp(named_release(DEFAULT_VERSION if burn_version is None else burn_version))
+
+
 def _release(metadata: Mapping[str, str] | None, burn_version: str | None) -> tuple[Release, dict[str, str]]:
     if metadata is None:
         release = named_release(DEFAULT_VERSION if burn_version is None else burn_version)

@@ -1,0 +1,78 @@
+"""``burnstore config``: show the configuration that a PyTorch file carries, or write it as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections import Counter
+from typing import Any
+
+from ..config import config_from_file, save_config, to_json
+from ..errors import BurnstoreError
+from ..formats.pytorch.values import Opaque, opaque_values
+from . import ERROR, FINE
+from .text import escape, escape_controls
+
+_LEFT_OUT = object()
+_MOST_TOLD = 5
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read the configuration, and print it or write it."""
+    try:
+        data = config_from_file(arguments.file, arguments.key)
+        left_out = list(opaque_values(data))
+        kept = _without_opaque(data)
+        if kept is _LEFT_OUT:
+            raise BurnstoreError(f"it is {data!r}, no plain data", hint="--key chooses another part")
+        if arguments.output is None:
+            # ASCII only: whatever the texts are, no terminal acts on them.
+            print(json.dumps(json.loads(to_json(kept)), indent=2))
+        else:
+            save_config(kept, arguments.output, overwrite=arguments.overwrite)
+            print(f"{escape(arguments.file)} -> {escape(arguments.output)}")
+    except (BurnstoreError, OSError, MemoryError) as error:
+        return _complain(error, arguments.file)
+    if left_out:
+        _tell(left_out)
+    return FINE
+
+
+def _without_opaque(data: Any) -> Any:
+    if isinstance(data, Opaque):
+        return _LEFT_OUT
+    if isinstance(data, dict):
+        kept = {key: _without_opaque(held) for key, held in data.items()}
+        return {key: held for key, held in kept.items() if held is not _LEFT_OUT}
+    if isinstance(data, list):
+        return [None if (kept := _without_opaque(held)) is _LEFT_OUT else kept for held in data]
+    return data
+
+
+def _tell(left_out: list[tuple[str, Opaque]]) -> None:
+    """Say on stderr what is no plain data and so not part of the output."""
+    kinds = Counter(value.type_name for _, value in left_out)
+    shown = ", ".join(f"{count} of {escape(kind)}" for kind, count in kinds.most_common(_MOST_TOLD))
+    first = escape(left_out[0][0])
+    sys.stdout.flush()
+    print(f"burnstore: left out, as they are no plain data: {shown}; the first is {first}", file=sys.stderr)
+
+
+def _complain(error: BaseException, path: str) -> int:
+    told: BurnstoreError
+    if isinstance(error, BurnstoreError):
+        told = error
+    elif isinstance(error, FileNotFoundError):
+        told = BurnstoreError("there is no such file", path=os.fsdecode(error.filename or path))
+    elif isinstance(error, MemoryError):
+        told = BurnstoreError("there is not enough memory", path=path)
+    else:
+        told = BurnstoreError(getattr(error, "strerror", None) or str(error), path=path)
+    if told.path is None:
+        told.path = path
+    sys.stdout.flush()  # so that the two streams, seen in one place, keep their order
+    for line in f"burnstore: error: {told}".split("\n"):
+        print(escape_controls(line), file=sys.stderr)
+    return ERROR

@@ -1,0 +1,93 @@
+"""``burnstore scan``: say whether files would run code when other programs load them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+
+from ..errors import BurnstoreError
+from ..scanning import CLEAN, ERROR, Scan, scan, scan_folder
+from . import ERROR as FAILED
+from . import FINE, FOUND
+from .text import Screen, escape, escape_controls
+
+_SCHEMA = 1
+_MOST_SHOWN = 20
+_COLOURS = {"clean": "32", "suspicious": "1;33", "dangerous": "1;31", "error": "1;31"}
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Scan every file, and those below every folder; the worst outcome decides the exit code."""
+    screen = Screen.of_stdout()
+    encode = json.JSONEncoder(allow_nan=False).encode  # ASCII only: no terminal acts on it
+    outcome, count = FINE, 0
+    if arguments.json:
+        from burnstore import __version__
+
+        print(f'{{"burnstore": {encode(__version__)}, "schema": {_SCHEMA}, "files": [')
+    for found in _scans(arguments.paths):
+        outcome = max(outcome, _code(found))
+        if arguments.json:
+            print(("," if count else "") + encode(found.to_dict()))
+        else:
+            _show(found, screen)
+        count += 1
+    if arguments.json:
+        print("]}")
+    elif count != 1:
+        print(f"{count} files scanned" if count else "no files of tensors or pickles")
+    return outcome
+
+
+def _scans(paths: list[str]) -> Iterator[Scan]:
+    for path in paths:
+        try:
+            if os.path.isdir(path):
+                yield from scan_folder(path)
+            else:
+                yield scan(path)
+        except (OSError, MemoryError) as error:
+            told = BurnstoreError("there is not enough memory", path=path) if isinstance(error, MemoryError) else error
+            yield Scan(path, None, ERROR, error=told)
+
+
+def _code(found: Scan) -> int:
+    return {CLEAN: FINE, ERROR: FAILED}.get(found.verdict, FOUND)
+
+
+def _show(found: Scan, screen: Screen) -> None:
+    print(f"{escape(found.path)}: {screen.paint(found.verdict, _COLOURS[found.verdict])}{_about_tensors(found)}")
+    for finding in found.findings[:_MOST_SHOWN]:
+        what = "imports and calls" if finding.called else "imports"
+        where = f"{escape(finding.member)}, byte {finding.position}" if finding.member else f"byte {finding.position}"
+        print(f"  {finding.severity}: {what} {escape(finding.name)} ({where})")
+    if len(found.findings) > _MOST_SHOWN:
+        print(f"  and {len(found.findings) - _MOST_SHOWN} more; --json shows all")
+    if found.error is not None and found.verdict != CLEAN:
+        _complain(found)
+
+
+def _about_tensors(found: Scan) -> str:
+    if found.verdict in (CLEAN, ERROR) and not found.tensors:
+        return ""
+    count = len(found.tensors)
+    taken = f"{count} {'tensor' if count == 1 else 'tensors'}"
+    if found.verdict == CLEAN:
+        return f", {taken}"
+    return f"; {taken} can be taken safely, burnstore runs nothing" if count else "; no tensors can be had"
+
+
+def _complain(found: Scan) -> None:
+    error = found.error
+    told = (
+        error if isinstance(error, BurnstoreError) else BurnstoreError(getattr(error, "strerror", None) or str(error))
+    )
+    if told.path is None:
+        told.path = found.path
+    sys.stdout.flush()  # so that the two streams, seen in one place, keep their order
+    label = "error" if found.verdict == ERROR else "note"
+    for line in f"burnstore: {label}: {told}".split("\n"):
+        print(escape_controls(line), file=sys.stderr)

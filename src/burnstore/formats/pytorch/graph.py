@@ -1,0 +1,381 @@
+"""From the object graph to named tensors: which part of it is the model, and what each tensor is called.
+
+Names are the keys of dicts and the places in lists, joined by dots. A whole module is read as its state dict would be:
+its parameters, its persistent buffers, then its submodules. Another object gives its attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...codec.pickle_values import Call, PickledDict, PickledSet, Symbol, kind_of
+from ...errors import (
+    CorruptError,
+    DuplicateNameError,
+    LimitError,
+    TensorNotFoundError,
+    UnsupportedError,
+    printable,
+)
+from .numpy_calls import NumpyArray
+from .storages import Storage
+from .tensor_calls import UnbuiltTensor
+from .tensors import CompositeTensor, PickledTensor
+
+MODEL_KEYS = frozenset(
+    [
+        "state_dict",
+        "model_state_dict",
+        "model",
+        "model_state",
+        "module",
+        "net",
+        "network",
+        "params",
+        "params_ema",
+        "ema",
+        "ema_state_dict",
+        "model_ema",
+        "state",
+        "weights",
+        "generator",
+        "g_ema",
+        "teacher",
+        "student",
+    ]
+)
+"""Keys under which savers put the state dict of a model."""
+TRAINING_KEYS = frozenset(
+    [
+        "optimizer",
+        "optimizers",
+        "optimizer_state",
+        "optimizer_states",
+        "optimizer_state_dict",
+        "optim",
+        "opt_state",
+        "opt",
+        "scheduler",
+        "schedulers",
+        "lr_scheduler",
+        "lr_schedulers",
+        "scheduler_state_dict",
+        "scaler",
+        "scaler_state_dict",
+        "amp",
+        "amp_scaler",
+        "rng_state",
+        "rng_states",
+        "cuda_rng_state",
+        "torch_rng_state",
+        "random_rng_state",
+        "np_rng_state",
+        "callbacks",
+        "loops",
+        "criterion",
+        "loss",
+        "args",
+        "optimizer_history",
+        "last_optimizer_state",
+        "extra_state",
+        "hyper_parameters",
+        "ds_config",
+    ]
+)
+"""Keys under which they put what belongs to the training."""
+
+MOST_NODES = 1_000_000
+MOST_LEVELS = 1_000
+_TABLES = ("_parameters", "_buffers", "_modules")
+
+Leaf = PickledTensor | CompositeTensor | NumpyArray
+
+
+@dataclass(slots=True)
+class Found:
+    """The tensors of a file by name, and what is to be said about how they were found."""
+
+    tensors: dict[str, Leaf] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def find_tensors(root: Any, top_level_key: str | None) -> Found:
+    """The tensors of the model: below ``top_level_key``, or where savers put them; ``""`` takes all there are."""
+    found = Found()
+    if top_level_key is not None:
+        value = value_below(root, top_level_key)
+        if not isinstance(value, dict) and not _is_object(value):
+            raise CorruptError(
+                f"{printable(top_level_key)!r} does not hold a dictionary but a {kind_of(value)}"
+                if top_level_key
+                else _no_dict(value),
+                rule="PT-23",
+            )
+        Walk(found).take(value)
+        return found
+    if _leaf(root) is not None or not (isinstance(root, (dict, list, tuple)) or _is_object(root)):
+        raise CorruptError(_no_dict(root), rule="PT-23", hint="burnstore reads state dicts and what holds them")
+    if isinstance(root, (list, tuple)) and not any(True for _ in _leaves(root)):
+        raise CorruptError(_no_dict(root), rule="PT-23")
+    key = _model_key(root, found.notes) if isinstance(root, dict) else None
+    Walk(found).take(root if key is None else root[key])
+    return found
+
+
+def _no_dict(value: Any) -> str:
+    return f"a dictionary is expected at the root, a {kind_of(value)} is there"
+
+
+def value_below(root: Any, key: str) -> Any:
+    """What lies under a key, or under several joined by dots; a key that has dots itself is taken first."""
+    value, rest = root, key
+    while rest:
+        attributes = _attributes(value)
+        if attributes is None:
+            raise CorruptError(f"there is no dictionary on the way to {printable(key)!r}", rule="PT-23")
+        named = {name if isinstance(name, str) else str(name): name for name in attributes if type(name) in (str, int)}
+        parts = rest.split(".")
+        for length in range(len(parts), 0, -1):
+            head = ".".join(parts[:length])
+            if head in named:
+                value, rest = attributes[named[head]], ".".join(parts[length:])
+                break
+        else:
+            shown = ", ".join(
+                f"{printable(name)} ({_count(attributes[at])})" for name, at in sorted(named.items())[:50]
+            )
+            raise TensorNotFoundError(
+                f"Key {printable(rest)!r} not found; there are, with the number of tensors in each: {shown}",
+                rule="PT-23",
+            )
+    return value
+
+
+def _model_key(root: dict[Any, Any], notes: list[str]) -> Any:
+    """The key under which the model's state dict is, None if the root is it; what was decided goes into the notes."""
+    named = [key for key in root if isinstance(key, str)]
+    models = [key for key in named if key in MODEL_KEYS and _leaf(root[key]) is None and _count(root[key])]
+    if not models:
+        return None
+    counts = {key: count for key in named if (count := _count(root[key]))}
+    others = [
+        key for key in counts if key not in models and key not in TRAINING_KEYS and not _is_number(_leaf(root[key]))
+    ]
+    if len(models) == 1 and not others:
+        left_out = ", ".join(f"{printable(key)} ({counts[key]})" for key in counts if key not in models)
+        notes.append(
+            f"the tensors are those under the key {models[0]!r}"
+            + (f"; left out, with the number of tensors in each: {left_out}" if left_out else "")
+            + '; top_level_key="" takes everything'
+        )
+        return models[0]
+    candidates = ", ".join(f"{printable(key)} ({counts[key]})" for key in [*models, *others])
+    notes.append(
+        f"it is not clear which part is the model, so all tensors are here, each with its key; choose one with "
+        f"top_level_key=, the number of tensors in each: {candidates}"
+    )
+    return None
+
+
+def _is_number(leaf: Leaf | None) -> bool:
+    """Whether this is a fact about the training, a loss or a list of them, rather than a weight."""
+    return isinstance(leaf, NumpyArray) or (isinstance(leaf, PickledTensor) and leaf.shape == ())
+
+
+def _leaf(value: Any) -> Leaf | None:
+    """The tensor that a value is, if it is one."""
+    hops = 0
+    while isinstance(value, UnbuiltTensor):
+        value, hops = value.tensor, hops + 1
+        if hops > MOST_LEVELS:
+            raise LimitError(f"a tensor wrapped more than {MOST_LEVELS} times", rule="PT-17")
+    if isinstance(value, (PickledTensor, CompositeTensor)):
+        return value
+    return value if isinstance(value, NumpyArray) and value.array is not None else None
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, Call) and _leaf(value) is None and _attributes(value) is not None
+
+
+def _attributes(value: Any) -> dict[Any, Any] | None:
+    """What an object or a dict holds by name."""
+    if isinstance(value, dict):
+        return value
+    state = value.state if isinstance(value, Call) else None
+    if isinstance(state, tuple) and len(state) == 2 and all(part is None or isinstance(part, dict) for part in state):
+        return {**(state[0] or {}), **(state[1] or {})}
+    return state if isinstance(state, dict) else None
+
+
+def is_module(value: Any) -> bool:
+    """Whether an object is a torch.nn.Module, by the tables that each has."""
+    attributes = _attributes(value) if isinstance(value, Call) else None
+    return attributes is not None and all(isinstance(attributes.get(table), dict) for table in _TABLES)
+
+
+def module_entries(value: Call) -> dict[Any, Any]:
+    """What the state dict of a module is made of: parameters, persistent buffers, submodules (PT-25)."""
+    attributes = _attributes(value) or {}
+    transient = attributes.get("_non_persistent_buffers_set", ())
+    if not isinstance(transient, (PickledSet, list, tuple)):
+        raise CorruptError(f"the names of a module's transient buffers are a {kind_of(transient)}", rule="PT-25")
+    entries: dict[Any, Any] = {}
+    for table in _TABLES:
+        for name, held in attributes[table].items():
+            if held is None or (table == "_buffers" and name in [each for each in transient if isinstance(each, str)]):
+                continue
+            if name in entries:
+                raise DuplicateNameError(f"a module registers {printable(str(name))!r} twice", rule="PT-25")
+            entries[name] = held
+    return entries
+
+
+def _count(value: Any) -> int:
+    return sum(1 for _ in _leaves(value))
+
+
+def _leaves(value: Any) -> Iterator[Leaf]:
+    """Every tensor below a value, each object visited once, so that this is cheap whatever the graph is."""
+    seen: set[int] = set()
+    todo = [value]
+    while todo:
+        value = todo.pop()
+        leaf = _leaf(value)
+        if leaf is not None:
+            yield leaf
+            continue
+        if id(value) in seen or not isinstance(value, (dict, list, tuple, Call)):
+            continue
+        seen.add(id(value))
+        if isinstance(value, Call) and is_module(value):
+            todo += module_entries(value).values()
+        elif isinstance(value, (list, tuple)):
+            todo += value
+        else:
+            todo += (_attributes(value) or {}).values()
+
+
+class Walk:
+    """One walk over a graph; an object that is reached by two ways gives its tensors twice, under both names."""
+
+    def __init__(self, found: Found) -> None:
+        self._found = found
+        self._nodes = 0
+        self._on_path: set[int] = set()
+        self._objects: dict[str, None] = {}
+        self._unnamed: dict[str, None] = {}
+
+    def take(self, root: Any) -> None:
+        """Name every tensor below this value."""
+        if is_module(root):
+            self._found.notes.append(
+                f"the whole model was saved, an object of the class {kind_of(root)}; its parameters and "
+                "persistent buffers are read as its state dict would have them, its code is not needed"
+            )
+        self._walk(root)
+        for what in self._objects:
+            self._found.notes.append(
+                f"the tensors in an object of the class {printable(what)} are named by its attributes"
+            )
+        for what in self._unnamed:
+            self._found.notes.append(f"left out: {what}")
+
+    def _walk(self, root: Any) -> None:
+        # A frame is a value's children still to come; its path is left behind when it is used up.
+        frames: list[tuple[str, int, Iterator[tuple[Any, Any]]]] = [("", id(root), self._children("", root))]
+        self._on_path.add(id(root))
+        tensors = self._found.tensors
+        while frames:
+            prefix, identity, children = frames[-1]
+            for key, value in children:
+                self._nodes += 1
+                if type(value) is PickledTensor and type(key) is str:  # nearly all there is
+                    name = prefix + key
+                    if name in tensors:
+                        raise _twice(name)
+                    tensors[name] = value
+                    continue
+                leaf = _leaf(value)
+                if leaf is None and not isinstance(value, (dict, list, tuple, Call, Storage)):
+                    continue
+                if leaf is None and not self._holds_tensors(value):
+                    self._note_hidden(prefix, key, value)
+                    continue
+                name = prefix + _text(key)
+                if leaf is not None:
+                    if name in tensors:
+                        raise _twice(name)
+                    tensors[name] = leaf
+                    continue
+                if id(value) in self._on_path:
+                    raise CorruptError(f"{printable(name)!r} holds itself", rule="PT-23")
+                if len(frames) >= MOST_LEVELS:
+                    raise LimitError(f"values nested more than {MOST_LEVELS} deep", rule="PT-17")
+                self._on_path.add(id(value))
+                frames.append((name + ".", id(value), self._children(name, value)))
+                break
+            else:
+                frames.pop()
+                self._on_path.discard(identity)
+            if self._nodes > MOST_NODES:
+                raise LimitError(f"a graph of more than {MOST_NODES:,} values, each way to one counted", rule="PT-17")
+
+    def _children(self, name: str, value: Any) -> Iterator[tuple[Any, Any]]:
+        if isinstance(value, Call) and is_module(value):
+            return iter(module_entries(value).items())
+        if isinstance(value, dict):
+            return iter(value.items())
+        if isinstance(value, (list, tuple)):
+            return iter(enumerate(value))
+        if not kind_of(value).startswith("__torch__."):  # of TorchScript every part is such an object
+            self._objects[kind_of(value)] = None
+        return iter((_attributes(value) or {}).items())
+
+    def _holds_tensors(self, value: Any) -> bool:
+        return any(True for _ in _leaves(value))
+
+    def _note_hidden(self, prefix: str, key: Any, value: Any) -> None:
+        """Say so where tensors are that no name can be found for."""
+        shown = printable(prefix + str(key if isinstance(key, (str, int)) else kind_of(key)))
+        if isinstance(value, Storage):
+            self._unnamed[f"{shown}, a storage that is no tensor's"] = None
+        elif isinstance(value, UnbuiltTensor):
+            self._unnamed[f"{shown}, a {kind_of(value)} without values"] = None
+        elif isinstance(value, Call) and any(isinstance(part, (PickledTensor, Storage)) for part in _parts(value)):
+            self._unnamed[f"{shown}, a {kind_of(value)} that is not known here"] = None
+
+
+def _parts(call: Call) -> Iterator[Any]:
+    """What a call that is not known was given, a level of tuples and lists deep."""
+    given = [*call.args, *(call.appended or ()), *(value for _, value in call.pairs or ()), call.state]
+    for part in given:
+        yield part
+        if isinstance(part, (list, tuple)):
+            yield from part
+        elif isinstance(part, dict):
+            yield from part.values()
+
+
+def _text(key: Any) -> str:
+    if isinstance(key, str):
+        return key
+    if type(key) is int:
+        return str(key)
+    raise UnsupportedError(f"a tensor lies under a key that is a {kind_of(key)}", rule="PT-24")
+
+
+def _twice(name: str) -> DuplicateNameError:
+    return DuplicateNameError(f"two tensors are called {printable(name)!r}", rule="PT-24", tensor=name)
+
+
+def plain(value: Any) -> Any:
+    """A small value as text for messages: a symbol by its name."""
+    return value.full_name if isinstance(value, Symbol) else value
+
+
+def metadata_of(value: Any) -> Any:
+    """What was set on a state dict besides its items (torch keeps versions of modules there)."""
+    return value.state if isinstance(value, PickledDict) else None

@@ -1,0 +1,188 @@
+"""Runs of tensors in a pickle, taken in one step each where they are written as torch writes them.
+
+For each entry of a state dict torch emits the same 32 opcodes, in which only names, numbers and memo entries differ.
+The machine follows them at some two million a second, which is slow for files of many thousand tensors; a regular
+expression finds the end of such an entry, and columns of them are checked at once. It is a recogniser, not a second
+machine: whatever differs in a single byte is left to the machine, which takes it or says what is wrong. Both give the
+same tensors; a test compares them on every file and on mutants.
+
+    X len name  r memo  h ‹_rebuild_tensor_v2›  ((  h ‹"storage"›  h ‹class›  X len key  r memo  h ‹location›  count  t
+    r memo  Q  offset  size  r memo  stride  r memo  requires_grad  h ‹OrderedDict›  )  R  r memo  t  r memo  R  r memo
+
+Why it cannot be fooled: every opcode of the pattern has a fixed length but for the two texts, whose announced lengths
+are compared; what a ``h`` (or ``j``) fetches is looked up in the machine's memo and must be the very thing; the memo
+entries must be new and numbered on from one another, as then none of them can change what a later entry fetches. Of
+these only names, keys and tensors are kept. Should anything fetch another, the machine starts over without runs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...codec.pickle import Run
+from ...codec.pickle_values import Symbol
+from ...dtype import DType
+from ...errors import BurnstoreError
+from ...tensor_data import Shape
+from .storages import ITEM_SIZES, Storage, Storages, storage_dtype
+from .tensors import PickledTensor, check_view
+
+_GET = rb"(h.|j....)"
+_MEMO = rb"r(....)"
+_INT = rb"(?:K.|M..|J...[\x00-\x7f])"
+_TUPLE = rb"(" + _INT + rb"\x85|" + _INT + rb"{2}\x86|" + _INT + rb"{3}\x87|\(" + _INT + rb"{4,64}t)"
+_ENTRY = re.compile(
+    (
+        rb"X(.)\0\0\0([ -~]{1,255})" + _MEMO + _GET + rb"\(\(" + _GET + _GET
+        # the key of a storage, or a fetch of one that came before
+        + rb"(?:X(.)\0\0\0([0-9]{1,20})" + _MEMO + rb"|" + _GET + rb")"
+        + _GET + rb"(" + _INT + rb")t" + _MEMO + rb"Q(" + _INT + rb")"
+        # size and stride; those of a tensor without axes are not memoised
+        + rb"(?:" + _TUPLE + _MEMO + _TUPLE + _MEMO + rb"|\)\))"
+        + rb"([\x88\x89])" + _GET + rb"\)R" + _MEMO + rb"t" + _MEMO + rb"R" + _MEMO
+    ),
+    re.DOTALL,
+)  # fmt: skip
+_NUMBER = re.compile(rb"K(.)|M(..)|J(....)", re.DOTALL)
+_LONGEST_RUN = 4096
+
+_StorageKind = tuple[str, DType | None]
+_Geometry = tuple[int, int, Shape, Shape]
+
+
+class TensorRuns:
+    """The recogniser for one pickle; its tensors share the file's storages."""
+
+    def __init__(self, storages: Storages) -> None:
+        self._storages = storages
+        self._geometries: dict[tuple[Any, ...], _Geometry] = {}
+
+    def recognise(self, data: bytes, position: int, memo: dict[int, Any]) -> Run | None:
+        """The run of entries from here on, or None where the next bytes are not in torch's form."""
+        match = _ENTRY.match
+        rows: list[tuple[bytes, ...]] = []
+        while len(rows) < _LONGEST_RUN:
+            found = match(data, position)
+            if found is None:
+                break
+            rows.append(found.groups(b""))
+            position = found.end()
+        return self._run(rows, position, memo) if rows else None
+
+    def _run(self, rows: list[tuple[bytes, ...]], end: int, memo: dict[int, Any]) -> Run | None:
+        columns = list(zip(*rows, strict=True))
+        name_lengths, names, name_memo, functions, tags, classes = columns[:6]
+        key_lengths, keys, key_memo, key_gets, places = columns[6:11]
+        counts, id_memo, offsets, sizes, size_memo, strides, stride_memo = columns[11:18]
+        grads, dicts, *last_memos = columns[18:]
+        numbers = _memo_numbers((name_memo, key_memo, id_memo, size_memo, stride_memo, *last_memos))
+        first, last = int(numbers[0]), int(numbers[0]) + len(numbers)
+        if b"".join(name_lengths) != bytes(map(len, names)) or not np.array_equal(numbers, np.arange(first, last)):
+            return None
+        own = [key for key in keys if key]
+        if b"".join(key_lengths) != bytes(map(len, own)):
+            return None
+        gets = [set(column) for column in (functions, tags, classes, places, dicts)]
+        fetched = _fetched(memo, set().union(*gets))
+        if fetched is None or not memo.keys().isdisjoint(range(first, last)):
+            return None
+        if not (
+            all(_is_symbol(fetched[get], "torch._utils", "_rebuild_tensor_v2") for get in gets[0])
+            and all(fetched[get] == "storage" for get in gets[1])
+            and all(type(fetched[get]) is str for get in gets[3])
+            and all(_is_symbol(fetched[get], "collections", "OrderedDict") for get in gets[4])
+        ):
+            return None
+        texts, own_texts = _texts(names), _texts(own)
+        own_keys = dict(zip(_numbers(key_memo), own_texts, strict=True))
+        try:
+            kinds = {get: storage_dtype(fetched[get]) for get in gets[2]}
+            all_keys = own_texts
+            if len(own) != len(rows):
+                rest = iter(own_texts)
+                all_keys = [
+                    next(rest) if key else _key(get, memo, own_keys) for key, get in zip(keys, key_gets, strict=True)
+                ]
+            entries = zip(
+                all_keys, map(kinds.__getitem__, classes), counts, offsets, sizes, strides, grads, strict=True
+            )
+            tensors = self._tensors(entries)
+        except (BurnstoreError, LookupError):
+            return None  # the machine will come to it and say where
+        memo.update(zip(_numbers(name_memo), texts, strict=True))
+        memo.update(own_keys)
+        memo.update(zip(_numbers(last_memos[-1]), tensors, strict=True))
+        values: list[Any] = [None] * (2 * len(rows))
+        values[::2], values[1::2] = texts, tensors
+        return end, values, last - first - 2 * len(rows) - len(own_keys)
+
+    def _tensors(self, columns: Iterable[tuple[Any, ...]]) -> list[PickledTensor]:
+        geometries, by_key, tensors = self._geometries, self._storages.by_key, []
+        for key, kind, *raw, grad in columns:
+            form = (kind, *raw)
+            geometry = geometries.get(form)
+            if geometry is None:
+                geometry = geometries[form] = _geometry(*form)
+            elements, start, shape, steps = geometry
+            class_name, dtype = kind
+            storage = by_key.get(key)
+            if storage is None:
+                storage = by_key[key] = Storage(key, class_name, dtype, elements)
+            elif storage.class_name != class_name or storage.count != elements:
+                raise LookupError(key)
+            tensors.append(PickledTensor(storage, dtype, start, shape, steps, grad == b"\x88"))
+        return tensors
+
+
+def _geometry(kind: _StorageKind, count: bytes, offset: bytes, size: bytes, stride: bytes) -> _Geometry:
+    if kind[1] is None:
+        raise LookupError(kind[0])  # torch writes untyped storages in another form
+    item = ITEM_SIZES[kind[1]]
+    (elements,), (start,), shape, steps = _integers(count), _integers(offset), _integers(size), _integers(stride)
+    check_view(elements * item, item, start, shape, steps)
+    return elements, start, shape, steps
+
+
+def _integers(raw: bytes) -> Shape:
+    """The integers that these opcodes push; the opcodes that make a tuple of them push none."""
+    body = raw[1:] if raw[:1] == b"(" else raw
+    return tuple(int.from_bytes(b"".join(found), "little") for found in _NUMBER.findall(body))
+
+
+def _texts(raw: Sequence[bytes]) -> list[str]:
+    """ASCII without control characters, as the pattern has it."""
+    return b"\n".join(raw).decode("ascii").split("\n") if raw else []
+
+
+def _memo_numbers(columns: Sequence[tuple[bytes, ...]]) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    """The numbers of all memo entries in the order in which they are made."""
+    joined = [b"".join(column) for column in columns]
+    if len({len(column) for column in joined}) == 1:  # every entry of the run has all of them
+        return np.stack([np.frombuffer(column, "<u4") for column in joined], axis=1).reshape(-1)
+    return np.frombuffer(b"".join(b"".join(row) for row in zip(*columns, strict=True)), "<u4")
+
+
+def _numbers(column: tuple[bytes, ...]) -> list[int]:
+    return np.frombuffer(b"".join(column), "<u4").tolist()  # type: ignore[no-any-return]  # of integers
+
+
+def _fetched(memo: dict[int, Any], gets: set[bytes]) -> dict[bytes, Any] | None:
+    """What each of these fetches; None where one is not in the memo."""
+    found = {get: memo.get(int.from_bytes(get[1:], "little")) for get in gets}
+    return None if any(value is None for value in found.values()) else found
+
+
+def _key(get: bytes, memo: dict[int, Any], own: dict[int, str]) -> str:
+    number = int.from_bytes(get[1:], "little")
+    key = own[number] if number in own else memo[number]
+    if type(key) is not str:
+        raise LookupError(number)
+    return key
+
+
+def _is_symbol(value: Any, module: str, name: str) -> bool:
+    return isinstance(value, Symbol) and value.module == module and value.name == name

@@ -1,0 +1,261 @@
+"""Document: a record as a tree whose leaves are tensors, whatever it was encoded in."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ...codec.numbers import NumberForm, Numbers
+from ...codec.window import Extent
+from ...dtype import DType, Kind
+from ...errors import CorruptError, LimitError, UnsupportedError, located
+from ...limits import Limits
+from ...param_id import ParamId
+from ...tensor_data import Shape
+from .heading import Heading
+from .precision import PrecisionSettings
+from .spelling import dtype_from_tree
+
+MOST_TENSORS = 100_000
+NODES_PER_TENSOR = 10
+MOST_DEPTH = 256
+
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+_ID_SHOWN = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A tensor in the tree: its row in the table, and the text of its id; None where it is no parameter."""
+
+    row: int
+    id: str | None
+
+
+@dataclass(slots=True)
+class Rows:
+    """The tensors of a record as they are met, column by column."""
+
+    names: list[str] = field(default_factory=list)
+    dtypes: list[DType] = field(default_factory=list)
+    shapes: list[Shape] = field(default_factory=list)
+    extents: list[Extent] = field(default_factory=list)
+    ids: list[str | None] = field(default_factory=list)
+    param_ids: list[int | None] = field(default_factory=list)
+    """The ids as numbers; those of Burn 0.13 are UUIDs and have none."""
+    _seen: set[str] = field(default_factory=set)
+
+    def add(self, name: str, dtype: DType, shape: Shape, extent: Extent, id_text: str | None, limits: Limits) -> Leaf:
+        """One more tensor, checked as far as it can be unread (BR-08, BR-10, BR-11, BR-14)."""
+        number = None if id_text is None else param_id(id_text)
+        check_size(dtype, shape, extent.nbytes, limits)
+        if name in self._seen:
+            raise CorruptError("two tensors have this path", rule="BR-14")
+        self._seen.add(name)
+        if len(self._seen) > (limits.tensors or 0):
+            raise LimitError(f"more than {limits.tensors} tensors", rule="BR-14")
+        self.names.append(name)
+        self.dtypes.append(dtype)
+        self.shapes.append(shape)
+        self.extents.append(extent)
+        self.ids.append(id_text)
+        self.param_ids.append(number)
+        return Leaf(len(self.names) - 1, id_text)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A record, read: its heading, its tree with a `Leaf` for each tensor, and where the tensors' bytes lie."""
+
+    heading: Heading
+    item: Any
+    rows: Rows
+    options: frozenset[str] = frozenset()
+    """Where a binary record marks that an Option has a value; the other encodings do not tell."""
+
+    def constants(self) -> dict[str, Any]:
+        """What is no tensor, by path: numbers, texts, and None for a field that stores no value."""
+        return dict(_constants(self.item))
+
+
+def _constants(item: Any) -> Iterator[tuple[str, Any]]:
+    stack: list[tuple[str, Any]] = [("", item)]
+    while stack:
+        path, node = stack.pop()
+        if isinstance(node, Leaf):
+            continue
+        if isinstance(node, list) and any(isinstance(each, (list, dict, Leaf)) for each in node):
+            stack += [(joined(path, str(index)), each) for index, each in reversed(list(enumerate(node)))]
+        elif isinstance(node, dict) and node:
+            stack += [(joined(path, key), each) for key, each in reversed(node.items())]
+        else:
+            yield path, node
+
+
+def joined(path: str, segment: str) -> str:
+    """A path one segment longer."""
+    return f"{path}.{segment}" if path else segment
+
+
+def param_id(text: str) -> int | None:
+    """The number that the text of an id stands for; None for a UUID (BR-08)."""
+    if _UUID.fullmatch(text):
+        return None
+    try:
+        return int(ParamId.parse(text))
+    except ValueError:
+        raise CorruptError(f"{text[:_ID_SHOWN]!r} is not the id of a parameter", rule="BR-08") from None
+
+
+def number_forms(precision: PrecisionSettings) -> Mapping[str, NumberForm]:
+    """How the numbers of a tensor are kept: bytes as they are, the elements of Burn 0.13 by the precision (BR-13)."""
+    integers = precision.int.numpy
+    if precision.int is DType.I16:  # floats are stored as the integers of their bits, so either may be meant
+        elements = NumberForm(np.dtype("<u2"), -(1 << 15), (1 << 16) - 1, bools=True)
+    else:
+        bits = precision.int.bits
+        elements = NumberForm(integers, -(1 << bits - 1), (1 << bits - 1) - 1, precision.float.numpy, bools=True)
+    return {"bytes": NumberForm(np.dtype("u1"), 0, 255), "value": elements}
+
+
+def check_size(dtype: DType, shape: Shape, nbytes: int, limits: Limits) -> None:
+    """Refuse a tensor whose bytes are not as many as its shape needs (BR-10, BR-11, BR-20)."""
+    if len(shape) > limits.rank:
+        raise LimitError(f"{len(shape)} axes, more than the limit of {limits.rank}", rule="BR-10")
+    if any(extent >= 1 << 63 for extent in shape) or math.prod(shape) * 8 >= 1 << 63:
+        raise CorruptError(f"shape {list(shape)[:8]}: more elements than any file holds", rule="BR-10")
+    if dtype.scheme is not None:
+        with located(rule="BR-20"):
+            dtype.scheme.check_length(shape, nbytes)
+    elif dtype.nbytes(shape) != nbytes:
+        raise CorruptError(
+            f"{nbytes} bytes, but {dtype.name} of shape {list(shape)} has {dtype.nbytes(shape)}", rule="BR-11"
+        )
+    if nbytes > limits.tensor_bytes:
+        raise LimitError(f"{nbytes} bytes, more than the limit of {limits.tensor_bytes}", rule="BR-10")
+
+
+class Planter:
+    """Turns a decoded tree into a document: finds the tensors in it, checks them and puts leaves in their place.
+
+    ``kinds`` says of which family the tensors of some paths are, ``undecided`` the dtype of those of which neither the
+    file nor ``kinds`` tells it; only Half records of Burn 0.13 leave that open (BR-13).
+    """
+
+    def __init__(self, heading: Heading, limits: Limits, kinds: Mapping[str, Kind], undecided: DType | None) -> None:
+        self._heading = heading
+        self._limits = limits
+        self._kinds = kinds
+        self._undecided = undecided
+        self._rows = Rows()
+
+    def document(self, tree: Any) -> Document:
+        """The document with this item; depth first, without recursion."""
+        root = [tree]
+        stack: list[tuple[Any, Any, str]] = [(root, 0, "")]
+        while stack:
+            container, key, path = stack.pop()
+            node = container[key]
+            if isinstance(node, dict):
+                with located(tensor=path):
+                    leaf = self._leaf(node, path)
+                if leaf is not None:
+                    container[key] = leaf
+                    continue
+                children = reversed(node.items())
+            elif isinstance(node, list):
+                children = reversed([(index, each) for index, each in enumerate(node) if each is not None])
+            elif isinstance(node, (Extent, Numbers)):
+                raise CorruptError("bytes that belong to no tensor", tensor=path, rule="BR-15")
+            else:
+                continue
+            for segment, _ in children:
+                below = joined(path, str(segment))
+                if len(below) > self._limits.name_bytes:
+                    raise LimitError(f"a path of more than {self._limits.name_bytes} characters", rule="BR-14")
+                stack.append((node, segment, below))
+        return Document(self._heading, root[0], self._rows)
+
+    def _leaf(self, node: dict[str, Any], path: str) -> Leaf | None:
+        if node.keys() == {"id", "param"} and (isinstance(node["id"], str) or _is_tensor(node["param"])):
+            text = node["id"]
+            if not isinstance(text, str):
+                raise CorruptError("the id of a parameter is not text", rule="BR-08")
+            if not _is_tensor(node["param"]):
+                raise CorruptError("a parameter that is no tensor", rule="BR-09")
+            return self._tensor(node["param"], path, text)
+        return self._tensor(node, path, None) if _is_tensor(node) else None
+
+    def _tensor(self, node: dict[str, Any], path: str, id_text: str | None) -> Leaf:
+        shape = _shape(node["shape"])
+        if "bytes" in node:
+            dtype, extent = dtype_from_tree(node["dtype"]), _bytes(node["bytes"])
+        else:
+            dtype, extent = self._elements(node["value"], path)
+        return self._rows.add(path, dtype, shape, extent, id_text, self._limits)
+
+    def _elements(self, value: Any, path: str) -> tuple[DType, Extent]:
+        """The dtype and place of the elements of a tensor of Burn 0.13, which does not say what they are."""
+        precision = self._heading.precision
+        if value == []:
+            value = Numbers("int", 0, Extent(0, 0, spelled_out=True))
+        if not isinstance(value, Numbers):
+            raise CorruptError("the value of a tensor is not an array of numbers", rule="BR-09")
+        if value.kind != "int":
+            return (DType.Bool if value.kind == "bool" else precision.float), value.extent
+        told = self._kinds.get(path)
+        if precision.float is not DType.F16 and value.count:
+            return precision.int, value.extent
+        if value.low < 0:
+            return precision.int, value.extent
+        if value.high > (1 << 15) - 1:
+            return precision.float, value.extent
+        if told is not None:
+            found = {Kind.FLOAT: precision.float, Kind.BOOL: DType.Bool}.get(told, precision.int)
+        elif self._undecided in (precision.float, precision.int):
+            assert self._undecided is not None
+            found = self._undecided
+        else:
+            raise UnsupportedError(
+                f"{self._heading.settings} of Burn {self._heading.version} do not tell {precision.float.name} from "
+                f"{precision.int.name}, and these values could be either",
+                rule="BR-13",
+                hint=f'pass like= a declaration of the model, or undecided="{precision.float.name}" if all are floats',
+            )
+        if found is DType.Bool and value.count:
+            raise CorruptError("numbers where the declaration has bools", rule="BR-13")
+        return found, value.extent
+
+
+def _is_tensor(node: Any) -> bool:
+    """Whether a map has a tensor's keys, and not only constants under them, as a struct may have."""
+    if not isinstance(node, dict):
+        return False
+    if node.keys() == {"bytes", "shape", "dtype"}:
+        return not all(map(_is_constant, node.values()))
+    return node.keys() == {"value", "shape"} and not _is_constant(node["shape"])
+
+
+def _is_constant(tree: Any) -> bool:
+    return tree is None or (isinstance(tree, list) and bool(tree) and all(each is None for each in tree))
+
+
+def _shape(tree: Any) -> Shape:
+    if not isinstance(tree, list) or not all(type(extent) is int and extent >= 0 for extent in tree):
+        raise CorruptError("the shape of a tensor is not an array of extents", rule="BR-09")
+    return tuple(tree)
+
+
+def _bytes(tree: Any) -> Extent:
+    if isinstance(tree, Extent):
+        return tree
+    if isinstance(tree, Numbers):
+        return tree.extent
+    if tree != []:
+        raise CorruptError("the bytes of a tensor are not bytes", rule="BR-09")
+    return Extent(0, 0, spelled_out=True)

@@ -1,0 +1,172 @@
+"""Record: what a recorder loads and writes, a tree whose leaves are tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import ClosedError
+from ...io.source import Source
+from ...param_id import ParamId
+from ...scalar import Scalar
+from ...snapshot import TensorSnapshot
+from .declaration import Node
+from .document import Document, Leaf, joined, param_id
+from .heading import Heading
+from .reader import Opened
+from .training import RecordKind, kind_of, training_state
+
+Change = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordTensor:
+    """A tensor in a record's tree; ``id`` is the text of a parameter's id, None in the state of an optimizer."""
+
+    snapshot: TensorSnapshot
+    id: str | None
+
+    @property
+    def is_parameter(self) -> bool:
+        """Whether it is a parameter of a model."""
+        return self.id is not None
+
+
+class Record:
+    """A model's, an optimizer's or a scheduler's state.
+
+    ``item`` is the tree: dicts for structs, lists for sequences, `RecordTensor` for tensors, numbers, and None for
+    fields that store nothing. Tensors are read when they are asked for, from the file that it keeps open; `close` lets
+    go of it, as does a ``with`` block. ``nameless`` where it is a binary one that was read without a declaration.
+    """
+
+    def __init__(self, item: Any, *, heading: Heading | None = None, shape: Node | str | None = None) -> None:
+        self.item = item
+        self.shape = shape
+        self._heading = heading
+        self.nameless = False
+        self._document: Document | None = None
+        self._sources: tuple[Source, ...] = ()
+        self._closed = False
+
+    @classmethod
+    def opened(cls, found: Opened, source: Source, *, shape: Node | str | None = None) -> Record:
+        """The record that was read from a file."""
+        table = found.table()
+        leaves = found.document.rows
+
+        def tensor(leaf: Leaf) -> RecordTensor:
+            return RecordTensor(table.snapshot(leaf.row, found.data), leaves.ids[leaf.row])
+
+        record = cls(replaced(found.document.item, tensor), heading=found.document.heading, shape=shape)
+        record.nameless = found.nameless
+        record._document = found.document
+        record._sources = (source, found.data)
+        return record
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """What the file says of itself; empty for a record that was not read from one."""
+        return {} if self._heading is None else self._heading.to_dict()
+
+    @property
+    def kind(self) -> RecordKind:
+        """Whose state it is, by its shape; a record of nothing counts as a module's."""
+        return "module" if self._document is None else kind_of(self._document)
+
+    def tensors(self) -> dict[str, TensorSnapshot]:
+        """Every tensor by its path, in the order of the record."""
+        self._check_open()
+        return {path: leaf.snapshot for path, leaf in leaves_of(self.item)}
+
+    def snapshots(self) -> list[TensorSnapshot]:
+        """Every tensor, in the order of the record."""
+        return list(self.tensors().values())
+
+    def states(self) -> dict[ParamId | str, Any]:
+        """The state of each parameter in an optimizer's record: its id (a UUID as text) → the tree of its state."""
+        if self.kind != "optimizer":
+            raise ValueError(f"states are those of an optimizer; this is the record of a {self.kind}")
+        found: dict[ParamId | str, Any] = {}
+        for text, versioned in self.item.items():
+            number = param_id(text)
+            [state] = versioned["V1"].values()
+            found[text if number is None else ParamId(number)] = state
+        return found
+
+    def training_state(self, *, scheduler: str | None = None) -> tuple[dict[str, TensorSnapshot], dict[str, Scalar]]:
+        """An optimizer's or scheduler's state as Burn 0.22 keeps it in Burnpack: tensors and scalars by name.
+
+        ``scheduler`` names the kind of a scheduler whose record is a single number: ``"Cosine"``, ``"Noam"``,
+        ``"Linear"``, ``"Exponential"`` or ``"Step"``.
+        """
+        if self._document is None or self.kind == "module":
+            raise ValueError("training state is that of an optimizer or a scheduler; this is the record of a module")
+        self._check_open()
+        found = training_state(self._document, scheduler=scheduler)
+        by_row = self.snapshots()
+        tensors = {}
+        for name, (row, identity) in found.tensors.items():
+            tensor = by_row[row]
+            tensors[name] = TensorSnapshot(
+                name,
+                tensor.dtype,
+                tensor.shape,
+                tensor._data,
+                nbytes=tensor.nbytes,
+                param_id=identity,
+            )
+        return tensors, dict(found.scalars)
+
+    def close(self) -> None:
+        """Let go of the file; tensors that were not read can no longer be."""
+        self._closed = True
+        for source in self._sources:
+            source.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the record was closed", path=self._sources[0].name if self._sources else None)
+
+    def __enter__(self) -> Record:
+        self._check_open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        version = f", Burn {self._heading.version}" if self._heading is not None else ""
+        return f"<Record of a {self.kind}: {sum(1 for _ in leaves_of(self.item))} tensors{version}>"
+
+
+def replaced(item: Any, change: Change) -> Any:
+    """The tree with what ``change`` makes of each leaf in its place; without recursion."""
+    root = [item]
+    stack: list[tuple[Any, Any]] = [(root, 0)]
+    while stack:
+        container, key = stack.pop()
+        node = container[key]
+        if isinstance(node, dict):
+            container[key] = dict(node)
+            stack += [(container[key], each) for each in node]
+        elif isinstance(node, list):
+            container[key] = list(node)
+            stack += [(container[key], index) for index, each in enumerate(node) if each is not None]
+        elif isinstance(node, (Leaf, RecordTensor)):
+            container[key] = change(node)
+    return root[0]
+
+
+def leaves_of(item: Any) -> Iterator[tuple[str, RecordTensor]]:
+    """The tensors of a tree with their paths, depth first."""
+    stack: list[tuple[str, Any]] = [("", item)]
+    while stack:
+        path, node = stack.pop()
+        if isinstance(node, RecordTensor):
+            yield path, node
+        elif isinstance(node, dict):
+            stack += [(joined(path, key), each) for key, each in reversed(node.items())]
+        elif isinstance(node, list):
+            stack += [(joined(path, str(index)), each) for index, each in reversed(list(enumerate(node)))]

@@ -1,0 +1,224 @@
+"""Training state in records: what optimizers and schedulers store, and the same as Burn 0.22 keeps it in Burnpack."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ...codec.bincode import BincodeReader
+from ...codec.window import Extent, Sink
+from ...dtype import DType
+from ...errors import CorruptError, UnsupportedError, located
+from ...limits import Limits
+from ...scalar import Scalar, ScalarKind
+from .binary import read_shape
+from .document import Document, Leaf, Rows, joined, number_forms, param_id
+from .heading import Heading
+from .spelling import read_dtype
+
+RecordKind = Literal["module", "optimizer", "scheduler"]
+
+_MOST_RANK = 8
+_LONGEST_ID = 64
+_RANK = re.compile(r"Rank([0-8])")
+_ADAM = {"momentum": {"time": "uint", "moment_1": "tensor", "moment_2": "tensor", "max_moment_2?21": "tensor"}}
+STATES: dict[str, dict[str, Any]] = {
+    "Adam": _ADAM,
+    "AdamW": _ADAM,
+    "Sgd": {"momentum?": {"velocity": "tensor"}},
+    "AdaGrad": {"lr_decay": {"time": "uint", "sum": "tensor"}},
+    "RmsProp": {
+        "square_avg": {"square_avg": "tensor"},
+        "centered": {"grad_avg?": "tensor", "avg": "tensor"},
+        "momentum?": {"buf": "tensor"},
+    },
+}
+"""What a state holds, in the order of the file; a name with ? is an Option, after it the release that brought it."""
+OPTIMIZERS = tuple(STATES)
+SCHEDULERS: dict[str, tuple[str, ScalarKind]] = {
+    "Linear": ("remaining_iters", "UInt"),
+    "Cosine": ("current_iter", "UInt"),
+    "Exponential": ("previous_lr", "Float"),
+    "Noam": ("step", "Float"),
+    "Step": ("iter_idx", "Int"),
+}
+"""Which schedulers there are, with the name and the kind of their one number in Burn 0.22."""
+
+
+def kind_of(document: Document) -> RecordKind:
+    """Whose state a record is, by its shape."""
+    item = document.item
+    if isinstance(item, dict) and item and all(map(_is_state, item.values())):
+        return "optimizer"
+    numbers = item if isinstance(item, list) else [item]
+    if numbers and all(isinstance(each, (int, float)) for each in numbers):
+        return "scheduler"
+    return (
+        "scheduler"
+        if isinstance(item, dict) and item.keys() == {"schedulers"} and not document.rows.names
+        else "module"
+    )
+
+
+def _is_state(node: Any) -> bool:
+    return (
+        isinstance(node, dict)
+        and node.keys() == {"V1"}
+        and isinstance(node["V1"], dict)
+        and len(node["V1"]) == 1
+        and _RANK.fullmatch(next(iter(node["V1"]))) is not None
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingState:
+    """An optimizer's or scheduler's state as Burn 0.22 keeps it: rows of the record by their new names, and numbers."""
+
+    tensors: Mapping[str, tuple[int, int]]
+    """Name → row in the record's table, id of the parameter."""
+    scalars: Mapping[str, Scalar]
+
+
+def training_state(document: Document, *, scheduler: str | None = None) -> TrainingState:
+    """The state that this record holds. ``scheduler`` names its kind where the file does not: one of `SCHEDULERS`."""
+    if kind_of(document) == "scheduler":
+        return TrainingState({}, _scheduler_scalars(document, scheduler))
+    tensors: dict[str, tuple[int, int]] = {}
+    scalars: dict[str, Scalar] = {}
+    for text, versioned in document.item.items():
+        identity = param_id(text)
+        if identity is None:
+            raise UnsupportedError(
+                f"the state of {text} is keyed by a UUID, as up to Burn 0.13; newer ids are numbers, and which of them "
+                "Burn makes of it cannot be told",
+                rule="BR-08",
+            )
+        [(rank, state)] = versioned["V1"].items()
+        scalars[f"{identity}.__rank"] = Scalar("UInt", int(rank.removeprefix("Rank")))
+        stack: list[tuple[str, Any]] = [(str(identity), state)]
+        while stack:
+            path, node = stack.pop()
+            if isinstance(node, Leaf):
+                tensors[path] = (node.row, identity)
+            elif isinstance(node, dict):
+                stack += [(joined(path, key), each) for key, each in reversed(node.items())]
+            elif isinstance(node, list):
+                scalars[f"{path}.len"] = Scalar("UInt", len(node))
+                stack += [(f"{path}.{index}", each) for index, each in reversed(list(enumerate(node)))]
+            elif isinstance(node, int) and not isinstance(node, bool) and node >= 0:
+                scalars[path] = Scalar("UInt", node)
+            elif node is not None:
+                scalars[path] = Scalar.of(node)
+    return TrainingState(tensors, scalars)
+
+
+def _scheduler_scalars(document: Document, scheduler: str | None) -> dict[str, Scalar]:
+    item = document.item
+    if isinstance(item, dict):
+        found: dict[str, Scalar] = {}
+        for index, each in enumerate(item["schedulers"]):
+            [(variant, number)] = each.items() if isinstance(each, dict) and len(each) == 1 else [(None, None)]
+            if variant not in SCHEDULERS or not isinstance(number, (int, float)):
+                raise UnsupportedError(f"scheduler number {index} of a composed one is of an unknown kind")
+            found.update({f"{index}.{key}": value for key, value in _scheduler_scalar(variant, number).items()})
+        return found
+    if isinstance(item, list):
+        raise UnsupportedError(
+            f"the scheduler of Burn {document.heading.version} keeps what newer ones do not count alike"
+        )
+    if scheduler is None:
+        raise UnsupportedError(
+            "one number, and the file does not say of which scheduler", hint=f"name it: {', '.join(SCHEDULERS)}"
+        )
+    if scheduler not in SCHEDULERS:
+        raise ValueError(f"scheduler is one of {', '.join(SCHEDULERS)}, not {scheduler!r}")
+    return _scheduler_scalar(scheduler, item)
+
+
+def _scheduler_scalar(scheduler: str, number: int | float) -> dict[str, Scalar]:
+    name, kind = SCHEDULERS[scheduler]
+    if isinstance(number, float) != (scheduler == "Exponential"):
+        raise UnsupportedError(f"{number!r} is not the state of a {scheduler} scheduler")
+    return {name: Scalar(kind, float(number) if kind == "Float" else number)}
+
+
+def read_scheduler(reader: BincodeReader, heading: Heading, name: str) -> Document:
+    """A binary scheduler record of that kind."""
+    item = reader.float() if name == "Exponential" else reader.integer() if name == "Step" else reader.uint()
+    _check_end(reader)
+    return Document(heading, item, Rows())
+
+
+def read_optimizer(reader: BincodeReader, heading: Heading, name: str, limits: Limits, sink: Sink) -> Document:
+    """A binary optimizer record of that kind."""
+    reading = _States(reader, heading, limits, sink)
+    item: dict[str, Any] = {}
+    for _ in range(reader.count()):
+        start = reader.position
+        text = reader.text(_LONGEST_ID)
+        param_id(text)
+        version, rank = reader.uint(), reader.uint()
+        if text in item or version != 0 or rank > _MOST_RANK:
+            raise CorruptError(f"not the state of {name}", rule="BR-17", offset=start)
+        item[text] = {"V1": {f"Rank{rank}": reading.state(STATES[name], f"{text}.V1.Rank{rank}")}}
+    _check_end(reader)
+    return Document(heading, item, reading.rows)
+
+
+class _States:
+    def __init__(self, reader: BincodeReader, heading: Heading, limits: Limits, sink: Sink) -> None:
+        self.rows = Rows()
+        self._reader = reader
+        self._heading = heading
+        self._limits = limits
+        self._sink = sink
+
+    def state(self, spec: dict[str, Any], path: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for word, content in spec.items():
+            name, optional, since = word.partition("?")
+            if since and self._heading.minor < int(since):
+                continue
+            if optional and not self._is_some():
+                found[name] = None
+            elif content == "uint":
+                found[name] = self._reader.uint()
+            elif content == "tensor":
+                found[name] = self._tensor(joined(path, name))
+            else:
+                found[name] = self.state(content, joined(path, name))
+        return found
+
+    def _is_some(self) -> bool:
+        start = self._reader.position
+        mark = self._reader.take(1)[0]
+        if mark > 1:
+            raise CorruptError(f"the byte {mark:02X} where an Option begins with 00 or 01", rule="BR-17", offset=start)
+        return mark == 1
+
+    def _tensor(self, path: str) -> Leaf:
+        reader, precision = self._reader, self._heading.precision
+        dtype: DType
+        extent: Extent
+        with located(tensor=path, offset=reader.position):
+            if self._heading.minor > 13:
+                extent = reader.bytes()
+                shape = read_shape(reader, self._limits)
+                dtype = read_dtype(reader, self._heading.minor)
+            else:
+                dtype = precision.float
+                count = reader.count()
+                if dtype is DType.F16:
+                    form = number_forms(precision)["value"]
+                    extent = reader.integers(count, form, self._sink, signed=False).extent
+                else:
+                    extent = reader.raw(count, dtype.bits // 8)
+                shape = read_shape(reader, self._limits)
+            return self.rows.add(path, dtype, shape, extent, None, self._limits)
+
+
+def _check_end(reader: BincodeReader) -> None:
+    if reader.left:
+        raise CorruptError(f"{reader.left} bytes follow what was asked for", rule="BR-17", offset=reader.position)

@@ -1,0 +1,299 @@
+"""PyTorch models: modules, state dicts, and tensors held in plain objects.
+
+A module's tensors are those of its ``state_dict()``, under its names and in its order: parameters and persistent
+buffers, a shared one under each of its names. What is loaded goes into the tensors that are there, in place, so their
+dtype, device, strides and ``requires_grad`` stay, and so does whatever else holds them (an optimizer, a tie). Only
+a tensor on the meta device is replaced, by one on torch's default device. In a mapping, a list or an attribute a tensor
+is replaced, as a NumPy array is.
+
+A parameter's Burn id is its attribute ``burn_param_id``, and so survives loads, ``module.to()`` and pickling; a
+``deepcopy`` of a parameter and the tensors of a ``state_dict()`` are new tensors and have none. Loading does not run
+``load_state_dict`` hooks. A module whose ``state_dict()`` is not simply its tensors is refused: give the state dict.
+
+Torch is imported already wherever this is: someone made the model.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..dtype import DType
+from ..errors import ModelError, located
+from ..param_id import ParamId
+from ..snapshot import TensorSnapshot
+from ..tensor_data import Array, Shape, TensorData
+from ..torch_tensor import (
+    Tensor,
+    TorchData,
+    as_bits,
+    described,
+    flat_bytes,
+    is_tensor,
+    placed,
+    tensor_from_array,
+    tensor_from_bytes,
+    torch_package,
+)
+from ..transforms.layout import ModuleKind
+from . import plain
+from .binding import Slot
+from .torch_kinds import kind_of
+
+layout = "torch"
+
+Module = Any
+"""A torch.nn.Module."""
+
+_ID = "burn_param_id"
+_PART_IDS = "burn_param_ids"
+
+
+class TensorSlot:
+    """A torch tensor: a parameter or buffer of a module, or what an attribute or an item holds."""
+
+    __slots__ = ("_identity", "_replacements", "container_stack", "dtype", "path", "put", "shape", "tensor")
+
+    keeps_dtype = True
+
+    dtype: DType
+    shape: Shape
+
+    def __init__(self, path: str, container_stack: tuple[str, ...], tensor: Tensor, put: plain.Setter | None) -> None:
+        self.path = path
+        self.container_stack = container_stack
+        self.tensor = tensor
+        self.put = put
+        self._identity = id(tensor)
+        self._replacements: dict[int, Tensor] = {}
+        with located(tensor=path):
+            self.dtype, self.shape = described(tensor)
+
+    def join(self, identities: dict[Any, int], replacements: dict[int, Tensor]) -> None:
+        """Meet the other slots of the model: those that hold the same memory are one, and are replaced by one."""
+        tensor = self.tensor
+        if not tensor.is_meta and tensor.numel():
+            memory = (tensor.data_ptr(), self.shape, tensor.stride(), self.dtype, tensor.device)
+            self._identity = identities.setdefault(memory, id(tensor))
+        self._replacements = replacements
+
+    def snapshot(self) -> TensorSnapshot:
+        given = getattr(self.tensor, _ID, None)
+        return TensorSnapshot(
+            self.path,
+            self.dtype,
+            self.shape,
+            TorchData(self.tensor),
+            param_id=None if given is None else int(ParamId(given)),
+            container_stack=self.container_stack,
+        )
+
+    @property
+    def fixed(self) -> bool:
+        return self.put is None
+
+    def check_fill(self, value: Array | TensorData) -> None:
+        tensor = self.tensor
+        if tensor.is_meta:
+            reason, hint = "on the meta device and has no memory", "hold it where it can be replaced"
+        elif tensor.is_inference() and not torch_package().is_inference_mode_enabled():
+            reason, hint = "an inference tensor", "load it under torch.inference_mode()"
+        elif any(step == 0 and extent > 1 for step, extent in zip(tensor.stride(), tensor.shape, strict=True)):
+            reason, hint = "expanded: several of its elements are one number in memory", "make it contiguous() first"
+        else:
+            return
+        raise ModelError(f"it cannot be filled, as it is {reason}", tensor=self.path, hint=hint)
+
+    def buffer(self) -> memoryview | None:
+        tensor = self.tensor
+        if self.put is not None or not tensor.is_cpu or not tensor.is_contiguous():
+            return None
+        if tensor.is_conj() or tensor.is_neg() or tensor.is_inference():
+            return None
+        return memoryview(flat_bytes(tensor).numpy())
+
+    def filled(self, param_id: int | None) -> None:
+        torch_package().autograd.graph.increment_version(self.tensor)
+        self._keep(param_id)
+
+    def assign(self, value: Array | TensorData, param_id: int | None, *, fill: bool = False) -> None:
+        if fill or self.put is None:
+            _copy_bits(_tensor(value), self.tensor)
+        else:
+            replacement = self._replacements.get(id(self.tensor))
+            if replacement is None:
+                replacement = self._replacements[id(self.tensor)] = _like(self.tensor, _tensor(value))
+            self.put(replacement)
+            self.tensor = replacement
+        self._keep(param_id)
+
+    def _keep(self, param_id: int | None) -> None:
+        if param_id is not None:
+            setattr(self.tensor, _ID, int(param_id))
+
+    @property
+    def part_ids(self) -> tuple[int | None, ...] | None:
+        """The ids of the tensors of Burn that this one was made of, if it was made of several."""
+        return getattr(self.tensor, _PART_IDS, None)
+
+    @part_ids.setter
+    def part_ids(self, ids: Sequence[int | None]) -> None:
+        setattr(self.tensor, _PART_IDS, tuple(ids))
+
+    def identity(self) -> int:
+        return self._identity
+
+
+def walk(model: Any, *, skip_enum_variants: bool = False) -> Iterator[Slot]:
+    """The slots of a model that holds torch tensors, be it a module or anything that a plain model may be."""
+    slots: list[Any] = list(plain.walk(model, skip_enum_variants=skip_enum_variants))
+    tensors = {slot.path: slot.tensor for slot in slots if isinstance(slot, TensorSlot)}
+    for slot in slots:
+        if isinstance(slot, plain.HolderSlot):
+            raise ModelError(
+                f"it is in Burn's layout, and the model's '{next(iter(tensors))}' in PyTorch's",
+                tensor=slot.path,
+                hint="save and load the two parts apart",
+            )
+    for path, module in modules(model):
+        if _has_own_state_dict(module):
+            _check_state_dict(path, module, tensors)
+    identities: dict[Any, int] = {}
+    replacements: dict[int, Tensor] = {}
+    for slot in slots:
+        if isinstance(slot, TensorSlot):
+            slot.join(identities, replacements)
+    return iter(slots)
+
+
+def holds_tensors(model: Any) -> bool:
+    """Whether this is a model of torch: a module, or something that holds torch tensors."""
+    if isinstance(model, torch_package().nn.Module):
+        return True
+    return any(isinstance(slot, TensorSlot) for slot in plain.walk(model))
+
+
+def modules(model: Any) -> Iterator[tuple[str, Module]]:
+    """The torch modules of a model with their paths, each before those in it; a shared one under each of its paths.
+
+    A tensor of the path ``encoder.0.weight`` is called ``weight`` by the module of the path ``encoder.0``.
+    """
+    module_type = torch_package().nn.Module
+    todo: list[tuple[str, Any]] = [("", model)]
+    while todo:
+        path, value = todo.pop()
+        if isinstance(value, module_type):
+            yield path, value
+        prefix = f"{path}." if path else ""
+        below = [(prefix + segment, child) for segment, _, child, _ in plain.children(value) if not is_tensor(child)]
+        todo += reversed(below)
+
+
+def kinds(model: Any, *, skip_enum_variants: bool = False) -> dict[str, ModuleKind | None]:
+    """All modules of a model, each before those in it, and what they are."""
+    return {path: kind_of(module) for path, module in modules(model)}
+
+
+def _kind(kind: type) -> Any:
+    """What plain models should take values of this type for; None for all that is not torch's."""
+    torch = torch_package()
+    if issubclass(kind, torch.Tensor):
+        return TensorSlot
+    return _module_children if issubclass(kind, torch.nn.Module) else None
+
+
+plain.register_kind(_kind)
+
+
+def _module_children(module: Module) -> plain.Children:
+    container = _container(module)
+    persistent = (item for item in module._buffers.items() if item[0] not in module._non_persistent_buffers_set)
+    for tensors in (module._parameters.items(), persistent):
+        for name, tensor in tensors:
+            if tensor is not None:
+                # setattr and not the dict itself: an LSTM keeps a second list of its parameters, and does so there.
+                yield name, container, tensor, functools.partial(setattr, module, name) if tensor.is_meta else None
+    for name, child in module._modules.items():
+        if child is not None:
+            yield name, container, child, None
+
+
+def _container(module: Module) -> str:
+    nn = torch_package().nn
+    if isinstance(module, (nn.ModuleDict, nn.ParameterDict)):
+        return "Dict"
+    if isinstance(module, (nn.Sequential, nn.ModuleList, nn.ParameterList)):
+        names = (*module._parameters, *module._buffers, *module._modules)
+        if all(name.isdecimal() for name in names):
+            return "Vec"
+    return f"Struct:{type(module).__name__}"
+
+
+def _has_own_state_dict(module: Module) -> bool:
+    kind, base = type(module), torch_package().nn.Module
+    if module._state_dict_hooks or module._state_dict_pre_hooks:
+        return True
+    return any(
+        getattr(kind, name) is not getattr(base, name)
+        for name in ("state_dict", "_save_to_state_dict", "get_extra_state")
+    )
+
+
+def _check_state_dict(path: str, module: Module, tensors: dict[str, Tensor]) -> None:
+    """Raise ModelError unless what the module itself calls its state are the tensors that were found in it."""
+    prefix = f"{path}." if path else ""
+    given = module.state_dict(prefix=prefix, keep_vars=True)
+    found = {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    odd = sorted(given.keys() ^ found.keys()) or [name for name in found if not _same(given[name], found[name])]
+    if odd:
+        raise ModelError(
+            f"a {type(module).__name__} whose state_dict() is not its parameters and buffers; {odd[0]!r} differs",
+            tensor=path or None,
+            hint="give the state dict: bs.save(model.state_dict(), ...), or load into it and call load_state_dict",
+        )
+
+
+def _same(given: Any, found: Tensor) -> bool:
+    if given is found:
+        return True
+    return (
+        is_tensor(given)
+        and given.data_ptr() == found.data_ptr()
+        and given.shape == found.shape
+        and given.stride() == found.stride()
+        and given.dtype is found.dtype
+        and not found.is_meta
+    )
+
+
+def _tensor(value: Array | TensorData) -> Tensor:
+    if isinstance(value, TensorData):
+        return tensor_from_bytes(value.raw, value.dtype, value.shape)
+    return tensor_from_array(value)
+
+
+def _copy_bits(source: Tensor, target: Tensor) -> None:
+    torch = torch_package()
+    with torch.no_grad():
+        if target.is_conj() or target.is_neg():
+            target.detach().copy_(source)
+        else:
+            as_bits(target.detach()).copy_(as_bits(source))
+
+
+def _like(held: Tensor, values: Tensor) -> Tensor:
+    """A tensor with these values to stand where the held one did."""
+    torch = torch_package()
+    device = held.device
+    if held.is_meta:
+        device = torch.get_default_device()
+        if device.type == "meta":
+            device = torch.device("cpu")
+    values = placed(values, device)
+    if isinstance(held, torch.nn.Parameter):
+        values = torch.nn.Parameter(values, requires_grad=held.requires_grad)
+    elif held.requires_grad:
+        values.requires_grad_()
+    values.__dict__.update(held.__dict__)
+    return values

@@ -1,0 +1,57 @@
+"""PytorchStore: the files of ``torch.save``, read without PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn, TypeVar
+
+from ..errors import UnsupportedError
+from .base import Store
+
+S = TypeVar("S", bound="PytorchStore")
+
+
+class PytorchStore(Store):
+    """A file of PyTorch (``.pt``, ``.pth``, ``.bin``, ``.ckpt``), with the builder methods of Burn's store.
+
+    Nothing in the file is run. Into a model in Burn's layout the tensors go as Burn needs them, without an adapter: the
+    weights of Linear transposed, norms and recurrent layers as Burn has them, indices contiguous, enum variants left
+    out of the names. Into a PyTorch model they go as they are. Where the state dict lies below a key that savers
+    commonly use it is found, and the result's notes say so; ``with_top_level_key`` names it. Such files are read, not
+    written.
+
+    >>> import pickle, numpy as np
+    >>> from burnstore import nn
+    >>> state = {"weight": np.ones((3, 2), np.float32), "bias": np.zeros(3, np.float32)}
+    >>> checkpoint = pickle.dumps({"epoch": 3, "my_state_dict": state})
+    >>> store = PytorchStore.from_bytes(checkpoint).with_top_level_key("my_state_dict")
+    >>> store.keys()
+    ['bias', 'weight']
+    >>> store.load(nn.Linear(2, 3)).applied
+    ['weight', 'bias']
+    """
+
+    format = "pytorch"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._top_level_key: str | None = None
+
+    def with_top_level_key(self: S, key: str) -> S:
+        """Take the tensors below this key; ``a.b`` is b below a, ``""`` is everything that the file holds."""
+        if not isinstance(key, str):
+            raise TypeError(f"a top-level key is a str, not {type(key).__name__}")
+        self._top_level_key = key
+        return self._changed()
+
+    def save(self, model: Any) -> NoReturn:
+        """Refuse: PyTorch's files are read, not written."""
+        raise UnsupportedError(
+            "Saving to PyTorch format is not yet supported. Use other formats for saving.",
+            path=self.path,
+            hint="BurnpackStore and SafetensorsStore save; PyTorch reads .safetensors",
+        )
+
+    collect_from = save
+
+    def _open_options(self) -> dict[str, Any]:
+        return {} if self._top_level_key is None else {"top_level_key": self._top_level_key}

@@ -1,0 +1,526 @@
+"""Layouts: what PyTorch and Burn call the tensors of each kind of module, and how their axes lie.
+
+This is the only place that knows it, and it knows it as data. A `ModuleMap` says for one module which tensor of the one
+layout is which of the other:
+
+- a `Link` joins one tensor of Burn with one of PyTorch, or with one of several equal parts of it along the first axis
+  (the gates of an LSTM, the three matrices of an attention), transposed or as it is;
+- a `Fill` is a tensor that Burn has and PyTorch has not, because it is all ones or zeros there (a norm without affine);
+- ``lost`` are tensors that PyTorch has and Burn has not (``num_batches_tracked``).
+
+The equations behind every row are in tests/layouts, where NumPy computes what Burn does on the converted weights and
+real PyTorch must agree. What has no counterpart is refused by name: a tensor is never left out, doubled or guessed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ..errors import ModelError
+from ..tensor_data import Shape
+
+Layout = Literal["burn", "torch"]
+LAYOUTS: tuple[Layout, ...] = ("burn", "torch")
+
+AS_IS = "AsIs"
+"""The kind of a module whose tensors have the same names and axes in every layout."""
+
+COUNT = "num_batches_tracked"
+"""A tensor of PyTorch that Burn has none of, and the option of a kind that says its value."""
+
+Tensors = Mapping[str, Shape]
+"""The tensors of a module and of all that lies in it: path below the module, and shape."""
+
+_KIND = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\((.*)\))?\s*")
+_OPTION = re.compile(r"\s*([a-z_]\w*)\s*=\s*(True|False|-?\d+)\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleKind:
+    """What a module is: a type name of its framework, and those of its options that its tensors do not show.
+
+    >>> str(ModuleKind.parse("TransformerEncoderLayer(norm_first=True)"))
+    'TransformerEncoderLayer(norm_first=True)'
+    """
+
+    name: str
+    options: tuple[tuple[str, int], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> ModuleKind:
+        """The kind that this text names, as ``str`` writes it."""
+        if not isinstance(text, str):
+            raise TypeError(f"a module kind is a str such as 'Linear', not {type(text).__name__}")
+        found = _KIND.fullmatch(text)
+        if found is None:
+            raise ValueError(f"{text!r} is not a module kind; 'Linear' or 'LSTM(bias=False)' would be one")
+        options: list[tuple[str, int]] = []
+        for part in (found[2] or "").split(",") if (found[2] or "").strip() else ():
+            option = _OPTION.fullmatch(part)
+            if option is None:
+                raise ValueError(f"{part.strip()!r} is not an option of a module kind; 'norm_first=True' would be one")
+            value = {"True": True, "False": False}.get(option[2])
+            options.append((option[1], int(option[2]) if value is None else value))
+        return cls(found[1], tuple(options))
+
+    def option(self, name: str) -> int | None:
+        """The value of an option, None if it is not known."""
+        return dict(self.options).get(name)
+
+    def __str__(self) -> str:
+        if not self.options:
+            return self.name
+        return f"{self.name}({', '.join(f'{name}={value}' for name, value in self.options)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A tensor of Burn, and the tensor of PyTorch, or the part of it, that holds the same numbers.
+
+    ``zero_if_absent``: Burn may leave this one out where PyTorch has all or none; its part is zeros then.
+    """
+
+    torch: str
+    burn: str
+    part: int = 0
+    parts: int = 1
+    transposed: bool = False
+    zero_if_absent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """A tensor of Burn that holds one number throughout where PyTorch has none."""
+
+    burn: str
+    shape: Shape
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleMap:
+    """One module in both layouts; names are relative to the module. ``owner`` is what holds the tensors in Burn."""
+
+    links: tuple[Link, ...]
+    owner: str
+    fills: tuple[Fill, ...] = ()
+    lost: tuple[str, ...] = ()
+    order: tuple[str, ...] = ()
+    """All names that such a module of Burn may have, in its order; needed where there are fills among them."""
+
+
+def _refused(kind: str, why: str) -> ModelError:
+    return ModelError(
+        f"a {kind}: {why}",
+        hint=f'layout="torch" keeps PyTorch\'s layout, rules={{pattern: "{AS_IS}"}} copies these tensors as they are',
+    )
+
+
+# --- one kind, one row ------------------------------------------------------------------------------------------------
+
+_AFFINE = {"weight": "gamma", "bias": "beta"}
+_COPIED = {"weight": "weight", "bias": "bias"}
+_STATISTICS = {"running_mean": "running_mean", "running_var": "running_var"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """A kind whose tensors are renamed, and perhaps transposed, one by one."""
+
+    burn: str
+    names: Mapping[str, str]
+    transposed: frozenset[str] = frozenset()
+    lost: tuple[str, ...] = ()
+
+
+_LINEAR = _Plain("Linear", _COPIED, frozenset({"weight"}))
+
+_PLAIN: dict[str, _Plain] = {
+    "Linear": _LINEAR,
+    "Embedding": _Plain("Embedding", {"weight": "weight"}),
+    "PReLU": _Plain("PRelu", {"weight": "alpha"}),
+    "LayerNorm": _Plain("LayerNorm", _AFFINE),
+    "RMSNorm": _Plain("RmsNorm", {"weight": "gamma"}),
+    "GroupNorm": _Plain("GroupNorm", _AFFINE),
+    **{f"InstanceNorm{n}d": _Plain("InstanceNorm", _AFFINE) for n in (1, 2, 3)},
+    **{
+        name: _Plain("BatchNorm", {**_AFFINE, **_STATISTICS}, lost=(COUNT,))
+        for name in ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")
+    },
+    **{f"Conv{n}d": _Plain(f"Conv{n}d", _COPIED) for n in (1, 2, 3)},
+    **{f"ConvTranspose{n}d": _Plain(f"ConvTranspose{n}d", _COPIED) for n in (1, 2, 3)},
+    "DeformConv2d": _Plain("DeformConv2d", _COPIED),
+}
+
+# PyTorch stacks the gates along the first axis in this order; Burn declares them in the other. By name, never by place.
+_GATES = {
+    "LSTM": ("input_gate", "forget_gate", "cell_gate", "output_gate"),
+    "GRU": ("reset_gate", "update_gate", "new_gate"),
+    "RNN": ("gate",),
+}
+_BURN_GATES = {
+    "LSTM": ("input_gate", "forget_gate", "output_gate", "cell_gate"),
+    "GRU": ("update_gate", "reset_gate", "new_gate"),
+    "RNN": ("gate",),
+}
+_RECURRENT_BURN = {"Lstm": "LSTM", "Gru": "GRU", "Rnn": "RNN"}
+
+# What a module calls its children in both layouts, in Burn's order. Norms are named by place in Burn, and the places
+# are shifted when the norms come first; names and shapes do not show it.
+_ENCODER_LAYER = (("self_attn", "mha"), ("linear1", "pwff.linear_inner"), ("linear2", "pwff.linear_outer"))
+_DECODER_LAYER = (
+    ("multihead_attn", "cross_attn"),
+    ("self_attn", "self_attn"),
+    ("linear1", "pwff.linear_inner"),
+    ("linear2", "pwff.linear_outer"),
+)
+_NORMS: dict[str, dict[bool, tuple[str, ...]]] = {
+    "TransformerEncoderLayer": {False: ("norm1", "norm2"), True: ("norm2", "norm1")},
+    "TransformerDecoderLayer": {False: ("norm1", "norm2", "norm3"), True: ("norm2", "norm3", "norm1")},
+}
+_STACKS = ("TransformerEncoder", "TransformerDecoder")
+_LAYERS = {"TransformerEncoderLayer": _ENCODER_LAYER, "TransformerDecoderLayer": _DECODER_LAYER}
+
+_REFUSED = {
+    "Bilinear": "Burn has no such module",
+    "EmbeddingBag": "Burn has no such module (its Embedding neither sums nor averages)",
+    "AdaptiveLogSoftmaxWithLoss": "Burn has no such module",
+    "CrossEntropyLoss": "Burn's losses hold no weights",
+    "NLLLoss": "Burn's losses hold no weights",
+    "BCELoss": "Burn's losses hold no weights",
+    "BCEWithLogitsLoss": "Burn's losses hold no weights",
+    "MultiMarginLoss": "Burn's losses hold no weights",
+    "MultiLabelSoftMarginLoss": "Burn's losses hold no weights",
+}
+SERIES = frozenset({"Sequential", "ModuleList"})
+"""Kinds of PyTorch whose children are numbered; Burn's Vec numbers only those that hold tensors."""
+
+_TRANSPARENT = frozenset({"ModuleDict", "ParameterList", "ParameterDict", "Transformer", "Module"})
+_TORCH_OF_BURN = {row.burn: name for name, row in reversed(_PLAIN.items())}
+
+
+def torch_name(burn_kind: str) -> str | None:
+    """What PyTorch calls a kind of Burn, None if it has none of its own."""
+    found = _TORCH_OF_BURN.get(burn_kind) or _RECURRENT_BURN.get(burn_kind.removeprefix("Bi"))
+    if found is not None:
+        return found
+    if burn_kind in ("MultiHeadAttention", "CrossAttention"):
+        return "MultiheadAttention"
+    return burn_kind if burn_kind in _LAYERS or burn_kind in _STACKS else None
+
+
+def is_known(name: str) -> bool:
+    """Whether a module of this type name, in either framework, has a row here."""
+    return is_torch_leaf(ModuleKind(name)) or is_burn_leaf(ModuleKind(name)) or name in _LAYERS or name in _STACKS
+
+
+# --- from PyTorch's side ----------------------------------------------------------------------------------------------
+
+
+def is_torch_leaf(kind: ModuleKind) -> bool:
+    """Whether a module of this kind of PyTorch is mapped as one, with all that lies in it."""
+    return kind.name in _PLAIN or kind.name in _REFUSED or _recurrent(kind.name) or kind.name == "MultiheadAttention"
+
+
+def is_known_torch(kind: ModuleKind) -> bool:
+    """Whether this kind of PyTorch has a row here."""
+    return is_torch_leaf(kind) or kind.name in {*_LAYERS, *_STACKS, *SERIES, *_TRANSPARENT, AS_IS}
+
+
+def named_children(kind: ModuleKind) -> Sequence[tuple[str, str]] | None:
+    """What such a module's children are called in PyTorch and in Burn, in Burn's order; None if the names are free.
+
+    Both frameworks call these kinds the same.
+    """
+    if kind.name in _LAYERS:
+        norms = _norms(kind)
+        return (*_LAYERS[kind.name], *((norm, f"norm_{place}") for place, norm in enumerate(norms, 1)))
+    return (("layers", "layers"),) if kind.name in _STACKS else None
+
+
+_CHILD_KINDS = {"self_attn": "MultiheadAttention", "multihead_attn": "MultiheadAttention", "linear": "Linear"}
+
+
+def child_kind(kind: ModuleKind, torch_child: str) -> str | None:
+    """The kind of PyTorch that a child of such a module must have; None if it may be any."""
+    if kind.name not in _LAYERS:
+        return None
+    return _CHILD_KINDS.get(torch_child.rstrip("123"), "LayerNorm")
+
+
+def holds_no_tensors(kind: ModuleKind) -> bool:
+    """Whether a module of this kind has all its tensors in its children."""
+    return kind.name in _LAYERS or kind.name in _STACKS
+
+
+def has_final_norm(kind: ModuleKind) -> bool:
+    """Whether such a module may end in a norm that Burn keeps beside it."""
+    return kind.name in _STACKS
+
+
+def always_has_biases(kind: ModuleKind) -> bool:
+    """Whether Burn's module of this kind stores every bias, so that zeros stand for those that PyTorch leaves out."""
+    return kind.name in _LAYERS
+
+
+def _norms(kind: ModuleKind) -> Sequence[str]:
+    norm_first = kind.option("norm_first")
+    if norm_first is None:
+        raise ModelError(
+            f"a {kind.name} of which nobody says whether its norms come first: Burn numbers them differently then",
+            hint=f"name the kind {kind.name}(norm_first=True) or {kind.name}(norm_first=False)",
+        )
+    return _NORMS[kind.name][bool(norm_first)]
+
+
+def torch_map(kind: ModuleKind, tensors: Tensors, *, all_biases: bool = False) -> ModuleMap:
+    """A module of PyTorch with these tensors in both layouts, in Burn's order.
+
+    With ``all_biases`` biases that are not there become zeros in Burn. Raises ModelError for what Burn does not have.
+    """
+    if not is_torch_leaf(kind) or kind.name in _REFUSED:
+        raise _refused(kind.name, _REFUSED.get(kind.name, "no rule says how Burn has its tensors"))
+    if _recurrent(kind.name):
+        found = _recurrent_map(kind, tensors)
+    elif kind.name == "MultiheadAttention":
+        found = _attention_map(tensors, all_biases=all_biases)
+    else:
+        found = _plain_map(kind, tensors, all_biases=all_biases)
+    covered = {link.torch for link in found.links} | set(found.lost)
+    left_over = [name for name in tensors if name not in covered]
+    if left_over:
+        raise _refused(kind.name, f"its {left_over[0]} has no place in Burn's {found.owner}")
+    return found
+
+
+def _plain_map(kind: ModuleKind, tensors: Tensors, *, all_biases: bool) -> ModuleMap:
+    row = _PLAIN[kind.name]
+    axes = kind.option("axes") if "weight" not in tensors else len(tensors["weight"])
+    if row.burn in ("LayerNorm", "RmsNorm") and axes not in (1, None):
+        raise _refused(kind.name, "it normalises over several axes, Burn's over the last only")
+    if row.burn == "BatchNorm" and "running_mean" not in tensors:
+        raise _refused(kind.name, "it has no running statistics and takes those of the batch, Burn's always has them")
+    if row.burn == "InstanceNorm" and "running_mean" in tensors:
+        raise _refused(kind.name, "it has running statistics, Burn's has none")
+    if kind.option("padding_mode"):
+        raise _refused(
+            kind.name, "Burn's pads with zeros only; a rule that names its kind takes the weights all the same"
+        )
+    if kind.option("max_norm"):
+        raise _refused(kind.name, "max_norm rewrites its rows as they are used, Burn's has no such option")
+    links = tuple(
+        Link(torch, burn, transposed=torch in row.transposed) for torch, burn in row.names.items() if torch in tensors
+    )
+    fills = _plain_fills(kind, row, tensors, all_biases=all_biases)
+    return ModuleMap(links, row.burn, fills, row.lost, tuple(row.names.values()))
+
+
+def _plain_fills(kind: ModuleKind, row: _Plain, tensors: Tensors, *, all_biases: bool) -> tuple[Fill, ...]:
+    known = next((shape for name, shape in tensors.items() if name in ("weight", "running_mean")), None)
+    features = kind.option("features") if known is None else known[0]
+    if features is None:
+        return ()
+    fills = []
+    if "weight" not in tensors and row.burn in ("LayerNorm", "RmsNorm", "BatchNorm"):
+        fills.append(Fill("gamma", (features,), 1.0))
+    if "bias" not in tensors and row.names.get("bias") == "beta":
+        # Burn's LayerNorm can do without beta; without gamma it cannot, and torch then has neither.
+        without = row.burn == "LayerNorm" and "weight" in tensors and not all_biases
+        absent = row.burn in ("GroupNorm", "InstanceNorm") and "weight" not in tensors
+        if not without and not absent:
+            fills.append(Fill("beta", (features,), 0.0))
+    if all_biases and row.burn == "Linear" and "bias" not in tensors:
+        fills.append(Fill("bias", (features,), 0.0))
+    return tuple(fills)
+
+
+def _recurrent(name: str) -> bool:
+    return name.removesuffix("Cell") in _GATES
+
+
+def _recurrent_map(kind: ModuleKind, tensors: Tensors) -> ModuleMap:
+    if any(name.startswith("weight_hr") for name in tensors):
+        raise _refused(kind.name, "it has a projection (proj_size), Burn's has none")
+    name = kind.name.removesuffix("Cell")
+    if name != kind.name:
+        return ModuleMap(tuple(_present(_cell(name, "", "", ""), tensors)), "Linear")
+    layers = sum(1 for tensor in tensors if re.fullmatch(r"weight_ih_l\d+", tensor))
+    both = "weight_ih_l0_reverse" in tensors
+    return ModuleMap(tuple(_present(recurrent_links(name, layers, bidirectional=both), tensors)), "Linear")
+
+
+def recurrent_links(name: str, layers: int, *, bidirectional: bool) -> Iterator[Link]:
+    """All links of a recurrent module of PyTorch; several layers are a list in Burn."""
+    for layer in range(layers):
+        place = f"{layer}." if layers > 1 else ""
+        if bidirectional:
+            yield from _cell(name, f"_l{layer}", "", f"{place}forward.")
+            yield from _cell(name, f"_l{layer}", "_reverse", f"{place}reverse.")
+        else:
+            yield from _cell(name, f"_l{layer}", "", place)
+
+
+def _cell(name: str, layer: str, direction: str, place: str) -> Iterator[Link]:
+    order = _GATES[name]
+    for gate in _BURN_GATES[name]:
+        part = order.index(gate)
+        for torch, burn in (("ih", "input_transform"), ("hh", "hidden_transform")):
+            for tensor in ("weight", "bias"):
+                yield Link(
+                    f"{tensor}_{torch}{layer}{direction}",
+                    f"{place}{gate}.{burn}.{tensor}",
+                    part,
+                    len(order),
+                    transposed=tensor == "weight",
+                )
+
+
+def _present(links: Iterator[Link], tensors: Tensors) -> Iterator[Link]:
+    return (link for link in links if link.torch in tensors)
+
+
+def _attention_map(tensors: Tensors, *, all_biases: bool) -> ModuleMap:
+    if "bias_k" in tensors or "bias_v" in tensors:
+        raise _refused("MultiheadAttention", "it adds a key and a value (add_bias_kv), Burn's does not")
+    separate = "q_proj_weight" in tensors
+    if separate and tensors.get("k_proj_weight", ())[1:] != tensors.get("v_proj_weight", ())[1:]:
+        raise _refused("MultiheadAttention", "its keys and values have different widths (kdim, vdim), Burn's have one")
+    links = tuple(_present(attention_links(separate=separate), tensors))
+    fills: tuple[Fill, ...] = ()
+    if "in_proj_bias" not in tensors and (all_biases or separate) and "out_proj.weight" in tensors:
+        width = tensors["out_proj.weight"][0]
+        fills = tuple(Fill(f"{name}.bias", (width,), 0.0) for name in ("query", "key", "value", "output"))
+    return ModuleMap(links, "Linear", fills, order=tuple(link.burn for link in attention_links(separate=separate)))
+
+
+def attention_links(*, separate: bool) -> Iterator[Link]:
+    """All links of a MultiheadAttention of PyTorch, with one fused input matrix or three separate ones."""
+    for part, name in enumerate(("query", "key", "value")):
+        if separate:
+            yield Link(f"{name[0]}_proj_weight", f"{name}.weight", transposed=True)
+        else:
+            yield Link("in_proj_weight", f"{name}.weight", part, 3, transposed=True)
+        yield Link("in_proj_bias", f"{name}.bias", part, 3, zero_if_absent=True)
+    yield Link("out_proj.weight", "output.weight", transposed=True)
+    yield Link("out_proj.bias", "output.bias", zero_if_absent=True)
+
+
+# --- from Burn's side -------------------------------------------------------------------------------------------------
+
+Present = Callable[[str], bool]
+"""Whether the other side has a tensor of this name below the module; without another side everything may be there."""
+
+
+def is_burn_leaf(kind: ModuleKind) -> bool:
+    """Whether a module of this kind of Burn is mapped as one, with all that lies in it."""
+    return kind.name in _TORCH_OF_BURN or is_burn_fused(kind)
+
+
+def is_burn_fused(kind: ModuleKind) -> bool:
+    """Whether PyTorch keeps several tensors of such a module of Burn in one."""
+    return kind.name.removeprefix("Bi") in _RECURRENT_BURN or kind.name in ("MultiHeadAttention", "CrossAttention")
+
+
+def burn_map(kind: ModuleKind, tensors: Tensors, present: Present) -> ModuleMap | None:
+    """A module of Burn with these tensors in both layouts.
+
+    None if the other side has the module's parts by themselves (an attention made of four Linears), not fused. Raises
+    ModelError for what PyTorch does not have.
+    """
+    if not is_burn_fused(kind):
+        return _burn_plain_map(kind, tensors, present)
+    attention = kind.name in ("MultiHeadAttention", "CrossAttention")
+    candidates = _attention_candidates(kind) if attention else _recurrent_candidates(kind)
+    links = next((found for found in candidates if any(present(link.torch) for link in found)), None)
+    return None if links is None else _fused_map(kind, links, tensors)
+
+
+def burn_map_of_torch(kind: ModuleKind, tensors: Tensors, filled: Mapping[str, float]) -> ModuleMap:
+    """A module in both layouts, by its kind in PyTorch and its tensors in Burn.
+
+    ``filled`` are those tensors of Burn that PyTorch does not have, and their value.
+    """
+    own = {name: shape for name, shape in tensors.items() if name not in filled}
+    if kind.name in _PLAIN:
+        row = _PLAIN[kind.name]
+        found = _burn_plain_map(ModuleKind(row.burn, kind.options), own, lambda _: True)
+    elif kind.name == "MultiheadAttention":
+        separate = "key.weight" in own and own["key.weight"][:1] != own["query.weight"][:1]
+        found = _fused_map(ModuleKind("MultiHeadAttention"), list(attention_links(separate=separate)), own)
+    elif _recurrent(kind.name):
+        found = _fused_map(ModuleKind(kind.name), _recurrent_links_of_burn(kind.name, own), own)
+    else:
+        raise _refused(kind.name, _REFUSED.get(kind.name, "no rule says how Burn has its tensors"))
+    fills = tuple(Fill(name, tensors[name], value) for name, value in filled.items() if name in tensors)
+    return ModuleMap(found.links, found.owner, (*found.fills, *fills), found.lost, found.order)
+
+
+def _recurrent_links_of_burn(name: str, tensors: Tensors) -> list[Link]:
+    if name.endswith("Cell"):
+        return list(_cell(name.removesuffix("Cell"), "", "", ""))
+    layers = {path.partition(".")[0] for path in tensors if path.partition(".")[0].isdecimal()}
+    both = any("reverse." in path for path in tensors)
+    return list(recurrent_links(name, max(len(layers), 1), bidirectional=both))
+
+
+def stacked_map(kind: ModuleKind, layers: int, tensors: Tensors, present: Present) -> ModuleMap | None:
+    """A list of recurrent modules of Burn as the one module of several layers that PyTorch would have."""
+    name = _RECURRENT_BURN[kind.name.removeprefix("Bi")]
+    links = list(recurrent_links(name, layers, bidirectional=kind.name.startswith("Bi")))
+    return _fused_map(kind, links, tensors) if any(present(link.torch) for link in links) else None
+
+
+def _burn_plain_map(kind: ModuleKind, tensors: Tensors, present: Present) -> ModuleMap:
+    row = _PLAIN[_TORCH_OF_BURN[kind.name]]
+    torch_names = {burn: torch for torch, burn in row.names.items()}
+    links = []
+    for name in tensors:
+        torch = torch_names.get(name, name)
+        if torch != name and not present(torch) and present(name):
+            torch = name  # a file may have Burn's names and PyTorch's axes
+        # LinearLayout::Col keeps the weight as PyTorch does.
+        transposed = torch_names.get(name) in row.transposed and not kind.option("col")
+        links.append(Link(torch, name, transposed=transposed))
+    return ModuleMap(tuple(links), row.burn, lost=row.lost)
+
+
+def _attention_candidates(kind: ModuleKind) -> Iterator[list[Link]]:
+    yield list(attention_links(separate=kind.name == "CrossAttention"))
+
+
+def _recurrent_candidates(kind: ModuleKind) -> Iterator[list[Link]]:
+    both = kind.name.startswith("Bi")
+    name = _RECURRENT_BURN[kind.name.removeprefix("Bi")]
+    yield list(recurrent_links(name, 1, bidirectional=both))
+    if not both:
+        yield list(_cell(name, "", "", ""))
+
+
+def _fused_map(kind: ModuleKind, links: Sequence[Link], tensors: Tensors) -> ModuleMap:
+    if kind.option("unlike_torch"):
+        raise ModelError(
+            f"a {kind.name} with options that PyTorch's {torch_name(kind.name)} does not have (reset_after, clip, "
+            "reverse, input_forget, other activations): with the same weights it computes something else"
+        )
+    candidates = {link.burn: link for link in links}
+    stray = next((name for name in tensors if name not in candidates), None)
+    if stray is not None:
+        raise ModelError(f"a {kind.name}: its {stray} has no place in PyTorch's {torch_name(kind.name)}")
+    if kind.name == "CrossAttention" and len({*tensors["query.weight"], tensors["key.weight"][1]}) > 1:
+        raise ModelError(
+            "a CrossAttention with fewer heads for keys and values, or heads of another width than the model's: "
+            "PyTorch's MultiheadAttention has neither"
+        )
+    wanted = {link.torch for link in links if link.burn in tensors}
+    absent = [link for link in links if link.torch in wanted and link.burn not in tensors]
+    missing = next((link.burn for link in absent if not link.zero_if_absent), None)
+    if missing is not None:
+        raise ModelError(f"a {kind.name} without {missing}: PyTorch's {torch_name(kind.name)} cannot do without it")
+    if any(link.zero_if_absent and link.burn in tensors for link in links):  # PyTorch has all biases or none
+        absent = [link for link in links if link.zero_if_absent and link.burn not in tensors]
+    width = tensors["output.weight"][1] if absent else 0
+    kept = [link for link in links if link.burn in tensors or link in absent]
+    return ModuleMap(tuple(kept), "Linear", tuple(Fill(link.burn, (width,), 0.0) for link in absent))

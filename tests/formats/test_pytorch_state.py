@@ -1,0 +1,400 @@
+"""Which part of a file is the model, and what its tensors are called; savers of the field, by the shapes they write."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import datetime
+import enum
+import io
+import pathlib
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+import burnstore as bs
+from burnstore.codec.pickle_values import Call, PickledSet, Symbol
+from burnstore.formats import pytorch
+from burnstore.formats.pytorch.numpy_calls import NumpyArray
+from burnstore.formats.pytorch.tensors import PickledTensor
+from burnstore.io.source import BytesSource
+from fuzz import torch_bytes as tb
+
+LEGACY = {"_use_new_zipfile_serialization": False}
+
+
+def saved(value: Any, **options: Any) -> bytes:
+    out = io.BytesIO()
+    torch.save(value, out, **options)
+    return out.getvalue()
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = torch.nn.Linear(2, 3)
+        self.norm = torch.nn.BatchNorm1d(3)
+        self.tied = self.fc
+        self.register_buffer("scratch", torch.ones(2), persistent=False)
+        self.register_parameter("absent", None)
+        self.plain = torch.ones(5)
+
+
+def graph(data: bytes) -> Any:
+    return pytorch.read_pickled(BytesSource(data)).value
+
+
+def names(data: bytes, **options: Any) -> list[str]:
+    with bs.open(data, **options) as f:
+        return list(f)
+
+
+STATE = Net().state_dict()
+
+
+@pytest.mark.parametrize("options", [{}, LEGACY, {"pickle_protocol": 4}], ids=["zip", "legacy", "protocol 4"])
+def test_a_whole_model_is_read_as_its_state_dict_and_says_so(options: dict[str, Any]) -> None:
+    """PT-25."""
+    model = Net()
+    with bs.open(saved(model, **options)) as f:
+        assert list(f) == list(model.state_dict())
+        assert all(np.array_equal(f[name].numpy(), t.numpy()) for name, t in model.state_dict().items())
+        assert any("whole model was saved" in note and "Net" in note for note in f.notes)
+        assert f.layout == "torch"
+        assert f.shares_with("fc.weight") == ("tied.weight",)
+
+
+def test_a_whole_model_under_a_key_is_found() -> None:
+    with bs.open(saved({"model": Net(), "epoch": 3})) as f:
+        assert list(f) == list(STATE)
+        assert len(f.notes) == 2
+
+
+def test_a_module_that_registers_a_name_twice_is_refused() -> None:
+    """PT-25."""
+    model = Net()
+    model.__dict__["_buffers"]["fc"] = torch.ones(1)
+    with pytest.raises(bs.DuplicateNameError):
+        names(saved(model))
+
+
+def test_a_malformed_set_of_transient_buffers_is_refused() -> None:
+    """PT-25."""
+    model = Net()
+    model.__dict__["_non_persistent_buffers_set"] = 5
+    with pytest.raises(bs.CorruptError) as caught:
+        names(saved(model))
+    assert caught.value.rule == "PT-25"
+
+
+SAVERS: dict[str, tuple[Any, str]] = {
+    "lightning": (
+        {
+            "epoch": 3,
+            "global_step": 9,
+            "pytorch-lightning_version": "2.1",
+            "state_dict": STATE,
+            "loops": {"fit_loop": {"state_dict": {}}},
+            "callbacks": {"ModelCheckpoint{'monitor': None}": {"best_model_score": torch.tensor(0.5)}},
+            "optimizer_states": [
+                {"state": {0: {"step": torch.tensor(1.0), "exp_avg": torch.ones(2)}}, "param_groups": []}
+            ],
+            "lr_schedulers": [],
+            "hyper_parameters": {"lr": 0.1},
+        },
+        "state_dict",
+    ),
+    "deepspeed": (
+        {
+            "module": STATE,
+            "buffer_names": ["norm.running_mean"],
+            "optimizer": None,
+            "param_shapes": [OrderedDict(a=torch.Size([1, 2]))],
+            "ds_config": {"fp16": {"enabled": True}},
+            "ds_version": "0.12",
+            "dp_world_size": 1,
+        },
+        "module",
+    ),
+    "timm": (
+        {"arch": "resnet18", "epoch": 1, "state_dict": STATE, "optimizer": {"state": {}, "param_groups": []}},
+        "state_dict",
+    ),
+    "torchvision reference": (
+        {
+            "model": STATE,
+            "optimizer": {"state": {0: {"m": torch.ones(2)}}},
+            "lr_scheduler": {},
+            "args": argparse.Namespace(lr=1),
+        },
+        "model",
+    ),
+    "tutorial": (
+        {"epoch": 1, "model_state_dict": STATE, "optimizer_state_dict": {}, "loss": torch.tensor(0.3)},
+        "model_state_dict",
+    ),
+    "diffusers": (STATE, ""),
+    "ema": ({"params_ema": STATE}, "params_ema"),
+    "fairseq": (
+        {"model": STATE, "args": None, "optimizer_history": [], "last_optimizer_state": {"a": torch.ones(1)}},
+        "model",
+    ),
+}
+
+
+@pytest.mark.parametrize("options", [{}, LEGACY], ids=["zip", "legacy"])
+@pytest.mark.parametrize(("value", "key"), SAVERS.values(), ids=SAVERS)
+def test_the_state_dict_is_found_where_savers_put_it(value: Any, key: str, options: dict[str, Any]) -> None:
+    """PT-23: and the note says under which key."""
+    with bs.open(saved(value, **options)) as f:
+        assert list(f) == list(STATE)
+        assert [f"{key!r}" in note for note in f.notes] == ([True] if key else [])
+
+
+def test_what_is_left_out_is_said_and_can_be_had() -> None:
+    data = saved({"model": STATE, "optimizer": {"state": {0: {"exp_avg": torch.ones(2)}}}})
+    with bs.open(data) as f:
+        assert "optimizer (1)" in f.notes[0]
+    assert names(data, top_level_key="") == [*(f"model.{name}" for name in STATE), "optimizer.state.0.exp_avg"]
+    assert names(data, top_level_key="optimizer") == ["state.0.exp_avg"]
+    assert names(data, top_level_key="optimizer.state.0") == ["exp_avg"]
+
+
+def test_an_ambiguous_file_gives_everything_and_lists_the_candidates() -> None:
+    with bs.open(saved({"state_dict": STATE, "ema": STATE, "epoch": 1})) as f:
+        assert len(f) == 2 * len(STATE)
+        assert f"state_dict ({len(STATE)}), ema ({len(STATE)})" in f.notes[0]
+
+
+def test_nested_dicts_without_a_known_key_are_flattened() -> None:
+    data = saved({"encoder": {"layer": {"w": torch.ones(1)}}, "decoder": {"w": torch.ones(2)}})
+    assert names(data) == ["encoder.layer.w", "decoder.w"]
+
+
+def test_lists_and_tuples_are_named_by_place_and_integer_keys_by_their_digits() -> None:
+    data = saved(
+        {"weights": [torch.ones(1), None, {"w": torch.ones(2)}], "bias": (torch.ones(3),), 7: {-1: torch.ones(1)}}
+    )
+    assert names(data) == ["weights.0", "weights.2.w", "bias.0", "7.-1"]
+
+
+def test_a_single_integer_key_is_read() -> None:
+    assert names(saved({0: torch.ones(1)})) == ["0"]
+
+
+def test_a_dict_shared_through_the_memo_is_full_in_both_places() -> None:
+    """Burn's reader finds it empty the second time."""
+    shared, entries = {"w": torch.ones(2)}, [torch.ones(3)]
+    assert names(saved({"a": shared, "b": shared, "c": entries, "d": entries})) == ["a.w", "b.w", "c.0", "d.0"]
+
+
+def test_the_metadata_of_a_state_dict_is_no_entry_of_it() -> None:
+    """Burn's reader mixes it in."""
+    value = graph(saved(STATE))
+    assert "_metadata" not in value
+    assert set(value.state["_metadata"]) >= {"", "fc", "norm"}
+
+
+def test_two_tensors_of_one_name_are_refused() -> None:
+    """PT-24: Burn's reader keeps whichever comes last in its hash table."""
+    with pytest.raises(bs.DuplicateNameError) as caught:
+        names(saved({"a.b": torch.ones(1), "a": {"b": torch.ones(2)}}))
+    assert (caught.value.rule, caught.value.tensor) == ("PT-24", "a.b")
+    with pytest.raises(bs.DuplicateNameError):
+        names(saved({"1": torch.ones(1), 1: torch.ones(2)}))
+
+
+def test_a_key_that_is_no_text_is_refused_only_above_tensors() -> None:
+    """PT-24."""
+    assert names(saved({"w": torch.ones(1), (1, 2): "no tensor", 0.5: [1], None: 3})) == ["w"]
+    with pytest.raises(bs.UnsupportedError) as caught:
+        names(saved({0.5: torch.ones(1)}))
+    assert caught.value.rule == "PT-24"
+
+
+def test_names_that_are_no_text_or_too_long_are_refused() -> None:
+    """PT-24."""
+    with pytest.raises(bs.CorruptError):
+        names(saved({"\ud800": torch.ones(1)}))
+    with pytest.raises(bs.LimitError):
+        names(saved({"x" * 70_000: torch.ones(1)}))
+
+
+@pytest.mark.parametrize(
+    "value", [torch.ones(2), 5, "text", None, [1, 2], ()], ids=["tensor", "int", "text", "None", "list", "tuple"]
+)
+def test_a_root_that_is_no_dict_is_named(value: Any) -> None:
+    """PT-23."""
+    with pytest.raises(bs.CorruptError, match="dictionary is expected at the root") as caught:
+        names(saved(value))
+    assert caught.value.rule == "PT-23"
+
+
+def test_a_list_of_tensors_is_read() -> None:
+    assert names(saved([torch.ones(1), torch.ones(2)])) == ["0", "1"]
+
+
+def test_a_wrong_key_lists_those_that_are_there() -> None:
+    """PT-23."""
+    data = saved({"model": STATE, "epoch": 3})
+    with pytest.raises(bs.TensorNotFoundError, match=rf"Key 'nothing' not found.*epoch \(0\), model \({len(STATE)}\)"):
+        names(data, top_level_key="nothing")
+    with pytest.raises(bs.CorruptError, match="does not hold a dictionary"):
+        names(data, top_level_key="epoch")
+    with pytest.raises(bs.CorruptError, match="no dictionary on the way"):
+        names(data, top_level_key="epoch.more")
+    with pytest.raises(TypeError):
+        bs.open(data, top_level_key=5)
+
+
+def test_a_key_with_dots_is_taken_as_it_is() -> None:
+    assert names(saved({"a.b": {"w": torch.ones(1)}, "a": {"b": {"v": torch.ones(1)}}}), top_level_key="a.b") == ["w"]
+
+
+def test_what_holds_itself_is_refused() -> None:
+    """PT-23."""
+    loop: dict[str, Any] = {"w": torch.ones(1)}
+    loop["self"] = loop
+    with pytest.raises(bs.CorruptError, match="holds itself"):
+        names(saved(loop))
+
+
+def test_depth_is_limited_and_900_levels_are_not_too_deep() -> None:
+    """PT-17."""
+
+    def nested(depth: int) -> bytes:
+        inner = tb.tensor(tb.storage(tb.text("0"), 1), (1,))
+        return tb.torch_zip(tb.pickled((b"}" + tb.text("a")) * depth + inner + b"s" * depth), {"0": bytes(4)})
+
+    assert names(nested(900)) == [".".join("a" * 900)]
+    with pytest.raises(bs.LimitError):
+        names(nested(1500))
+
+
+def test_a_graph_that_is_small_in_the_file_and_huge_when_walked_is_refused_at_once() -> None:
+    """H17: forty dicts, each holding the one before twice."""
+    leaf = tb.dict_of((tb.text("w"), tb.tensor(tb.storage(tb.text("0"), 1), (1,)))) + b"q\0"
+    body = leaf
+    for _ in range(40):
+        body += b"0}(" + tb.text("a") + b"h\0" + tb.text("b") + b"h\0uq\0"
+    with pytest.raises(bs.LimitError) as caught:
+        names(tb.torch_zip(tb.pickled(body), {"0": bytes(4)}))
+    assert caught.value.rule == "PT-17"
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+def test_plain_values_are_data_and_the_rest_stays_inert() -> None:
+    """PT-18."""
+    moment = datetime.datetime(2020, 2, 29, 12, 30, 15, 99)
+    value = graph(
+        saved(
+            {
+                "numbers": (1, 2.5, True, None, 2**70, 1j, -(2**40)),
+                "bytes": (b"abc", bytearray(b"x")),
+                "numpy": (np.float64(3.5), np.int8(-3), np.bool_(True), np.str_("text")),
+                "array": np.arange(3),
+                "torch": (torch.device("cuda:0"), torch.device("cpu"), torch.Size([1, 2]), torch.float32),
+                "dicts": (OrderedDict(a=1), collections.defaultdict(list, b=2), collections.Counter("aab")),
+                "others": (collections.deque([1, 2], maxlen=3), {1}, frozenset([2]), range(3), slice(1, 2)),
+                "times": (moment, moment.date(), moment.time(), datetime.timedelta(1, 2, 3)),
+                "path": pathlib.PurePosixPath("/a/b"),
+                "named": Point(1, 2),
+                "enum": Colour.RED,
+                "namespace": argparse.Namespace(lr=0.1),
+                "function": len,
+                "tensor": torch.ones(2),
+            }
+        )
+    )
+    assert value["numbers"] == (1, 2.5, True, None, 2**70, 1j, -(2**40))
+    assert value["bytes"] == (b"abc", b"x")
+    assert value["numpy"] == (3.5, -3, True, "text")
+    assert isinstance(value["array"], NumpyArray) and value["array"].array.tolist() == [0, 1, 2]
+    assert value["torch"][:3] == ("cuda:0", "cpu", (1, 2))
+    assert isinstance(value["torch"][3], Symbol) and value["torch"][3].full_name == "torch.float32"
+    assert value["dicts"] == ({"a": 1}, {"b": 2}, {"a": 2, "b": 1})
+    assert value["others"] == ([1, 2], [1], [2], range(3), slice(1, 2))
+    assert isinstance(value["others"][1], PickledSet)
+    assert value["times"] == (moment, moment.date(), moment.time(), datetime.timedelta(1, 2, 3))
+    assert value["path"] == "/a/b"
+    assert isinstance(value["named"], Call) and value["named"].args == (1, 2)
+    assert isinstance(value["enum"], Call) and value["enum"].args == (1,)
+    assert value["namespace"].state == {"lr": 0.1}
+    assert value["function"].name == "len"
+    assert isinstance(value["tensor"], PickledTensor)
+
+
+def test_the_globals_are_listed_with_their_places_and_whether_they_are_called() -> None:
+    file = pytorch.read_pickled(BytesSource(saved({"w": torch.ones(2), "kind": torch.float32})))
+    found = {symbol.full_name: symbol.called for _, symbol in file.globals}
+    assert found == {
+        "torch._utils._rebuild_tensor_v2": True,
+        "torch.FloatStorage": False,
+        "collections.OrderedDict": True,
+        "torch.float32": False,
+    }
+    assert [at for at, _ in file.globals] == sorted(at for at, _ in file.globals)
+    assert file.facts == {
+        "root": "archive/",
+        "version": "3",
+        "format_version": "1",
+        "storage_alignment": "64",
+        "byteorder": "little",
+    }
+
+
+class Holder:
+    def __init__(self) -> None:
+        self.inner = torch.ones(2)
+
+
+def test_tensors_in_other_objects_are_named_by_attributes_and_said_so() -> None:
+    with bs.open(saved({"w": torch.ones(1), "holder": Holder()})) as f:
+        assert list(f) == ["w", "holder.inner"]
+        assert any("Holder" in note for note in f.notes)
+
+
+def test_what_cannot_be_named_is_said_to_be_left_out() -> None:
+    """PT-18: a call that is not known keeps its tensors to itself."""
+    inner = tb.tensor(tb.storage(tb.text("0"), 1), (1,))
+    value = tb.dict_of((tb.text("w"), inner), (tb.text("x"), tb.call(tb.name("my.pkg", "rebuild"), inner)))
+    with bs.open(tb.torch_zip(tb.pickled(value), {"0": bytes(4)})) as f:
+        assert list(f) == ["w"]
+        assert any("left out: x" in note and "my.pkg.rebuild" in note for note in f.notes)
+
+
+def test_a_tensor_of_a_class_of_its_own_is_its_tensor() -> None:
+    class Special(torch.Tensor):
+        pass
+
+    Special.__qualname__ = "Special"
+    globals()["Special"] = Special
+    try:
+        data = saved({"t": torch.arange(4.0).as_subclass(Special)})
+    finally:
+        del globals()["Special"]
+    with bs.open(data) as f:
+        assert f["t"].numpy().tolist() == [0, 1, 2, 3]
+
+
+def test_tensors_of_the_first_releases_are_read() -> None:
+    """A class that is called and then given its storage as a state, and a parameter around it."""
+    state = tb.tuple_of(tb.storage(tb.text("0"), 4), tb.integer(1), tb.ints(3), tb.ints(1))
+    old = tb.name("torch", "FloatTensor") + b")\x81" + state + b"b"
+    parameter = (
+        tb.call(tb.name("torch.nn.parameter", "Parameter"), b"") + tb.tuple_of(old, b"N", b"N", b"\x88", b"\x89") + b"b"
+    )
+    data = tb.torch_zip(tb.pickled(tb.dict_of((tb.text("p"), parameter))), {"0": np.arange(4, dtype="<f4").tobytes()})
+    with bs.open(data) as f:
+        assert f["p"].numpy().tolist() == [1, 2, 3]
