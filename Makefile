@@ -9,7 +9,7 @@ BURN_VERSIONS ?= 0.19 0.20 0.21 0.22 0.23-pre
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: demo test lint types contracts wheel bench fuzz fuzz-safetensors kill interop interop-all matrix bench-burn fuzz-interop clean
+.PHONY: demo test lint types contracts wheel bench fuzz fuzz-safetensors fuzz-pytorch kill interop interop-all matrix bench-burn fuzz-interop clean
 
 demo: $(INSTALLED)
 	$(BIN)/python docs/demo.py
@@ -39,15 +39,20 @@ fuzz: $(INSTALLED)
 fuzz-safetensors: $(INSTALLED)
 	$(BIN)/python -m tests.fuzz.run --format safetensors --mutants $(MUTANTS) --seed $(SEED) --minutes $(MINUTES)
 
+fuzz-pytorch: $(INSTALLED)
+	$(BIN)/python -m tests.fuzz.pytorch --mutants $(MUTANTS) --seed $(SEED) --minutes $(MINUTES) --jobs 2
+	$(BIN)/python -m tests.fuzz.pytorch --sequences 4
+	$(BIN)/python -m tests.fuzz.pytorch --random 2000 --seed $(SEED)
+
 kill: $(INSTALLED)
 	$(BIN)/python tests/crash/kill.py --kills $(KILLS) --seed $(SEED) --minutes $(MINUTES)
 
 # Against real Burn: Rust is needed as well, and the first run builds Burn (minutes). See tests/interop.
 interop: $(INSTALLED)
-	$(BIN)/python -m pytest tests/interop
+	$(BIN)/python -m pytest -n auto tests/interop
 
 interop-all: $(INSTALLED)
-	BURN_VERSIONS="$(BURN_VERSIONS)" $(BIN)/python -m pytest tests/interop
+	BURN_VERSIONS="$(BURN_VERSIONS)" $(BIN)/python -m pytest -n auto tests/interop
 
 matrix: $(INSTALLED)
 	cd tests && ../$(BIN)/python -m interop.matrix

@@ -5,13 +5,14 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# What only makes sense on a checkout: rules about the source tree, and the benchmark harness.
-NOT_FROM_A_WHEEL = ["arch", "bench"]
+# What only makes sense on a checkout: rules about the source tree, the benchmark harness, programs that are built there.
+NOT_FROM_A_WHEEL = ["arch", "bench", "interop"]
 
 
 def main() -> int:
@@ -23,7 +24,8 @@ def main() -> int:
         venv.create(here / "venv", with_pip=True)
         python = here / "venv" / "bin" / "python"
         pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, wheel, "-r", ROOT / "requirements" / "test.txt"], check=True)
+        subprocess.run([*pip, wheel], check=True)
+        _share_test_requirements(python)
         shutil.copytree(ROOT / "tests", here / "tests", ignore=shutil.ignore_patterns(*NOT_FROM_A_WHEEL, "__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", here)
         where = [python, "-c", "import burnstore; print(burnstore.__file__)"]
@@ -31,6 +33,18 @@ def main() -> int:
         if str(ROOT) in shown:
             raise SystemExit(f"the tests would import the checkout: {shown}")
         return subprocess.run([python, "-m", "pytest", "-n", "auto"], cwd=here, check=False).returncode
+
+
+def _share_test_requirements(python: Path) -> None:
+    """Let the environment find what the tests need where it is installed already; some of it is gigabytes.
+
+    A path in a ``.pth`` file is searched last, and the ``.pth`` files in it are not read: so the checkout, which is
+    installed there in editable form, stays out of reach.
+    """
+    where = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    own = subprocess.run(where, check=True, capture_output=True, text=True).stdout.strip()
+    shared = sysconfig.get_path("purelib")
+    (Path(own) / "test-requirements.pth").write_text(f"{shared}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

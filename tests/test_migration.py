@@ -110,7 +110,7 @@ def test_a_scheduler_becomes_scalars(tmp_path: Path) -> None:
     done = bs.migrate(tmp_path / "s.mpk", tmp_path / "s.bpk", scheduler="Cosine")
     assert (done.kind, done.tensors) == ("scheduler", 0)
     with bs.open(tmp_path / "s.bpk") as f:
-        assert dict(f.scalars) == {"current_iter": bs.Scalar("UInt", 12)}
+        assert dict(f.scalars) == {"0.current_iter": bs.Scalar("UInt", 12)}
 
 
 def test_a_binary_record_without_a_declaration_is_refused(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ _SCHEMES = _words(
     strided sparse_coo sparse_csr sparse_csc sparse_bsr sparse_bsc contiguous_format channels_last preserve_format
     """
 )
+# The reader knows this call, but Python loads another pickle with it; that one is judged by itself.
 _RUNS_A_PICKLE = ("torch.storage", "_load_from_bytes")
 
 _MODULES = frozenset(
@@ -53,7 +54,7 @@ _MODULES = frozenset(
         threading _thread signal pdb bdb profile cProfile trace timeit doctest test unittest idlelib lib2to3 venv
         ensurepip pip distutils setuptools site platform tempfile io _io operator _operator uuid _osx_support
         _aix_support _pyrepl linecache fileinput zipfile tarfile sqlite3 antigravity turtle tkinter inspect gc sysconfig
-        logging glob winreg msvcrt fcntl
+        logging glob pathlib winreg msvcrt fcntl
         """
     )
 )
@@ -80,7 +81,6 @@ _NAMES = frozenset(
         ("torch", "load"),
         ("torch", "save"),
         ("torch.serialization", "load"),
-        _RUNS_A_PICKLE,
     ]
 )
 _PREFIXES = _words(

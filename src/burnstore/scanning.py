@@ -13,25 +13,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from .checkpoint import open_checkpoint
-from .codec.pickle import Dialect, read_pickle
+from .codec.pickle import read_pickle
 from .codec.pickle_names import spelled_names
 from .danger import DANGEROUS, HARMLESS, severity_of
 from .errors import BurnstoreError, UnknownFormatError, UnsafeContentError, located
 from .formats import pytorch
-from .formats.pytorch.pickles import Parts, PicklePart, pickle_parts
+from .formats.pytorch.pickles import ANYTHING, Parts, PicklePart, pickle_parts
 from .formats.registry import HEAD_BYTES, format_for_bytes
 from .io.source import FileSource
 from .limits import Limits
 
 CLEAN, SUSPICIOUS, ERROR = "clean", "suspicious", "error"
 
-_PICKLES_OF_A_STREAM = 5
 _SUFFIXES = (
     *(".pt", ".pth", ".bin", ".ckpt", ".pt2", ".pkl", ".pickle", ".joblib", ".dill", ".npy", ".npz", ".safetensors"),
     *(".bpk", ".mpk", ".th", ".tar"),
 )
-# Nothing is referred to outside of the pickle here: what a persistent id stands for does not matter.
-_ANY = Dialect(persistent=lambda identity: None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +138,7 @@ def _strict_error(source: FileSource, limits: Limits) -> BurnstoreError | None:
 
 def _judged(path: str, format_name: str | None, parts: Parts, broken: BurnstoreError | None, limits: Limits) -> Scan:
     findings: list[Finding] = []
-    followed = parts.error is None
+    followed = True
     for part in parts.found:
         names, whole = _names_in(part)
         followed = followed and whole
@@ -153,10 +150,12 @@ def _judged(path: str, format_name: str | None, parts: Parts, broken: BurnstoreE
         verdict = findings[0].severity
     elif isinstance(broken, UnsafeContentError):
         verdict, error = DANGEROUS, broken
-    elif (broken is None or followed) and (parts.found or format_name is not None):
+    elif parts.error is None and (broken is None or followed) and (parts.found or parts.is_data or format_name):
         verdict = CLEAN
     else:
         verdict, error = ERROR, parts.error or broken
+    if isinstance(error, BurnstoreError) and error.path is None:
+        error.path = path
     return Scan(path, format_name, verdict, tuple(findings), tensors, error)
 
 
@@ -167,13 +166,13 @@ _Names = dict[tuple[str, str], tuple[int, bool]]
 def _names_in(part: PicklePart) -> tuple[_Names, bool]:
     """The globals of all pickles in a part, and whether every one of them could be followed to its end."""
     names: _Names = {}
-    position = pickles = 0
+    position = 0
     try:
-        while position < len(part.data) and not (part.stream and pickles == _PICKLES_OF_A_STREAM):
-            found = read_pickle(part.data, position, dialect=_ANY)
+        while position < len(part.data):
+            found = read_pickle(part.data, position, dialect=ANYTHING)
             for at, symbol in found.globals:
                 _add(names, symbol.module, symbol.name, at, symbol.called)
-            position, pickles = found.end, pickles + 1
+            position = found.end
         return names, True
     except BurnstoreError:
         for spelled in spelled_names(part.data)[0]:

@@ -23,7 +23,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Protocol
 
-from .errors import BurnstoreError, DuplicateNameError, LimitError, SaveError
+from .errors import AlreadyExistsError, BurnstoreError, DuplicateNameError, LimitError, SaveError
 from .formats.base import WritePlan
 from .formats.folder import INDEX_SUFFIX, MOST_SHARDS
 from .formats.sharded import read_weight_map
@@ -122,14 +122,10 @@ def save_shards(
         raise LimitError(f"{len(shards)} shards, more than {MOST_SHARDS}", hint="pass a larger max_shard_size")
     folder, base = os.path.split(path)
     stem, suffix = os.path.splitext(base)
-    names = _free_names(folder, stem, suffix, len(shards))
-    index = _index(names, shards)
     plans = [plan(shard) for shard in shards]
-    ends = list(accumulate((planned.size for planned in plans), initial=0))
+    names = _write_shards(plans, folder, stem, suffix, write, progress)
+    index = _index(names, shards)
     try:
-        for name, planned, before in zip(names, plans, ends[:-1], strict=True):
-            report = None if progress is None else partial(_report, progress, before, ends[-1])
-            _write_shard(planned, os.path.join(folder, name), write, report)
         old = _named_by(index_path, stem, suffix)
         with atomic_file(index_path, overwrite=overwrite, durable=durable, size=len(index)) as scratch:
             scratch.write(index)
@@ -160,6 +156,26 @@ def _free_names(folder: str, stem: str, suffix: str, count: int) -> list[str]:
         word = f".{os.urandom(4).hex()}"
 
 
+def _write_shards(
+    plans: Sequence[WritePlan], folder: str, stem: str, suffix: str, write: Write, progress: Progress | None
+) -> list[str]:
+    """Write the shards under names that no file has, and give these; on a failure none of them stays."""
+    ends = list(accumulate((planned.size for planned in plans), initial=0))
+    while True:
+        names = _free_names(folder, stem, suffix, len(plans))
+        written: list[str] = []
+        try:
+            for name, planned, before in zip(names, plans, ends[:-1], strict=True):
+                report = None if progress is None else partial(_report, progress, before, ends[-1])
+                _write_shard(planned, os.path.join(folder, name), write, report, written)
+            return names
+        except AlreadyExistsError:  # another saver took one of the names since: ours must be others
+            remove_files(folder, written)
+        except BaseException:
+            remove_files(folder, written)
+            raise
+
+
 def _index(names: Sequence[str], shards: Sequence[Sequence[TensorSnapshot]]) -> bytes:
     """The index, as Hugging Face's libraries write it."""
     weight_map = {tensor.path: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
@@ -172,12 +188,15 @@ def _report(progress: Progress, before: int, total: int, done: int, _: int) -> N
     progress(before + done, total)
 
 
-def _write_shard(planned: WritePlan, path: str, write: Write, progress: Progress | None) -> None:
+def _write_shard(planned: WritePlan, path: str, write: Write, progress: Progress | None, written: list[str]) -> None:
+    """Write one shard, and note its name as soon as a file of ours may have it."""
     try:
         write(planned, path, overwrite=False, progress=progress)
+        written.append(os.path.basename(path))
     except SaveError as error:
         if error.stage != "published":
             raise
+        written.append(os.path.basename(path))
         # The shard has its name, but nothing says that it survives a power cut: the set must not count on it.
         failure = SaveError("not saved: a shard could not be brought to disk", stage="sync", path=path)
         failure.errno = error.errno

@@ -551,14 +551,14 @@ def test_files_that_cannot_be_read_are_errors_with_their_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty.bpk").touch()
-    (tmp_path / "other.bin").write_bytes(b"PK\x03\x04 something else")
+    (tmp_path / "other.bin").write_bytes(b"GIF8 something else")
     (tmp_path / "cut.bpk").write_bytes(BASIC.read_bytes()[:-1])
     (tmp_path / "model.bpk").write_bytes(BASIC.read_bytes())
     cases = {
         "empty.bpk": "the file is empty [at byte 0]",
-        "other.bin": "no known format begins with the bytes 50 4b 03 04",
+        "other.bin": "no known format begins with the bytes 47 49 46 38",
         "cut.bpk": "[BP-",
-        "": "it is a directory; a file is needed",
+        "": "it is a directory without SafeTensors files; a file is needed",
         "modle.bpk": f"there is no such file\n  hint: did you mean {tmp_path / 'model.bpk'}?\n",
         "folder/x.bpk": f"there is no such file\n  hint: nor is there a folder {tmp_path / 'folder'}\n",
         "evil\x1b[2J.bpk": r"evil\x1b[2J.bpk: there is no such file",

@@ -325,6 +325,19 @@ def test_strides_are_integers_that_are_not_negative(strides: bytes) -> None:
     assert caught.value.rule == "PT-21"
 
 
+@pytest.mark.parametrize(
+    ("size", "stride", "offset", "expected"),
+    [((2, 3), (3, 1), 5, [[5, 6, 7], [8, 9, 10]]), ((3, 2), (1, 3), 5, [[5, 8], [6, 9], [7, 10]]), ((), (), 5, 5)],
+    ids=["contiguous", "permuted", "scalar"],
+)
+def test_the_oldest_call_of_a_tensor_is_read(size: Any, stride: Any, offset: int, expected: Any) -> None:
+    storage = tb.storage(tb.text("0"), 12)
+    oldest = tb.name("torch._utils", "_rebuild_tensor")
+    tensor = tb.call(oldest, storage, tb.integer(offset), tb.ints(*size), tb.ints(*stride))
+    data = tb.torch_zip(tb.pickled(tb.dict_of((tb.text("t"), tensor))), {"0": np.arange(12, dtype="<f4").tobytes()})
+    assert PytorchReader.from_bytes(data).tensors()["t"].numpy().tolist() == expected
+
+
 def test_a_key_that_holds_no_dict_is_named_with_what_it_holds() -> None:
     with pytest.raises(FormatError, match="'epoch' does not hold a dictionary but a int"):
         PytorchReader.from_bytes(saved({"epoch": 3, "w": torch.ones(1)}), top_level_key="epoch")

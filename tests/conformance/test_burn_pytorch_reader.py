@@ -316,6 +316,14 @@ def test_threads_read_at_once(tmp_path: Path, method: int) -> None:
     assert got == raws
 
 
+def test_a_deflated_file_without_checksums_is_read() -> None:
+    raw = np.arange(4, dtype=np.float32).tobytes()
+    value = tb.dict_of((tb.text("t"), tb.tensor(tb.storage(tb.text("0"), 4), (4,))))
+    members = tb.torch_members(tb.pickled(value), {"0": raw})
+    data = tb.zipped([tb.replace(member, method=8, crc=0) for member in members])
+    assert PytorchReader.from_bytes(data).tensors()["t"].to_bytes() == raw
+
+
 def test_offset_views_of_a_deflated_storage_are_read() -> None:
     raw = np.arange(100, dtype=np.float32).tobytes()
     view = tb.tensor(tb.storage(tb.text("0"), 100), (3,), offset=40)

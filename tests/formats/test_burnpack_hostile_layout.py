@@ -213,10 +213,10 @@ POLYGLOTS: dict[str, tuple[bytes, type[bs.FormatError], str | None]] = {
     "a ZIP end in the padding": (in_padding(a_zip()[-22:]), CorruptError, "BP-16"),
     "MZ before": (b"MZ" + WHOLE, UnknownFormatError, None),
     "an ELF before": (b"\x7fELF" + WHOLE, UnknownFormatError, None),
-    "a ZIP before": (a_zip() + WHOLE, UnknownFormatError, None),
+    "a ZIP before": (a_zip() + WHOLE, TruncatedError, "PT-02"),
     "a PDF before": (PDF + WHOLE, UnknownFormatError, None),
     "a script before": (b"#!/bin/sh\n" + WHOLE, UnknownFormatError, None),
-    "safetensors before": (SAFETENSORS + WHOLE, UnknownFormatError, None),
+    "safetensors before": (SAFETENSORS + WHOLE, CorruptError, "ST-12"),
     "a ZIP after the metadata": (pack(ONE_TENSOR + a_zip(), FOUR), CorruptError, "BP-04"),
     "a ZIP instead of data": (pack(ONE_TENSOR, a_zip()), CorruptError, "BP-15"),
 }

@@ -393,3 +393,49 @@ def test_a_file_of_torch_is_converted_by_saving_what_was_opened(tmp_path: Path) 
         bs.save(f, tmp_path / "x.bpk", metadata={})
         with bs.open(tmp_path / "x.bpk") as again:
             assert all(again[name].to_bytes() == f[name].to_bytes() for name in f)
+
+
+def test_arrays_that_are_read_are_the_callers_own() -> None:
+    """Also where the values come out of a deflated member, a view, or the pickle itself."""
+    value = {"bool": torch.ones(3, dtype=torch.bool), "transposed": torch.ones(2, 3).t(), "array": np.arange(3.0)}
+    members = _members(saved(value))
+    deflated = tb.zipped([tb.Member(f"archive/{name}", raw, method=8) for name, raw in members.items()])
+    for data in (saved(value), deflated):
+        with bs.open(data) as f:
+            for arrays in (f.numpy(), {name: t.numpy() for name, t in f.items()}):
+                for array in arrays.values():
+                    array[...] = 0
+            assert f["bool"].numpy().all() and f["transposed"].numpy().all() and f["array"].numpy()[2] == 2
+
+
+def test_snapshots_of_every_kind_can_be_pickled() -> None:
+    value = {
+        "t": torch.arange(6.0).reshape(2, 3).t(),
+        "bool": torch.ones(2, dtype=torch.bool),
+        "s": torch.eye(2).to_sparse(),
+    }
+    members = _members(saved({**value, "array": np.arange(3)}))
+    data = tb.zipped([tb.Member(f"archive/{name}", raw, method=8) for name, raw in members.items()])
+    with bs.open(data, dense=True) as f:
+        for name, snapshot in f.items():
+            assert pickle.loads(pickle.dumps(snapshot)).to_bytes() == snapshot.to_bytes(), name
+
+
+def test_a_cut_file_says_that_it_can_be_salvaged() -> None:
+    with pytest.raises(bs.TruncatedError) as caught:
+        bs.open(saved({"t": torch.ones(100)})[:-30])
+    assert "salvage=True" in str(caught.value)
+
+
+def test_a_long_text_is_refused_unless_the_caller_allows_it() -> None:
+    """PT-17: bare pickles of protocol 2 spell bytes as text."""
+    data = pickle.dumps({"a": "x" * (17 << 20), "t": np.zeros(1)}, 2)
+    with pytest.raises(bs.LimitError) as caught:
+        bs.open(data)
+    assert caught.value.rule == "PT-17"
+    with bs.open(data, limits=bs.Limits(header_bytes=1 << 30)) as f:
+        assert list(f) == ["t"]
+    with bs.open(data, limits=bs.Limits.trusted()) as f:
+        assert list(f) == ["t"]
+    with pytest.raises(bs.LimitError):
+        bs.open(data, limits=bs.Limits(header_bytes=1000))

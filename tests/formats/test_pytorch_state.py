@@ -285,6 +285,37 @@ def test_a_graph_that_is_small_in_the_file_and_huge_when_walked_is_refused_at_on
     assert caught.value.rule == "PT-17"
 
 
+SHARED = {
+    "siblings without tensors at every level": (
+        (b"}(" + tb.text("s") + b"](" + b"]" * 300 + b"e" + tb.text("a")) * 500,
+        b"u" * 500,
+    ),
+    "one large part under many keys": (
+        b"}(" + tb.text("model") + tb.dict_of(*((tb.integer(n), b"]") for n in range(200))) + b"q\1"
+        # the same part again and again, then the tensor
+        + b"".join(tb.text(f"k{n}") + b"h\1" for n in range(5000)) + tb.text("w"),
+        b"u",
+    ),
+    "one large call under many keys": (
+        b"}(" + tb.text("first") + tb.name("m", "f") + b")R(" + b"N" * 50_000 + b"eq\1"
+        + b"".join(tb.text(f"k{n}") + b"h\1" for n in range(5000)) + tb.text("w"),
+        b"u",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "after"), SHARED.values(), ids=SHARED)
+def test_what_is_shared_or_deep_is_looked_at_once(before: bytes, after: bytes) -> None:
+    """H17: time is linear in the graph, whatever its form."""
+    import time
+
+    value = before + tb.tensor(tb.storage(tb.text("0"), 1), (1,)) + after
+    data = tb.torch_zip(tb.pickled(value), {"0": bytes(4)})
+    started = time.process_time()
+    assert len(names(data)) == 1
+    assert time.process_time() - started < 5
+
+
 class Point(NamedTuple):
     x: int
     y: int

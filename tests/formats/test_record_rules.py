@@ -421,7 +421,7 @@ def test_the_family_of_a_dtype_must_be_the_declared_one() -> None:
     refused(binary(bin_parameter(dtype=b"\x20"), b"\0"), bs.CorruptError, "BR-12", tensor="w", like=One())
 
 
-def test_a_file_that_can_be_read_in_two_ways_is_refused() -> None:
+def test_readings_that_come_to_the_same_are_one() -> None:
     class Inner(bs.nn.Module):
         def __init__(self, *counts: int) -> None:
             for number, count in enumerate(counts):
@@ -598,3 +598,16 @@ def test_a_record_beside_other_things_is_no_trap(tmp_path: Path) -> None:
     with pytest.raises(bs.UnknownFormatError):
         bs.open_record(tmp_path / "empty.mpk")
     assert FIXTURES.is_dir() and of("0.21.0", "tiny", "namedmpk", "full").is_file()
+
+
+@pytest.mark.parametrize("as_lists", [False, True])
+def test_a_record_of_0_15_may_still_have_its_elements_one_by_one(as_lists: bool) -> None:
+    """The tree of Burn was numbered 0.15 while tensors changed."""
+    elements = encode_text(ID) + encode_uint(6) + ONE + b"\2\2\3"
+    item = elements if as_lists else bin_parameter()
+    with bs.open(binary(item, b"\0", version="0.15.0"), like=One()) as f:
+        assert f["w"].numpy().tolist() == [[0, 1, 2], [3, 4, 5]]
+    for damaged in (binary(item, b"\2", version="0.15.0"), binary(item, version="0.15.0")):
+        with pytest.raises((bs.CorruptError, bs.TruncatedError)) as caught:
+            bs.open(damaged, like=One())
+        assert caught.value.rule == "BR-17"

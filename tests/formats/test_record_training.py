@@ -101,16 +101,16 @@ def test_ids_that_are_uuids_cannot_be_carried_over(record: Any) -> None:
 @pytest.mark.parametrize(
     ("item", "scheduler", "scalars"),
     [
-        (7, "Cosine", {"current_iter": ("UInt", 7)}),
-        ((1 << 64) - 1, "Cosine", {"current_iter": ("UInt", (1 << 64) - 1)}),
-        (7, "Linear", {"remaining_iters": ("UInt", 7)}),
-        (7, "Noam", {"step": ("Float", 7.0)}),
-        (-1, "Step", {"iter_idx": ("Int", -1)}),
-        (0.125, "Exponential", {"previous_lr": ("Float", 0.125)}),
+        (7, "Cosine", {"0.current_iter": ("UInt", 7)}),
+        ((1 << 64) - 1, "Cosine", {"0.current_iter": ("UInt", (1 << 64) - 1)}),
+        (7, "Linear", {"0.remaining_iters": ("UInt", 7)}),
+        (7, "Noam", {"0.step": ("Float", 7.0)}),
+        (-1, "Step", {"0.iter_idx": ("Int", -1)}),
+        (0.125, "Exponential", {"0.previous_lr": ("Float", 0.125)}),
         (
             {"schedulers": [{"Cosine": 2}, {"Noam": 3}, {"Exponential": 0.5}]},
             None,
-            {"0.current_iter": ("UInt", 2), "1.step": ("Float", 3.0), "2.previous_lr": ("Float", 0.5)},
+            {"0.0.current_iter": ("UInt", 2), "0.1.step": ("Float", 3.0), "0.2.previous_lr": ("Float", 0.5)},
         ),
     ],
 )

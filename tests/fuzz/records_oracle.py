@@ -23,7 +23,7 @@ READER_FILES = [
     *(f"codec/{name}.py" for name in ("msgpack", "json_document", "bincode", "gzip", "window", "numbers")),
     *(
         f"formats/record/{name}.py"
-        for name in ("reader", "document", "heading", "spelling", "scan", "binary", "training")
+        for name in ("reader", "document", "parameters", "heading", "spelling", "scan", "binary", "training")
     ),
 ]
 

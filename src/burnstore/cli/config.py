@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections import Counter
 from typing import Any
@@ -13,7 +12,8 @@ from ..config import config_from_file, save_config, to_json
 from ..errors import BurnstoreError
 from ..formats.pytorch.values import Opaque, opaque_values
 from . import ERROR, FINE
-from .text import escape, escape_controls
+from .complaint import complain
+from .text import escape
 
 _LEFT_OUT = object()
 _MOST_TOLD = 5
@@ -34,7 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
             save_config(kept, arguments.output, overwrite=arguments.overwrite)
             print(f"{escape(arguments.file)} -> {escape(arguments.output)}")
     except (BurnstoreError, OSError, MemoryError) as error:
-        return _complain(error, arguments.file)
+        complain(error, arguments.file)
+        return ERROR
     if left_out:
         _tell(left_out)
     return FINE
@@ -58,21 +59,3 @@ def _tell(left_out: list[tuple[str, Opaque]]) -> None:
     first = escape(left_out[0][0])
     sys.stdout.flush()
     print(f"burnstore: left out, as they are no plain data: {shown}; the first is {first}", file=sys.stderr)
-
-
-def _complain(error: BaseException, path: str) -> int:
-    told: BurnstoreError
-    if isinstance(error, BurnstoreError):
-        told = error
-    elif isinstance(error, FileNotFoundError):
-        told = BurnstoreError("there is no such file", path=os.fsdecode(error.filename or path))
-    elif isinstance(error, MemoryError):
-        told = BurnstoreError("there is not enough memory", path=path)
-    else:
-        told = BurnstoreError(getattr(error, "strerror", None) or str(error), path=path)
-    if told.path is None:
-        told.path = path
-    sys.stdout.flush()  # so that the two streams, seen in one place, keep their order
-    for line in f"burnstore: error: {told}".split("\n"):
-        print(escape_controls(line), file=sys.stderr)
-    return ERROR

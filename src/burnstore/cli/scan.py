@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from collections.abc import Iterator
 
 from ..errors import BurnstoreError
 from ..scanning import CLEAN, ERROR, Scan, scan, scan_folder
 from . import ERROR as FAILED
 from . import FINE, FOUND
-from .text import Screen, escape, escape_controls
+from .complaint import complain
+from .text import Screen, escape
 
 _SCHEMA = 1
 _MOST_SHOWN = 20
@@ -67,7 +67,7 @@ def _show(found: Scan, screen: Screen) -> None:
     if len(found.findings) > _MOST_SHOWN:
         print(f"  and {len(found.findings) - _MOST_SHOWN} more; --json shows all")
     if found.error is not None and found.verdict != CLEAN:
-        _complain(found)
+        complain(found.error, found.path, label="error" if found.verdict == ERROR else "note")
 
 
 def _about_tensors(found: Scan) -> str:
@@ -78,16 +78,3 @@ def _about_tensors(found: Scan) -> str:
     if found.verdict == CLEAN:
         return f", {taken}"
     return f"; {taken} can be taken safely, burnstore runs nothing" if count else "; no tensors can be had"
-
-
-def _complain(found: Scan) -> None:
-    error = found.error
-    told = (
-        error if isinstance(error, BurnstoreError) else BurnstoreError(getattr(error, "strerror", None) or str(error))
-    )
-    if told.path is None:
-        told.path = found.path
-    sys.stdout.flush()  # so that the two streams, seen in one place, keep their order
-    label = "error" if found.verdict == ERROR else "note"
-    for line in f"burnstore: {label}: {told}".split("\n"):
-        print(escape_controls(line), file=sys.stderr)

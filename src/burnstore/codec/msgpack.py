@@ -25,11 +25,19 @@ from ..errors import CorruptError, LimitError, TruncatedError, printable
 from .numbers import Collector, NumberForm, Numbers
 from .window import Extent, Readable, Sink, Window
 
+
+class Found:
+    """What a reader that knows more of its documents recognised, in its own form."""
+
+    __slots__ = ()
+
+
 Tree = Union[  # noqa: UP007  # a recursive alias must be quoted inside
-    None, bool, int, float, str, Extent, Numbers, list["Tree"], dict[str, "Tree"]
+    None, bool, int, float, str, Extent, Numbers, Found, list["Tree"], dict[str, "Tree"]
 ]
 """A document as plain Python; byte strings as the place where they lie."""
 
+_MAP_OF_TWO = 0x82
 _NIL, _NEVER_USED, _FALSE, _TRUE = 0xC0, 0xC1, 0xC2, 0xC3
 _BIN8, _EXT8, _EXT32, _F32, _F64 = 0xC4, 0xC7, 0xC9, 0xCA, 0xCB
 _UINT8, _INT8, _FIXEXT1, _FIXEXT16, _STR8, _ARRAY16, _MAP16 = 0xCC, 0xD0, 0xD4, 0xD8, 0xD9, 0xDC, 0xDE
@@ -126,6 +134,8 @@ class MsgpackReader(Window):
             if code <= 0x7F:
                 self.at += 1
                 value = code
+            elif code == _MAP_OF_TWO and (known_at_sight := self._recognised()) is not None:
+                value = known_at_sight
             elif code <= 0x8F or code in (_MAP16, _MAP16 + 1):
                 count = self._container(code, least_bytes_each=2)
                 value = {}
@@ -155,6 +165,10 @@ class MsgpackReader(Window):
                     raise LimitError(f"nested deeper than {depth} levels", offset=self.position)
                 open_containers.append((container, left))
                 container, left = value, count  # type: ignore[assignment]  # only containers have a count
+
+    def _recognised(self) -> Tree:
+        """A map of two that is known at sight, taken in one step; None leaves it to be read like any other."""
+        return None
 
     def _word(self, words: dict[bytes, str], longest_text: int) -> str:
         """A text, in few steps where it is short and all of it is at hand."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -105,9 +105,10 @@ def check_stored_crc(source: Source, offset: int, size: int, crc: int) -> None:
 
 
 def pickle_limits(limits: Limits) -> PickleLimits:
-    """What a pickle may cost: more where the caller allows more tensors than usual."""
+    """What a pickle may cost: more where the caller allows more tensors, or longer headers, than usual."""
     factor = max((limits.tensors or MOST_TENSORS) // MOST_TENSORS, 1)
-    return PickleLimits().times(factor)
+    usual = PickleLimits().times(factor)
+    return replace(usual, text_bytes=max(usual.text_bytes, limits.header_bytes or 0))
 
 
 def parse(data: bytes, position: int, dialect: Dialect, limits: Limits, *, base: int = 0) -> Pickle:

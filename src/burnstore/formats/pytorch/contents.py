@@ -11,8 +11,8 @@ from ...dtype import DType
 from ...errors import CorruptError, DuplicateNameError, LimitError, UnsupportedError, located, printable
 from ...io.source import Source
 from ...limits import Limits
-from ...snapshot import ArrayData, Data, SourceData
-from ...tensor_data import Array, Shape
+from ...snapshot import Data, SourceData
+from ...tensor_data import Array, Shape, bytes_of_array
 from ..base import Contents, Table
 from .archive import MOST_TENSORS, PickledFile
 from .dense import DenseData, dense_kind
@@ -44,6 +44,26 @@ class UnsavedData:
 
     def owned(self, start: int, stop: int) -> Array:
         raise UnsupportedError("a tensor on the meta device: its values were never saved", rule="PT-22")
+
+    def chunks(self, nbytes: int) -> Iterator[memoryview]:
+        yield self.window(0, nbytes)
+
+
+class HeldArray:
+    """An array that was in the pickle itself; whoever reads it gets a copy."""
+
+    __slots__ = ("array",)
+
+    file = None
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+
+    def window(self, start: int, stop: int) -> memoryview:
+        return memoryview(self.owned(start, stop))
+
+    def owned(self, start: int, stop: int) -> Array:
+        return np.array(np.frombuffer(bytes_of_array(self.array)[start:stop], np.uint8))
 
     def chunks(self, nbytes: int) -> Iterator[memoryview]:
         yield self.window(0, nbytes)
@@ -152,7 +172,7 @@ class Rows:
                 self._add_array(f"{name}.{part}", value)
 
     def _add_array(self, name: str, array: Any) -> None:
-        self._add_apart(name, DType.of(array.dtype), array.shape, ArrayData(array))
+        self._add_apart(name, DType.of(array.dtype), array.shape, HeldArray(array))
 
     def _add_apart(self, name: str, dtype: DType, shape: Shape, data: Data) -> None:
         self._apart[len(self._names)] = data

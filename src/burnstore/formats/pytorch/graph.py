@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...codec.pickle_values import Call, PickledDict, PickledSet, Symbol, kind_of
+from ...codec.pickle_values import Call, PickledSet, kind_of
 from ...errors import (
     CorruptError,
     DuplicateNameError,
@@ -25,69 +25,27 @@ from .tensor_calls import UnbuiltTensor
 from .tensors import CompositeTensor, PickledTensor
 
 MODEL_KEYS = frozenset(
-    [
-        "state_dict",
-        "model_state_dict",
-        "model",
-        "model_state",
-        "module",
-        "net",
-        "network",
-        "params",
-        "params_ema",
-        "ema",
-        "ema_state_dict",
-        "model_ema",
-        "state",
-        "weights",
-        "generator",
-        "g_ema",
-        "teacher",
-        "student",
-    ]
+    (
+        *("state_dict", "model_state_dict", "model", "model_state", "module", "net", "network", "state", "weights"),
+        *("params", "params_ema", "ema", "ema_state_dict", "model_ema", "g_ema", "generator", "teacher", "student"),
+    )
 )
 """Keys under which savers put the state dict of a model."""
 TRAINING_KEYS = frozenset(
-    [
-        "optimizer",
-        "optimizers",
-        "optimizer_state",
-        "optimizer_states",
-        "optimizer_state_dict",
-        "optim",
-        "opt_state",
-        "opt",
-        "scheduler",
-        "schedulers",
-        "lr_scheduler",
-        "lr_schedulers",
-        "scheduler_state_dict",
-        "scaler",
-        "scaler_state_dict",
-        "amp",
-        "amp_scaler",
-        "rng_state",
-        "rng_states",
-        "cuda_rng_state",
-        "torch_rng_state",
-        "random_rng_state",
-        "np_rng_state",
-        "callbacks",
-        "loops",
-        "criterion",
-        "loss",
-        "args",
-        "optimizer_history",
-        "last_optimizer_state",
-        "extra_state",
-        "hyper_parameters",
-        "ds_config",
-    ]
+    (
+        *("optimizer", "optimizers", "optimizer_state", "optimizer_states", "optimizer_state_dict", "optim", "opt"),
+        *("opt_state", "optimizer_history", "last_optimizer_state", "scheduler", "schedulers", "lr_scheduler"),
+        *("lr_schedulers", "scheduler_state_dict", "scaler", "scaler_state_dict", "amp", "amp_scaler", "rng_state"),
+        *("rng_states", "cuda_rng_state", "torch_rng_state", "random_rng_state", "np_rng_state", "callbacks", "loops"),
+        *("criterion", "loss", "args", "extra_state", "hyper_parameters", "ds_config"),
+    )
 )
 """Keys under which they put what belongs to the training."""
 
 MOST_NODES = 1_000_000
 MOST_LEVELS = 1_000
+_MOST_WRAPPERS = 16
+_MOST_SHOWN = 30
 _TABLES = ("_parameters", "_buffers", "_modules")
 
 Leaf = PickledTensor | CompositeTensor | NumpyArray
@@ -117,7 +75,7 @@ def find_tensors(root: Any, top_level_key: str | None) -> Found:
         return found
     if _leaf(root) is not None or not (isinstance(root, (dict, list, tuple)) or _is_object(root)):
         raise CorruptError(_no_dict(root), rule="PT-23", hint="burnstore reads state dicts and what holds them")
-    if isinstance(root, (list, tuple)) and not any(True for _ in _leaves(root)):
+    if isinstance(root, (list, tuple)) and not _count(root):
         raise CorruptError(_no_dict(root), rule="PT-23")
     key = _model_key(root, found.notes) if isinstance(root, dict) else None
     Walk(found).take(root if key is None else root[key])
@@ -159,24 +117,29 @@ def _model_key(root: dict[Any, Any], notes: list[str]) -> Any:
     models = [key for key in named if key in MODEL_KEYS and _leaf(root[key]) is None and _count(root[key])]
     if not models:
         return None
-    counts = {key: count for key in named if (count := _count(root[key]))}
+    visits = [MOST_NODES]  # of all counts together: parts may share what they hold
+    counts = {key: count for key in named if (count := _count(root[key], visits))}
     others = [
         key for key in counts if key not in models and key not in TRAINING_KEYS and not _is_number(_leaf(root[key]))
     ]
     if len(models) == 1 and not others:
-        left_out = ", ".join(f"{printable(key)} ({counts[key]})" for key in counts if key not in models)
+        left_out = _shown(counts, [key for key in counts if key not in models])
         notes.append(
             f"the tensors are those under the key {models[0]!r}"
             + (f"; left out, with the number of tensors in each: {left_out}" if left_out else "")
             + '; top_level_key="" takes everything'
         )
         return models[0]
-    candidates = ", ".join(f"{printable(key)} ({counts[key]})" for key in [*models, *others])
     notes.append(
         f"it is not clear which part is the model, so all tensors are here, each with its key; choose one with "
-        f"top_level_key=, the number of tensors in each: {candidates}"
+        f"top_level_key=, the number of tensors in each: {_shown(counts, [*models, *others])}"
     )
     return None
+
+
+def _shown(counts: dict[str, int], keys: list[str]) -> str:
+    more = f" and {len(keys) - _MOST_SHOWN} more" if len(keys) > _MOST_SHOWN else ""
+    return ", ".join(f"{printable(key)} ({counts[key]})" for key in keys[:_MOST_SHOWN]) + more
 
 
 def _is_number(leaf: Leaf | None) -> bool:
@@ -189,8 +152,8 @@ def _leaf(value: Any) -> Leaf | None:
     hops = 0
     while isinstance(value, UnbuiltTensor):
         value, hops = value.tensor, hops + 1
-        if hops > MOST_LEVELS:
-            raise LimitError(f"a tensor wrapped more than {MOST_LEVELS} times", rule="PT-17")
+        if hops > _MOST_WRAPPERS:
+            raise LimitError(f"a tensor wrapped more than {_MOST_WRAPPERS} times", rule="PT-17")
     if isinstance(value, (PickledTensor, CompositeTensor)):
         return value
     return value if isinstance(value, NumpyArray) and value.array is not None else None
@@ -222,10 +185,11 @@ def module_entries(value: Call) -> dict[Any, Any]:
     transient = attributes.get("_non_persistent_buffers_set", ())
     if not isinstance(transient, (PickledSet, list, tuple)):
         raise CorruptError(f"the names of a module's transient buffers are a {kind_of(transient)}", rule="PT-25")
+    unsaved = {name for name in transient if isinstance(name, str)}
     entries: dict[Any, Any] = {}
     for table in _TABLES:
         for name, held in attributes[table].items():
-            if held is None or (table == "_buffers" and name in [each for each in transient if isinstance(each, str)]):
+            if held is None or (table == "_buffers" and name in unsaved):
                 continue
             if name in entries:
                 raise DuplicateNameError(f"a module registers {printable(str(name))!r} twice", rule="PT-25")
@@ -233,12 +197,12 @@ def module_entries(value: Call) -> dict[Any, Any]:
     return entries
 
 
-def _count(value: Any) -> int:
-    return sum(1 for _ in _leaves(value))
+def _count(value: Any, visits: list[int] | None = None) -> int:
+    return sum(1 for _ in _leaves(value, [MOST_NODES] if visits is None else visits))
 
 
-def _leaves(value: Any) -> Iterator[Leaf]:
-    """Every tensor below a value, each object visited once, so that this is cheap whatever the graph is."""
+def _leaves(value: Any, visits: list[int]) -> Iterator[Leaf]:
+    """Every tensor below a value, each object visited once; ``visits`` says how many more there may be."""
     seen: set[int] = set()
     todo = [value]
     while todo:
@@ -246,16 +210,47 @@ def _leaves(value: Any) -> Iterator[Leaf]:
         leaf = _leaf(value)
         if leaf is not None:
             yield leaf
-            continue
-        if id(value) in seen or not isinstance(value, (dict, list, tuple, Call)):
-            continue
-        seen.add(id(value))
-        if isinstance(value, Call) and is_module(value):
-            todo += module_entries(value).values()
-        elif isinstance(value, (list, tuple)):
-            todo += value
-        else:
-            todo += (_attributes(value) or {}).values()
+        elif id(value) not in seen and isinstance(value, (dict, list, tuple, Call)):
+            seen.add(id(value))
+            held = _held(value)
+            visits[0] -= len(held)
+            if visits[0] < 0:
+                raise _too_large()
+            todo += held
+
+
+def _held(value: Any) -> list[Any]:
+    """What a container or an object holds, of a module only what its state dict would have."""
+    if isinstance(value, Call) and is_module(value):
+        return list(module_entries(value).values())
+    return list(value if isinstance(value, (list, tuple)) else (_attributes(value) or {}).values())
+
+
+def _holders(root: Any) -> set[int]:
+    """The identities of all containers from which a tensor can be reached, in time linear in the graph."""
+    parents: dict[int, list[int]] = {id(root): []}
+    todo, reached = [root], []
+    while todo:
+        value = todo.pop()
+        for child in _held(value):
+            if _leaf(child) is not None:
+                reached.append(id(value))
+            elif isinstance(child, (dict, list, tuple, Call)):
+                if id(child) not in parents:
+                    parents[id(child)] = []
+                    todo.append(child)
+                parents[id(child)].append(id(value))
+    holders: set[int] = set()
+    while reached:
+        identity = reached.pop()
+        if identity not in holders:
+            holders.add(identity)
+            reached += parents[identity]
+    return holders
+
+
+def _too_large() -> LimitError:
+    return LimitError(f"a graph of more than {MOST_NODES:,} values, each way to one counted", rule="PT-17")
 
 
 class Walk:
@@ -264,9 +259,11 @@ class Walk:
     def __init__(self, found: Found) -> None:
         self._found = found
         self._nodes = 0
+        self._holders: set[int] | None = None
         self._on_path: set[int] = set()
         self._objects: dict[str, None] = {}
         self._unnamed: dict[str, None] = {}
+        self._looked_at: set[int] = set()
 
     def take(self, root: Any) -> None:
         """Name every tensor below this value."""
@@ -301,7 +298,7 @@ class Walk:
                 leaf = _leaf(value)
                 if leaf is None and not isinstance(value, (dict, list, tuple, Call, Storage)):
                     continue
-                if leaf is None and not self._holds_tensors(value):
+                if leaf is None and not self._holds_tensors(root, value):
                     self._note_hidden(prefix, key, value)
                     continue
                 name = prefix + _text(key)
@@ -321,7 +318,7 @@ class Walk:
                 frames.pop()
                 self._on_path.discard(identity)
             if self._nodes > MOST_NODES:
-                raise LimitError(f"a graph of more than {MOST_NODES:,} values, each way to one counted", rule="PT-17")
+                raise _too_large()
 
     def _children(self, name: str, value: Any) -> Iterator[tuple[Any, Any]]:
         if isinstance(value, Call) and is_module(value):
@@ -334,18 +331,25 @@ class Walk:
             self._objects[kind_of(value)] = None
         return iter((_attributes(value) or {}).items())
 
-    def _holds_tensors(self, value: Any) -> bool:
-        return any(True for _ in _leaves(value))
+    def _holds_tensors(self, root: Any, value: Any) -> bool:
+        if self._holders is None:  # most files have no containers inside the state dict
+            self._holders = _holders(root)
+        return id(value) in self._holders
 
     def _note_hidden(self, prefix: str, key: Any, value: Any) -> None:
         """Say so where tensors are that no name can be found for."""
-        shown = printable(prefix + str(key if isinstance(key, (str, int)) else kind_of(key)))
+        what = None
         if isinstance(value, Storage):
-            self._unnamed[f"{shown}, a storage that is no tensor's"] = None
+            what = "a storage that is no tensor's"
         elif isinstance(value, UnbuiltTensor):
-            self._unnamed[f"{shown}, a {kind_of(value)} without values"] = None
-        elif isinstance(value, Call) and any(isinstance(part, (PickledTensor, Storage)) for part in _parts(value)):
-            self._unnamed[f"{shown}, a {kind_of(value)} that is not known here"] = None
+            what = f"a {kind_of(value)} without values"
+        elif isinstance(value, Call) and id(value) not in self._looked_at:
+            self._looked_at.add(id(value))  # it may be here under many names
+            if any(isinstance(part, (PickledTensor, Storage)) for part in _parts(value)):
+                what = f"a {kind_of(value)} that is not known here"
+        if what is not None:
+            name = prefix + str(key if isinstance(key, (str, int)) else kind_of(key))
+            self._unnamed[f"{printable(name)}, {what}"] = None
 
 
 def _parts(call: Call) -> Iterator[Any]:
@@ -369,13 +373,3 @@ def _text(key: Any) -> str:
 
 def _twice(name: str) -> DuplicateNameError:
     return DuplicateNameError(f"two tensors are called {printable(name)!r}", rule="PT-24", tensor=name)
-
-
-def plain(value: Any) -> Any:
-    """A small value as text for messages: a symbol by its name."""
-    return value.full_name if isinstance(value, Symbol) else value
-
-
-def metadata_of(value: Any) -> Any:
-    """What was set on a state dict besides its items (torch keeps versions of modules there)."""
-    return value.state if isinstance(value, PickledDict) else None

@@ -12,21 +12,26 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ...codec.pickle import Dialect, read_pickle
 from ...codec.pickle_names import embedded_files
 from ...codec.tar import read_members
 from ...codec.zip import DEFLATED
-from ...errors import BurnstoreError
+from ...errors import BurnstoreError, LimitError
 from ...io.source import BytesSource, Source
 from ...limits import Limits
 from .archive import MOST_PICKLE_BYTES
 from .legacy_file import begins_like_legacy
 from .zip_file import ZipFile
 
+ANYTHING = Dialect(persistent=lambda identity: None)
+"""Knows nothing: every call stays a note, whatever a persistent id stands for."""
+
+_PICKLES_OF_A_STREAM = 5
 _ZIP, _ENTRY = b"PK", b"PK\x03\x04"
 _NUMPY = b"\x93NUMPY"
 _LOCAL = struct.Struct("<4s5H3I2H")
 _PICKLE_SUFFIXES = (".pkl", ".pickle", ".joblib", ".p", ".dat", ".data", ".npy")
-_MOST_PARTS = 1000
+_MOST_PARTS = 20_000
 _MOST_LEVELS = 4
 _MOST_INFLATED = 64 << 20
 
@@ -38,8 +43,6 @@ class PicklePart:
     member: str
     offset: int
     data: bytes
-    stream: bool = False
-    """Whether torch's magic number comes first: then five pickles, and what follows is none."""
 
 
 @dataclass(slots=True)
@@ -48,6 +51,8 @@ class Parts:
 
     found: list[PicklePart]
     error: BurnstoreError | None = None
+    is_data: bool = False
+    """Whether it is an array of numbers, in which there is nothing to run."""
 
 
 def pickle_parts(source: Source, limits: Limits) -> Parts:
@@ -73,18 +78,29 @@ def _take(parts: Parts, source: Source, member: str, offset: int, limits: Limits
     if head.startswith(_NUMPY):
         data, skipped = _objects_of_numpy(data)
         offset += skipped
+        parts.is_data = not data and level == 0
     if data:
-        _add(parts, data, member, offset, level, stream=begins_like_legacy(head))
+        _add(parts, _without_storages(data) if begins_like_legacy(head) else data, member, offset, level)
 
 
-def _add(parts: Parts, data: bytes, member: str, offset: int, level: int, *, stream: bool = False) -> None:
-    if len(parts.found) >= _MOST_PARTS:
-        return
-    parts.found.append(PicklePart(member, offset, data, stream))
+def _without_storages(data: bytes) -> bytes:
+    """The pickles of a legacy stream; what follows them are the elements of tensors."""
+    end = 0
+    try:
+        for _ in range(_PICKLES_OF_A_STREAM):
+            end = read_pickle(data, end, dialect=ANYTHING).end
+    except BurnstoreError:
+        return data
+    return data[:end]
+
+
+def _add(parts: Parts, data: bytes, member: str, offset: int, level: int) -> None:
+    if len(parts.found) >= _MOST_PARTS or level > _MOST_LEVELS:
+        raise LimitError(f"more than {_MOST_PARTS:,} pickles, or pickles in pickles {_MOST_LEVELS} deep", rule="PT-17")
+    parts.found.append(PicklePart(member, offset, data))
     for at, inner in embedded_files(data):
-        if level < _MOST_LEVELS:
-            inside = f"{member}[{at}]" if member else f"[{at}]"
-            _take(parts, BytesSource(inner, share=True), inside, 0, Limits(), level + 1)
+        inside = f"{member}[{at}]" if member else f"[{at}]"
+        _take_bytes(parts, inner, inside, level)
 
 
 def _take_zip(parts: Parts, source: Source, member: str, limits: Limits, level: int) -> None:
@@ -97,17 +113,16 @@ def _take_zip(parts: Parts, source: Source, member: str, limits: Limits, level: 
                 continue  # a storage: torch makes no pickle of it
             small = (archive.size_of(record) or 0) <= _MOST_INFLATED
             if name.endswith(_PICKLE_SUFFIXES) or (small and _looks_like_pickle(archive.read(record))):
-                _take_member(parts, archive.read(record), _inside(member, name), level)
+                _take_bytes(parts, archive.read(record), _inside(member, name), level)
     except BurnstoreError as error:
         parts.error = parts.error or error
         for name, data in _entries(source.read_at(0, min(source.size, MOST_PICKLE_BYTES))):
             if name.endswith(_PICKLE_SUFFIXES) or _looks_like_pickle(data[:8]):
-                _take_member(parts, data, _inside(member, name), level)
+                _take_bytes(parts, data, _inside(member, name), level)
 
 
-def _take_member(parts: Parts, data: bytes, member: str, level: int) -> None:
-    if level < _MOST_LEVELS and len(parts.found) < _MOST_PARTS:
-        _take(parts, BytesSource(data, share=True), member, 0, Limits(), level + 1)
+def _take_bytes(parts: Parts, data: bytes, member: str, level: int) -> None:
+    _take(parts, BytesSource(data, share=True), member, 0, Limits(), level + 1)
 
 
 def _inside(member: str, name: str) -> str:

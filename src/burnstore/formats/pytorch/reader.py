@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...errors import LimitError, UnknownFormatError, UnsupportedError
+from ...errors import LimitError, TruncatedError, UnknownFormatError, UnsupportedError
 from ...io.source import Source
 from ...limits import Limits
 from ...snapshot import TensorSnapshot
@@ -69,7 +69,10 @@ def read(
             raise TypeError(f"{option} is a bool, not {type(value).__name__}")
     if top_level_key is not None and not isinstance(top_level_key, str):
         raise TypeError(f"top_level_key is a str, not {type(top_level_key).__name__}")
-    file, broken = salvaged(source, limits) if salvage else (read_pickled(source, limits, checksums=checksums), None)
+    if salvage:
+        file, broken = salvaged(source, limits)
+    else:
+        file, broken = _whole(source, limits, checksums=checksums), None
     found = find_tensors(file.value, top_level_key)
     found.notes += file.notes
     if broken is not None:
@@ -77,6 +80,14 @@ def read(
     rows = Rows(file, source, limits)
     rows.add(found.tensors, dense=dense)
     return rows.contents(found)
+
+
+def _whole(source: Source, limits: Limits, *, checksums: bool) -> PickledFile:
+    try:
+        return read_pickled(source, limits, checksums=checksums)
+    except TruncatedError as error:
+        error.hint = error.hint or "salvage=True gives the tensors that are whole"
+        raise
 
 
 def plan(

@@ -129,13 +129,17 @@ class Storages:
 
     def __init__(self) -> None:
         self.by_key: dict[str, Storage] = {}
+        self._kinds: dict[Any, tuple[str, DType | None]] = {}  # by class: there are few, and each is asked for often
 
     def __iter__(self) -> Any:
         return iter(self.by_key.values())
 
     def get(self, key: Any, symbol: Any, count: Any) -> Storage:
         """The storage of that key, which must be of that class and length each time it is named (PT-19)."""
-        class_name, dtype = storage_dtype(symbol)
+        kind = self._kinds.get(symbol) if type(symbol) is Symbol else None
+        if kind is None:
+            kind = self._kinds[symbol] = storage_dtype(symbol)
+        class_name, dtype = kind
         if isinstance(key, int) and not isinstance(key, bool):
             key = str(key)
         if not isinstance(key, str) or not key or len(key) > 255:

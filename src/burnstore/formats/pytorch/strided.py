@@ -74,7 +74,7 @@ class StridedData:
             )
         except ValueError as error:  # more axes than NumPy has
             raise UnsupportedError(f"NumPy has no array of shape {list(shape)}: {error}", rule="PT-21") from error
-        values = np.ascontiguousarray(laid_out).reshape(-1)
+        values: Array = np.array(laid_out, order="C").reshape(-1)  # the caller's own, also where it could be shared
         return self._settled(values).view(np.uint8)
 
     def _settled(self, values: Array) -> Array:

@@ -65,7 +65,7 @@ class TensorCalls:
             return identity[1]  # with its source text, which is of no use to anybody who does not run it
         if kind != "storage" or len(identity) not in (5, 6):
             raise CorruptError("a persistent id that is no storage's", rule="PT-19")
-        storage = self._storages.get(identity[1 + 1], identity[1], identity[4])
+        storage = self._storages.get(identity[2], identity[1], identity[4])
         return self._viewed(storage, identity[5]) if len(identity) == 6 and identity[5] is not None else storage
 
     def _viewed(self, storage: Storage, metadata: Any) -> Storage:

@@ -17,7 +17,7 @@ from ...codec.bincode import BincodeReader
 from ...codec.numbers import NumberForm
 from ...codec.window import Extent, Sink
 from ...dtype import DType, Kind
-from ...errors import CorruptError, FormatError, LimitError, located
+from ...errors import CorruptError, FormatError, LimitError, UnsupportedError, located
 from ...limits import Limits
 from ...tensor_data import Shape
 from .declaration import Absent, Choice, Constant, Fields, Items, Maybe, Node, Parameter
@@ -163,9 +163,9 @@ class Reading:
                         )
                     complete = _in_order(outcome)
                     if found is not None and _tensors(found) != _tensors(complete):
-                        raise LimitError("the file can be read in more than one way", rule="BR-17", hint=_OPTIONAL_HINT)
+                        raise UnsupportedError("it can be read in more than one way", rule="BR-17", hint=_OPTIONAL_HINT)
                     found = found or complete
-            except LimitError:
+            except (LimitError, UnsupportedError):
                 raise
             except FormatError as error:
                 if furthest is None or (error.offset or 0) > (furthest.offset or 0):
@@ -184,7 +184,7 @@ class Reading:
             met[state] = so_far
             return False
         if met[state] != so_far:
-            raise LimitError("the file can be read in more than one way", rule="BR-17", hint=_OPTIONAL_HINT)
+            raise UnsupportedError("it can be read in more than one way", rule="BR-17", hint=_OPTIONAL_HINT)
         return True
 
     def _is_open(self, step: _Option) -> bool:

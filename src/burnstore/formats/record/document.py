@@ -18,6 +18,7 @@ from ...limits import Limits
 from ...param_id import ParamId
 from ...tensor_data import Shape
 from .heading import Heading
+from .parameters import FoundParameter
 from .precision import PrecisionSettings
 from .spelling import dtype_from_tree
 
@@ -26,6 +27,7 @@ NODES_PER_TENSOR = 10
 MOST_DEPTH = 256
 
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+_ID_LENGTH = 13
 _ID_SHOWN = 40
 
 
@@ -104,6 +106,13 @@ def joined(path: str, segment: str) -> str:
 
 def param_id(text: str) -> int | None:
     """The number that the text of an id stands for; None for a UUID (BR-08)."""
+    if len(text) == _ID_LENGTH and text.isascii() and text.isalnum():
+        try:
+            bits = int(text, 32)  # its digits are those of Python's base 32: a quick way for nearly all ids
+        except ValueError:
+            bits = 1
+        if not bits & 1:
+            return int.from_bytes((bits >> 1).to_bytes(8, "big"), "little")
     if _UUID.fullmatch(text):
         return None
     try:
@@ -161,6 +170,10 @@ class Planter:
         while stack:
             container, key, path = stack.pop()
             node = container[key]
+            if isinstance(node, FoundParameter):
+                with located(tensor=path):
+                    container[key] = self._rows.add(path, node.dtype, node.shape, node.extent, node.id, self._limits)
+                continue
             if isinstance(node, dict):
                 with located(tensor=path):
                     leaf = self._leaf(node, path)

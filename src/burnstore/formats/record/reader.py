@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -12,10 +13,16 @@ from ...codec.bincode import BincodeReader
 from ...codec.gzip import MAGIC as GZIP
 from ...codec.gzip import begins, inflated
 from ...codec.json_document import JsonReader
-from ...codec.msgpack import MsgpackReader
 from ...codec.window import Extent
 from ...dtype import DType, Kind
-from ...errors import CorruptError, LimitError, UnknownFormatError, UnsupportedError, located
+from ...errors import (
+    CorruptError,
+    LimitError,
+    TruncatedError,
+    UnknownFormatError,
+    UnsupportedError,
+    located,
+)
 from ...io.source import Source
 from ...io.spool import Spool
 from ...limits import Limits
@@ -24,6 +31,7 @@ from .binary import Reading
 from .declaration import declare, parameters_of
 from .document import MOST_DEPTH, MOST_TENSORS, NODES_PER_TENSOR, Document, Planter, Rows, number_forms
 from .heading import Heading
+from .parameters import ParameterReader
 from .scan import scan
 from .training import OPTIMIZERS, SCHEDULERS, read_optimizer, read_scheduler
 
@@ -176,7 +184,7 @@ def _read_tree(
     encoding: str, source: Source, limits: Limits, spelled: Spool, like: Any, undecided: DType | None
 ) -> Document:
     """The document of a MessagePack or JSON record (BR-03, BR-04, BR-06)."""
-    reader_type = MsgpackReader if encoding == "mpk" else JsonReader
+    reader_type = ParameterReader if encoding == "mpk" else JsonReader
     reader = reader_type(source, spelled, nodes=(limits.tensors or 0) * NODES_PER_TENSOR)
     heading: Heading | None = None
     document: Document | None = None
@@ -226,14 +234,9 @@ def _read_binary(source: Source, limits: Limits, spelled: Spool, like: Any) -> t
                 f"like={like!r} is neither a declaration nor one of {', '.join((*OPTIMIZERS, *SCHEDULERS))}"
             )
         # The tree of 0.14 was numbered 0.15 while tensors were still lists of elements.
-        start = reader.position
-        ways = [True] if heading.minor <= 13 else [False, True] if heading.minor == 15 else [False]
-        for as_lists in ways:
+        start, declared = reader.position, declare(like, heading.minor)
+        if heading.minor == 15:
+            with suppress(CorruptError, TruncatedError):
+                return Reading(reader, heading, limits, spelled, as_lists=True).document(declared), False
             reader.move_to(start)
-            try:
-                reading = Reading(reader, heading, limits, spelled, as_lists=as_lists)
-                return reading.document(declare(like, heading.minor)), False
-            except CorruptError:
-                if as_lists is ways[-1]:
-                    raise
-    raise AssertionError("unreachable")
+        return Reading(reader, heading, limits, spelled, as_lists=heading.minor <= 13).document(declared), False

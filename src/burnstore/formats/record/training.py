@@ -115,6 +115,15 @@ def training_state(document: Document, *, scheduler: str | None = None) -> Train
 
 
 def _scheduler_scalars(document: Document, scheduler: str | None) -> dict[str, Scalar]:
+    """The numbers under the names that Burn 0.22 looks them up by.
+
+    There the scheduler of a training is a list of schedulers, one for each group of parameters; an old record is the
+    state of the first, which is that of all parameters.
+    """
+    return {f"0.{name}": scalar for name, scalar in _own_scalars(document, scheduler).items()}
+
+
+def _own_scalars(document: Document, scheduler: str | None) -> dict[str, Scalar]:
     item = document.item
     if isinstance(item, dict):
         found: dict[str, Scalar] = {}
