@@ -11,7 +11,7 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# What only makes sense on a checkout: rules about the source tree, the benchmark harness, programs that are built there.
+# What only makes sense on a checkout: rules about the source tree, the benchmarks, programs that are built there.
 NOT_FROM_A_WHEEL = ["arch", "bench", "interop"]
 
 
