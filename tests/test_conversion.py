@@ -259,3 +259,28 @@ def test_the_record_is_json_with_both_paths(tmp_path: Path) -> None:
     bs.convert(tmp_path / "a.bpk", tmp_path / "c.safetensors", layout="torch", record_modules=False)
     with bs.open(tmp_path / "c.safetensors") as f:
         assert sorted(f) == ["net.0.weight", "net.2.weight"] and MODULES_KEY not in f.metadata
+
+
+class Three(nn.Module):
+    def __init__(self) -> None:
+        self.net = [nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)]
+
+
+def test_a_target_that_would_lack_tensors_is_not_written(tmp_path: Path) -> None:
+    tensors = {
+        f"net.{index}.{name}": rand(2, 2) if name == "weight" else rand(2)
+        for index in (0, 2)
+        for name in ("weight", "bias")
+    }
+    bs.save(tensors, tmp_path / "a.safetensors", metadata={"format": "pt"})
+    with pytest.raises(bs.ModelError, match="the file has not") as caught:
+        bs.convert(tmp_path / "a.safetensors", tmp_path / "a.bpk", like=Three())
+    assert caught.value.tensor == "net.1.weight" and not (tmp_path / "a.bpk").exists()
+
+
+def test_a_weight_that_is_no_matrix_is_a_shape_that_does_not_fit(tmp_path: Path) -> None:
+    bs.save({"weight": rand(6), "bias": rand(3)}, tmp_path / "a.safetensors", metadata={"format": "pt"})
+    result = bs.load(nn.Linear(2, 3), tmp_path / "a.safetensors", validate=False, allow_partial=True)
+    assert [(error.kind, error.path) for error in result.errors] == [("ShapeMismatch", "weight")]
+    with pytest.raises(bs.ModelError, match="no matrix"):
+        bs.convert(tmp_path / "a.safetensors", tmp_path / "a.bpk", rules={"^$": "Linear"})

@@ -115,6 +115,8 @@ def convert(
                     )
                 view = _view(checkpoint, told, like, rules, guess=guess)
                 snapshots = _seen(view, snapshots, wanted, checkpoint.metadata)
+                if like is not None and not isinstance(like, (str, os.PathLike)) and layout_of(like) == wanted:
+                    _check_like(_shapes_of(like), {each.path: each.shape for each in snapshots})
                 if record_modules:
                     texts[MODULES_KEY] = record_of(view)
                 notes += [f"of no known kind, taken as they are: {name}" for name in view.as_they_are]
@@ -173,11 +175,9 @@ def _view(checkpoint: Checkpoint, told: Layout, like: Any, rules: Rules | None, 
             if recorded is None:
                 raise ModelError(f"{os.fsdecode(like)!r} does not record its modules", hint=_WAYS_OUT)
             return view_of_record(recorded, shapes, told)
-        slots = list(binding_for(like).walk(like))
-        view = view_of(like, slots, rules=rules, present=shapes)
         if layout_of(like) == told:
-            _check_like({slot.path: slot.shape for slot in slots}, shapes)
-        return view
+            _check_like(_shapes_of(like), shapes)
+        return view_of(like, list(binding_for(like).walk(like)), rules=rules, present=shapes)
     recorded = recorded_modules(checkpoint.metadata)
     if recorded is not None and rules is None:
         return view_of_record(recorded, shapes, told)
@@ -205,6 +205,10 @@ def _view(checkpoint: Checkpoint, told: Layout, like: Any, rules: Rules | None, 
             f"no rule names the kind of its module, nor of {len(left) - 1} others", tensor=left[0], hint=_WAYS_OUT
         )
     return view
+
+
+def _shapes_of(model: Any) -> dict[str, Shape]:
+    return {slot.path: slot.shape for slot in binding_for(model).walk(model)}
 
 
 def _check_like(wanted: Mapping[str, Shape], given: Mapping[str, Shape]) -> None:

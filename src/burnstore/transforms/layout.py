@@ -301,6 +301,9 @@ def _plain_map(kind: ModuleKind, tensors: Tensors, *, all_biases: bool) -> Modul
     axes = kind.option("axes") if "weight" not in tensors else len(tensors["weight"])
     if row.burn in ("LayerNorm", "RmsNorm") and axes not in (1, None):
         raise _refused(kind.name, "it normalises over several axes, Burn's over the last only")
+    for name in row.transposed & tensors.keys():
+        if len(tensors[name]) != 2:
+            raise _refused(kind.name, f"its {name} is no matrix, but {list(tensors[name])}")
     if row.burn == "BatchNorm" and "running_mean" not in tensors:
         raise _refused(kind.name, "it has no running statistics and takes those of the batch, Burn's always has them")
     if row.burn == "InstanceNorm" and "running_mean" in tensors:
@@ -483,6 +486,8 @@ def _burn_plain_map(kind: ModuleKind, tensors: Tensors, present: Present) -> Mod
             torch = name  # a file may have Burn's names and PyTorch's axes
         # LinearLayout::Col keeps the weight as PyTorch does.
         transposed = torch_names.get(name) in row.transposed and not kind.option("col")
+        if transposed and len(tensors[name]) != 2:
+            raise _refused(kind.name, f"its {name} is no matrix, but {list(tensors[name])}")
         links.append(Link(torch, name, transposed=transposed))
     return ModuleMap(tuple(links), row.burn, lost=row.lost)
 

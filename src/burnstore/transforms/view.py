@@ -155,7 +155,7 @@ class LayoutView:
                         lacking.append(path)
                     else:
                         seen.used.add(path)
-                        parts.append(transposed(given) if link.transposed else given)
+                        parts.append(_turned(given, link))
                 path = join(module.torch, name)
                 if not lacking:
                     with located(tensor=path):
@@ -190,7 +190,12 @@ def _part(given: TensorSnapshot, link: Link) -> TensorSnapshot:
                 raise ModelError(f"its {rows} rows do not make {link.parts} equal parts")
             size = rows // link.parts
             given = row_range(given, link.part * size, (link.part + 1) * size)
-        return transposed(given) if link.transposed else given
+        return _turned(given, link)
+
+
+def _turned(given: TensorSnapshot, link: Link) -> TensorSnapshot:
+    """The tensor transposed, if the link says so; what is no matrix stays as it is, and will be found not to fit."""
+    return transposed(given) if link.transposed and len(given.shape) == 2 else given
 
 
 def _placed(snapshot: TensorSnapshot, path: str, stack: Sequence[str], param_id: int | None) -> TensorSnapshot:
