@@ -38,7 +38,8 @@ The rules. Errors and tests cite them; "stricter" marks what the package (0.8) l
     ST-14  A bool is stored as 0 or 1. Checked when a tensor is read. (Stricter.)
 
 Why own code, where there is a package: it copies each tensor out of its map one by one (1 GiB of NumPy arrays takes it
-2.3 times as long as reading into place on two threads, 20,000 small tensors 1.8 times as long), it cannot give part of a NumPy array without a framework or write from lazily read tensors, its NumPy writer writes the memory of a
+2.3 times as long as reading into place on two threads, 20,000 small tensors 1.8 times as long), it cannot give
+part of a NumPy array without a framework or write from lazily read tensors, its NumPy writer writes the memory of a
 strided array as if it lay in order, its `save({}, {})` writes a header that is no JSON, and saves are not atomic by
 default. What it writes and what it refuses is the measure all the same: for equal input the bytes are equal, and a
 million mutants were opened by both (``make fuzz-safetensors``); nothing that it refuses is opened here.
