@@ -24,6 +24,7 @@ def cases(scale: Scale) -> list[Case]:
     """Every case next to the original; the model is Burn's own and has one size."""
     layers = {"layers": 20}
     file = Input("model.bpk", make_layers, layers)
+    tensors = Input("model.safetensors", make_layers, layers)
 
     def against_burn(name: str, what: str, run: Any, case: str, needs: Input | None, **params: Any) -> Case:
         return Case(
@@ -54,7 +55,33 @@ def cases(scale: Scale) -> list[Case]:
             below(_LAZY_SECONDS, "burnstore"),
             scale.long,
         ),
+        against_burn("safetensors-save", "save the model as .safetensors", save_safetensors, "save_safetensors", None),
+        against_burn(
+            "safetensors-load-read",
+            "load .safetensors into a model, read every page",
+            load_safetensors,
+            "read_safetensors",
+            tensors,
+        ),
     ]
+
+
+def save_safetensors(job: Job) -> None:
+    """Save a model that has values; Burn does not wait for the disk here, and so neither do we."""
+    import burnstore as bs
+
+    model, path = _model(job.params["layers"]), job.fresh("saved.safetensors")
+    bs.SafetensorsStore.from_file(job.fresh("prime.safetensors"), durable=False).save(_small())
+    with job.timed():
+        bs.SafetensorsStore.from_file(path, durable=False).save(model)
+    job.check(lambda: _assert_layout(path))
+
+
+def load_safetensors(job: Job) -> None:
+    """Load a SafeTensors file into a model as it is made, without values."""
+    import burnstore as bs
+
+    _timed_load(job, lambda: bs.SafetensorsStore.from_file(job.input))
 
 
 def save(job: Job) -> None:
@@ -91,7 +118,7 @@ def run_burn(job: Job) -> None:
     (seconds,) = program.bench(folder, job.params["case"])[job.params["case"]]
     job.record(seconds)
     if job.params["case"].startswith("save"):
-        job.check(lambda: _assert_layout(folder / "saved.bpk"))
+        job.check(lambda: _assert_layout(folder / f"saved.{job.params['case'].removeprefix('save_')}"))
     else:
         job.check(lambda: _assert_layout(job.input))
 
