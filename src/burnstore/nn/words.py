@@ -74,7 +74,7 @@ def positive(name: str, value: float) -> float:
 
 def minor_version(burn_version: str) -> int:
     """The 22 of Burn 0.22.1; ValueError for versions whose layers are not known here."""
-    match = re.fullmatch(r"0\.(?:(19|20|21|22)(?:\.\d+)?|(22|23)(?:\.\d+)?(?:-pre(?:\.\d+)?)?)", burn_version)
+    match = re.fullmatch(r"0\.(?:(19|20|21|22)(?:\.\d+)?|(23)(?:\.\d+)?(?:-pre(?:\.\d+)?)?)", burn_version)
     if match is None:
         raise ValueError(f"burn_version is one from 0.19 to 0.23, such as {BURN_VERSION!r}, not {burn_version!r}")
     return int(match[1] or match[2])
