@@ -144,11 +144,12 @@ macro_rules! declare {
             pub layers: Vec<Linear<$($b)?>>,
         }
 
-        /// Whole blocks and words of every scheme, and rows that fill neither.
+        /// Whole blocks and words of every scheme, rows that fill neither, and few lines of few blocks.
         #[derive(Module, Debug)]
         pub struct Quantized<$($generics)*> {
             pub values: Vec<FloatParam<$($b,)? 2>>,
             pub odd: Vec<FloatParam<$($b,)? 2>>,
+            pub small: Vec<FloatParam<$($b,)? 2>>,
         }
 
         /// The same parameters twice, under two names and with the same ids.

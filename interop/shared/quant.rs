@@ -34,6 +34,7 @@ fn levels() -> Vec<QuantScheme> {
     for dtype in [F32, F16, BF16, UE8M0, UE4M3] {
         levels.extend([
             scheme.per_tensor(dtype),
+            scheme.per_block([4], dtype),
             scheme.per_block([16], dtype),
             scheme.per_block([2, 16], dtype),
             scheme.per_block([16], dtype).per_tensor(F32),
@@ -52,6 +53,7 @@ fn levels() -> Vec<QuantScheme> {
         let scheme = scheme.with_param(param);
         levels.extend([
             scheme.with_level(QuantLevel::Tensor),
+            scheme.with_level(QuantLevel::block([4])),
             scheme.with_level(QuantLevel::block([16])),
             scheme.with_level(QuantLevel::block([2, 16])),
         ]);
@@ -66,6 +68,7 @@ fn stores() -> Vec<QuantStore> {
         QuantStore::PackedU32(0),
         QuantStore::PackedU32(1),
         QuantStore::PackedNative(0),
+        QuantStore::PackedNative(1),
     ]
 }
 

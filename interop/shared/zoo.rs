@@ -230,6 +230,7 @@ zoo! { |at, d|
     quantized => Quantized {
         values: quant::parameters(at, "values", [4, 32]),
         odd: quant::parameters(at, "odd", [3, 5]),
+        small: quant::parameters(at, "small", [2, 8]),
     };
     #[cfg(feature = "since_0_22")]
     lora => burn::module::Module::apply_lora(basic(d), burn::module::Lora::new(2, 4.0));

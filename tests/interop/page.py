@@ -34,7 +34,9 @@ that does not suffice the file is refused.
 It writes, for every model above, the bytes that the release asked for writes (`burn_version=`, 0.22 by default): the
 tables hold for its files as they do for Burn's. To be read by Burn 0.19 a file must be written for 0.19, to be read by
 any later one for 0.20 or later; `Bool` tensors do not cross the step from 0.20 to 0.21, nor quantized tensors that from
-0.21 to 0.22. A file of one release becomes one of another by opening it and saving it with that `burn_version`:
+0.21 to 0.22. In 0.19 a tuple adds nothing to the paths of what it holds (`pair.weight` where later releases say
+`pair.0.weight`): such a model needs its names changed as well. A file of one release becomes one of another by opening
+it and saving it with that `burn_version`:
 
 ```python
 >>> import burnstore as bs
@@ -44,6 +46,11 @@ any later one for 0.20 or later; `Bool` tensors do not cross the step from 0.20 
 '0.22.1'
 
 ```
+
+Records of optimizers and schedulers that Burn 0.21 saved, turned into Burnpack by `burnstore.migrate`, are loaded by
+Burn 0.22, which goes on with the training as Burn 0.21 does: the same parameters and learning rates after the next
+steps, for Adam (AMSGrad, too), AdamW, Sgd with momentum, AdaGrad, RmsProp (centered, too), Adan; for the schedulers
+Linear, Cosine, Exponential, Noam, Step and a composed one.
 """
 
 

@@ -209,20 +209,34 @@ class Program:
         )
 
 
-@cache
 def program(version: str) -> Program:
     """The program of a version, built now if it is not yet; UnavailableError where it cannot be."""
+    return _described(version, built(version))
+
+
+@cache
+def _described(version: str, binary: Path) -> Program:
+    return Program(version, binary)
+
+
+@cache
+def built(version: str, name: str = "burn-interop") -> Path:
+    """The binary of a version's package, built now if it is not yet; UnavailableError where it cannot be."""
     if not BUILD.is_file():
         raise UnavailableError("interop/build is not part of this tree")
     if shutil.which("cargo", path=_path()) is None:
         raise UnavailableError("there is no cargo on this machine: install Rust to run Burn itself")
     done = subprocess.run(
-        [BUILD, version], stdout=subprocess.PIPE, encoding="utf-8", env={**os.environ, "PATH": _path()}, check=False
+        [BUILD, version, name],
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+        env={**os.environ, "PATH": _path()},
+        check=False,
     )
     lines = done.stdout.strip().splitlines()
     if done.returncode != 0 or not lines:
-        raise ProgramError(f"interop/build {version} failed with status {done.returncode}")
-    return Program(version, Path(lines[-1]))
+        raise ProgramError(f"interop/build {version} {name} failed with status {done.returncode}")
+    return Path(lines[-1])
 
 
 def asked_versions() -> tuple[str, ...]:

@@ -17,8 +17,8 @@ from .program import VERSIONS
 def needs_adapters(burn, model):
     if VERSIONS.index(burn.version) < VERSIONS.index("0.21"):
         pytest.skip(f"Burnpack files have no adapters in Burn {burn.version}")
-    if (burn.version, model) in zoo.UNDECLARED:
-        pytest.skip(zoo.UNDECLARED[burn.version, model])
+    if (burn.version, model) in zoo.WITHOUT_CONTAINERS:
+        pytest.skip(zoo.WITHOUT_CONTAINERS[burn.version, model])
 
 
 @pytest.mark.parametrize("adapter", TO)
@@ -54,8 +54,8 @@ def test_burns_safetensors_for_pytorch_has_the_names_shapes_and_bytes_of_our_ada
     path = generated.file(model, "torch.safetensors")
     if not path.exists():
         pytest.skip(f"Burn {burn.version} does not write it: {generated.failure(model, 'torch.safetensors')}")
-    if (burn.version, model) in zoo.UNDECLARED:
-        pytest.skip(zoo.UNDECLARED[burn.version, model])
+    if (burn.version, model) in zoo.WITHOUT_CONTAINERS:
+        pytest.skip(zoo.WITHOUT_CONTAINERS[burn.version, model])
     adapted = bs.collect(generated.filled(model, burn.version), adapter=to_adapter("pytorch", burn.version))
     assert {t.path: (list(t.shape), hashlib.sha256(t.to_bytes()).hexdigest()) for t in adapted} == in_safetensors(path)
 

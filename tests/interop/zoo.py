@@ -16,11 +16,11 @@ from models import Basic, Block, Bools, Empty, Enums, Leaf, Names, Nested, Scala
 
 from .program import NEWEST, VERSIONS
 
-UNDECLARED = {("0.19", "nested"): "a tuple adds nothing to a path in Burn 0.19"}
-"""Models that cannot be declared as a version stores them."""
+WITHOUT_CONTAINERS = {("0.19", "nested"): "a tuple is no container in Burn 0.19 and adds nothing to a path"}
+"""Models that can be declared with the paths of a version, but not with its containers and kinds of modules."""
 
 QUANTIZED = "quantized"
-QUANTIZED_SHAPES = {"values": [4, 32], "odd": [3, 5]}
+QUANTIZED_SHAPES = {"values": [4, 32], "odd": [3, 5], "small": [2, 8]}
 
 
 class Outer(nn.Enum):
@@ -75,13 +75,31 @@ class Layers(nn.Module):
         self.layers = _linears(count)
 
 
+class PathlessPair(nn.Module):
+    """A Linear and a LayerNorm whose parameters lie side by side: how Burn 0.19 names those of a tuple."""
+
+    def __init__(self, linear: nn.Linear, norm: nn.LayerNorm) -> None:
+        self.weight = linear.weight
+        self.bias = linear.bias
+        self.gamma = norm.gamma
+        self.beta = norm.beta
+
+
+def _nested(version: str) -> Nested:
+    model = Nested()
+    if version == "0.19":
+        model.pair = PathlessPair(*model.pair)
+    return model
+
+
 class Quantized(nn.Module):
-    """As many as the version has schemes, of a shape that fills words and blocks and of one that does not."""
+    """As many as the version has schemes: of a shape that fills words and blocks, of one that does not, and a small."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         counts = {name: sum(path.startswith(f"{name}.") for path in paths) for name in QUANTIZED_SHAPES}
         self.values = [nn.Param(QUANTIZED_SHAPES["values"]) for _ in range(counts["values"])]
         self.odd = [nn.Param(QUANTIZED_SHAPES["odd"]) for _ in range(counts["odd"])]
+        self.small = [nn.Param(QUANTIZED_SHAPES["small"]) for _ in range(counts["small"])]
 
 
 class Tied(nn.Module):
@@ -222,7 +240,7 @@ _ROWS: list[tuple[str, str, Make]] = [
     ("activations", "0.19", _fixed(Activations)),
     ("norms", "0.19", _fixed(Norms)),
     ("basic", "0.19", _fixed(Basic)),
-    ("nested", "0.19", _fixed(Nested)),
+    ("nested", "0.19", _nested),
     ("enums", "0.19", _fixed(Enums)),
     ("nested_enums", "0.19", _fixed(NestedEnums)),
     ("containers", "0.20", _fixed(Containers)),

@@ -54,6 +54,16 @@ def test_public_attributes_are_walked_in_their_order():
     assert containers(Linear())["weight"] == ("Struct:Linear",)
 
 
+@pytest.mark.parametrize("container", [list, dict])
+def test_a_module_that_is_a_container_as_well_is_walked_as_a_module(container):
+    class Both(nn.Module, container):
+        def __init__(self):
+            super().__init__()
+            self.weight = np.zeros(2)
+
+    assert containers(Both()) == {"weight": ("Struct:Both",)}
+
+
 def test_dataclasses_lists_tuples_dicts_and_none_nest():
     model = {"blocks": [Block(second=Linear()), Block()], "pair": (Linear(), np.zeros(1)), "none": None}
     assert paths(model) == [

@@ -212,10 +212,12 @@ def kinds(model: Any, *, skip_enum_variants: bool = False) -> dict[str, ModuleKi
         kind = _kind_of(value)
         if kind is not None:
             found[path] = kind
+        below = []
         for segment, container, child, _ in _children(type(value))(value):
             if not isinstance(child, (np.ndarray, Holder)) and _KINDS[type(child)] is not None:
                 skipped = skip_enum_variants and container.startswith("Enum:")
-                pending.append((path if skipped else f"{path}.{segment}" if path else segment, child))
+                below.append((path if skipped else f"{path}.{segment}" if path else segment, child))
+        pending += reversed(below)  # the first comes first: a file that goes by them has the model's order
     return found
 
 
@@ -290,6 +292,13 @@ def _kind(kind: type) -> Any:
 
 
 def _children(kind: type) -> Callable[[Any], Children]:
+    # The built-in containers first, by their bases: an abstract class asks all of its subclasses before it says no, and
+    # for the first list of a model that would take longer than the rest of the walk.
+    if not {Struct, Variant}.intersection(kind.__mro__):
+        if issubclass(kind, dict):
+            return _items
+        if issubclass(kind, (list, tuple)):
+            return _elements
     if issubclass(kind, Variant):
         return _payload
     if issubclass(kind, Struct):
