@@ -9,13 +9,17 @@ BURN_VERSIONS ?= 0.19 0.20 0.21 0.22 0.23-pre
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: demo test lint types contracts wheel bench fuzz fuzz-safetensors fuzz-pytorch kill interop interop-all matrix bench-burn fuzz-interop clean
+.PHONY: demo test docs lint types contracts wheel bench fuzz fuzz-safetensors fuzz-pytorch kill interop interop-all matrix bench-burn fuzz-interop clean
 
 demo: $(INSTALLED)
 	$(BIN)/python docs/demo.py
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto
+
+# The documentation as a site in build/docs; a link that leads nowhere is an error.
+docs: $(INSTALLED)
+	$(BIN)/python docs/site.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

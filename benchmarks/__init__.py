@@ -16,6 +16,6 @@ name in `SUBJECTS`. Results are kept in ``benchmarks/results/``, which git ignor
 
 from __future__ import annotations
 
-SUBJECTS = ("burnpack", "safetensors", "records", "models", "torch", "pytorch", "startup")
+SUBJECTS = ("burnpack", "safetensors", "records", "models", "torch", "pytorch", "jobs", "startup")
 ALL_SUBJECTS = (*SUBJECTS, "burn")
 """Those that need more than Python (Rust, to build the original) run when they are asked for."""

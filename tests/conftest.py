@@ -47,6 +47,14 @@ def _no_descriptor_leaks() -> Iterator[None]:
     assert not leaked, f"left open: {sorted(leaked)}"
 
 
+@pytest.fixture(scope="session")
+def spawning() -> None:
+    """For tests with processes: Python's own helper, which the first one starts, holds a pipe until the end."""
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()
+
+
 RunPython = Callable[..., str]
 
 

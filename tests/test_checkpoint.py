@@ -352,3 +352,26 @@ def test_files_of_every_release_can_be_read_by_threads_of_one_checkpoint(version
         names = list(f) * 20
         found = list(pool.map(lambda name: f[name].to_bytes(), names))
         assert found == [f[name].to_bytes() for name in names]
+
+
+def test_places_tell_where_bytes_lie_and_where_they_do_not(tmp_path: Path) -> None:
+    tensors = {f"t{at}": np.full(100, at, np.float32) for at in range(4)}
+    bs.save(tensors, tmp_path / "one.bpk", durable=False)
+    bs.save(tensors, tmp_path / "set.safetensors", max_shard_size=900, durable=False)
+    for path in (tmp_path / "one.bpk", tmp_path / "set.safetensors"):
+        with bs.open(path) as f:
+            for (name, place), snapshot in zip(zip(f, f.places(), strict=True), f.values(), strict=True):
+                assert place == (f.file_of(name), f.offset_of(name))
+                raw = Path(place[0]).read_bytes()
+                assert raw[place[1] :][:400] == tensors[name].tobytes() == snapshot.to_bytes()
+                assert snapshot.lies_in_source
+    records = Path(__file__).parent / "fixtures" / "records" / "0.21.0"
+    with bs.open(records / "basic.namedmpkgz.full.mpk.gz") as f:
+        assert list(f.places()) == [None] * len(f) != []
+
+
+def test_descriptions_are_those_of_the_snapshots() -> None:
+    weight = TensorSnapshot.from_numpy("w", np.zeros((2, 3)), param_id=7)
+    bias = TensorSnapshot.from_numpy("b", np.ones(2))
+    with bs.open(bs.serialize([weight, bias], format="burnpack")) as f:
+        assert list(f.descriptions()) == [("w", DType.F64, (2, 3), 48, 7), ("b", DType.F64, (2,), 16, None)]

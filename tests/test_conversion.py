@@ -220,21 +220,22 @@ def test_names_too_deep_for_a_tree_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_was_written_is_read_back(torch_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from burnstore import conversion
+    from burnstore import assembly
 
-    real = conversion.save
+    real = assembly.open_checkpoint
 
-    def save_and_damage(tensors: Any, target: Any, **options: Any) -> None:
-        real(tensors, target, **options)
-        with Path(target).open("r+b") as file:
+    def damage_and_open(path: Any, **options: Any) -> Any:
+        with Path(path).open("r+b") as file:
             file.seek(-1, 2)
             last = file.read(1)
             file.seek(-1, 2)
             file.write(bytes([last[0] ^ 1]))
+        return real(path, **options)
 
-    monkeypatch.setattr(conversion, "save", save_and_damage)
+    monkeypatch.setattr(assembly, "open_checkpoint", damage_and_open)
     with pytest.raises(bs.CorruptError, match="not what was read"):
         bs.convert(torch_file, tmp_path / "x.bpk", like=Net())
+    assert not (tmp_path / "x.bpk").exists()
     bs.convert(torch_file, tmp_path / "y.bpk", like=Net(), verify=False)
 
 
@@ -284,3 +285,254 @@ def test_a_weight_that_is_no_matrix_is_a_shape_that_does_not_fit(tmp_path: Path)
     assert [(error.kind, error.path) for error in result.errors] == [("ShapeMismatch", "weight")]
     with pytest.raises(bs.ModelError, match="no matrix"):
         bs.convert(tmp_path / "a.safetensors", tmp_path / "a.bpk", rules={"^$": "Linear"})
+
+
+def test_tensors_are_in_the_order_of_the_declared_model(torch_file: Path, tmp_path: Path) -> None:
+    bs.save(Net(), tmp_path / "declared.bpk")
+    bs.convert(torch_file, tmp_path / "converted.bpk", like=Net())
+    with bs.open(tmp_path / "declared.bpk") as declared, bs.open(tmp_path / "converted.bpk") as converted:
+        assert [name for name in converted if name != "scale"] == [name for name in declared if name != "scale"]
+
+
+# --- filter, rename, cast, adapters, texts ----------------------------------------------------------------------------
+
+
+def test_a_filter_and_renames_come_before_the_layout(torch_file: Path, tmp_path: Path) -> None:
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            self.head = nn.Linear(3, 4)
+
+    done = bs.convert(
+        torch_file, tmp_path / "x.bpk", filter=r"^fc\.", rename=[r"^fc\.=>head."], like=Head(), receipt=True
+    )
+    assert done.tensors == 2
+    with bs.open(tmp_path / "x.bpk") as f:
+        assert list(f) == ["head.weight", "head.bias"] and np.array_equal(
+            f["head.weight"].numpy(), TORCH["fc.weight"].T
+        )
+    said = bs.read_receipt(tmp_path / "x.bpk.receipt.json")
+    assert [(tensor.name, tensor.made_of) for tensor in said.tensors] == [
+        ("head.weight", ("fc.weight",)),
+        ("head.bias", ("fc.bias",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    "renames",
+    [
+        {r"^fc\.(\w+)$": "head.$1"},
+        [(r"^fc\.(\w+)$", r"head.\1")],
+        [r"^fc\.(\w+)$=>head.$1"],
+        r"^fc\.(\w+)$=>head.${1}",
+        bs.KeyRemapper().add_pattern(r"^fc\.(\w+)$", "head.$1"),
+    ],
+    ids=["mapping", "pairs", "texts", "text", "remapper"],
+)
+def test_renames_can_be_said_in_every_way(torch_file: Path, tmp_path: Path, renames: Any) -> None:
+    bs.convert(torch_file, tmp_path / "x.safetensors", rename=renames)
+    with bs.open(tmp_path / "x.safetensors") as f:
+        assert {"head.weight", "head.bias"} <= set(f) and "fc.weight" not in f
+
+
+def test_filters_with_flags_and_several_of_them(torch_file: Path, tmp_path: Path) -> None:
+    import re
+
+    done = bs.convert(
+        torch_file, tmp_path / "x.safetensors", filter=["^fc", re.compile("^NORM", re.IGNORECASE)], receipt=True
+    )
+    assert done.tensors == 4
+    assert bs.read_receipt(f"{tmp_path}/x.safetensors.receipt.json").recipe["filter"] == ["^fc", "(?i)^NORM"]
+    assert bs.replay(f"{tmp_path}/x.safetensors.receipt.json", tmp_path / "y.safetensors").tensors == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "text"),
+    [
+        ({"filter": "^nothing"}, bs.PatternError, "found in no tensor's name"),
+        ({"filter": ["^fc", "^nothing"]}, bs.PatternError, "'\\^nothing'"),
+        ({"filter": "("}, bs.PatternError, "Invalid regex"),
+        ({"rename": ["^nothing=>x"]}, bs.PatternError, "renames no tensor"),
+        ({"rename": ["nothing"]}, bs.PatternError, "is no rule"),
+        ({"rename": [r"^fc=>$2"]}, bs.PatternError, "names group"),
+        ({"rename": [(1, 2, 3)]}, TypeError, "a rule for names"),
+        ({"rename": [r"^fc\.\w+$=>x"]}, bs.DuplicateNameError, "both renamed"),
+        ({"cast": "i64"}, bs.DTypeError, "not cast to I64"),
+        ({"cast": "f4"}, bs.DTypeError, "not cast to F4"),
+        ({"cast": "F8_E8M0"}, bs.DTypeError, "not cast to F8_E8M0"),
+        ({"cast": "bf17"}, bs.DTypeError, "not a dtype"),
+        ({"adapter": "Unheard"}, ValueError, "no adapter"),
+        ({"adapter": 3}, TypeError, "an adapter is"),
+        ({"metadata": {"burnstore.layout": "burn"}}, ValueError, "burnstore's own"),
+        ({"metadata": {"a": 3}}, TypeError, "maps str to str"),
+        ({"layout": "jax"}, ValueError, "a layout is one of"),
+        ({"source_layout": "jax"}, ValueError, "a layout is one of"),
+        ({"resume": True}, ValueError, "max_shard_size"),
+        ({"receipt": True, "verify": False}, ValueError, "verify"),
+        ({"executor": 0}, ValueError, "positive"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_refused_and_nothing_written(
+    torch_file: Path, tmp_path: Path, options: dict[str, Any], kind: type[Exception], text: str
+) -> None:
+    with pytest.raises(kind, match=text):
+        bs.convert(torch_file, tmp_path / "x.safetensors", **options)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["torch.safetensors"]
+
+
+def test_casting_takes_floats_only_and_equals_numpys(tmp_path: Path) -> None:
+    values = {"f": rand(300, 7), "i": np.arange(5), "b": np.array([True]), "d": rand(4).astype(np.float64)}
+    bs.save(values, tmp_path / "a.safetensors")
+    bs.convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", cast="f16")
+    with bs.open(tmp_path / "b.safetensors") as f:
+        assert {name: str(f[name].dtype) for name in f} == {"f": "F16", "d": "F16", "i": "I64", "b": "Bool"}
+        assert np.array_equal(f["f"].numpy(), values["f"].astype(np.float16))
+    bs.save({"f": np.array([1e6, 1.0], F32)}, tmp_path / "c.safetensors")
+    with pytest.raises(bs.DTypeError, match="1 finite values, up to 1e\\+06, are too large for F16") as caught:
+        bs.convert(tmp_path / "c.safetensors", tmp_path / "d.safetensors", cast="f16")
+    assert caught.value.tensor == "f" and not (tmp_path / "d.safetensors").exists()
+
+
+def test_an_adapter_goes_by_the_modules(torch_file: Path, tmp_path: Path) -> None:
+    with pytest.raises(bs.ModelError, match="nothing tells what they are"):
+        bs.convert(torch_file, tmp_path / "x.safetensors", adapter="HalfPrecisionAdapter")
+    bs.convert(torch_file, tmp_path / "x.safetensors", adapter="HalfPrecisionAdapter", rules=RULES)
+    with bs.open(tmp_path / "x.safetensors") as f:
+        assert f.layout == "torch" and str(f["fc.weight"].dtype) == "F16" and str(f["scale"].dtype) == "F32"
+    bs.convert(torch_file, tmp_path / "y.bpk", adapter=bs.HalfPrecisionAdapter, like=Net(), receipt=True)
+    with bs.open(tmp_path / "y.bpk") as f:
+        assert f["fc.weight"].shape == (3, 4) and str(f["fc.weight"].dtype) == "F16"
+    assert bs.replay(f"{tmp_path}/y.bpk.receipt.json", tmp_path / "z.bpk").tensors == len(bs.open(tmp_path / "y.bpk"))
+
+
+def test_an_adapter_of_layouts_takes_the_place_of_the_view(tmp_path: Path) -> None:
+    values = {name: TORCH[name] for name in TORCH if name.startswith(("fc", "norm"))}
+    bs.save(values, tmp_path / "a.safetensors", metadata={"format": "pt"})
+    rules = {"^fc$": "Linear", "^norm$": "LayerNorm"}
+    bs.convert(tmp_path / "a.safetensors", tmp_path / "a.bpk", adapter="PyTorchToBurnAdapter", rules=rules)
+    bs.convert(tmp_path / "a.safetensors", tmp_path / "b.bpk", rules=rules)
+    assert contents(tmp_path / "a.bpk") == contents(tmp_path / "b.bpk")
+    with bs.open(tmp_path / "a.bpk") as f:
+        assert f.layout == "burn"
+
+
+def test_texts_are_added_replaced_and_taken_away_and_never_lie_about_the_layout(
+    torch_file: Path, tmp_path: Path
+) -> None:
+    bs.convert(torch_file, tmp_path / "x.safetensors", metadata={"author": "me", "epochs": None})
+    with bs.open(tmp_path / "x.safetensors") as f:
+        assert dict(f.metadata) == {"format": "pt", "author": "me"}
+    bs.convert(torch_file, tmp_path / "y.safetensors", metadata={"format": "np"})
+    with bs.open(tmp_path / "y.safetensors") as f:
+        assert f.layout == "torch" and f.metadata["format"] == "np"
+
+
+# --- several sources --------------------------------------------------------------------------------------------------
+
+
+def test_several_sources_make_one_target(torch_file: Path, tmp_path: Path) -> None:
+    parts = [{name: TORCH[name] for name in TORCH if name < "l"}, {name: TORCH[name] for name in TORCH if name > "l"}]
+    paths = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
+    for path, part, epochs in zip(paths, parts, "12", strict=True):
+        bs.save(part, path, metadata={"format": "pt", "epochs": epochs})
+    done = bs.convert(paths, tmp_path / "x.bpk", like=Net(), receipt=True)
+    assert done.tensors == len(contents(tmp_path / "x.bpk")) and any("'epochs'" in note for note in done.notes)
+    bs.convert(torch_file, tmp_path / "y.bpk", like=Net())
+    assert contents(tmp_path / "x.bpk") == contents(tmp_path / "y.bpk")
+    assert bs.check_receipt(f"{tmp_path}/x.bpk.receipt.json").is_fine
+    for path, part in zip(("p", "q"), (r"^(fc|norm|attn)\.", r"^(lstm|scale)"), strict=True):
+        bs.convert(tmp_path / "x.bpk", tmp_path / f"{path}.bpk", filter=part)
+    bs.convert([tmp_path / "p.bpk", tmp_path / "q.bpk"], tmp_path / "back.safetensors", layout="torch")
+    assert contents(tmp_path / "back.safetensors") == contents(torch_file)
+
+
+def test_two_sources_with_one_name_or_of_two_layouts_are_refused(torch_file: Path, tmp_path: Path) -> None:
+    bs.convert(torch_file, tmp_path / "a.safetensors", filter="^fc")
+    with pytest.raises(bs.DuplicateNameError, match=r"torch\.safetensors and in .*a\.safetensors") as caught:
+        bs.convert([torch_file, tmp_path / "a.safetensors"], tmp_path / "x.safetensors")
+    assert caught.value.tensor == "fc.bias" and "merge" in str(caught.value)
+    with pytest.raises(bs.DuplicateNameError):
+        bs.convert([torch_file, torch_file], tmp_path / "x.safetensors")
+    bs.save({"other": rand(3)}, tmp_path / "b.bpk")
+    with pytest.raises(bs.ModelError, match="do not have one layout"):
+        bs.convert([torch_file, tmp_path / "b.bpk"], tmp_path / "x.safetensors")
+    with pytest.raises(ValueError, match="no source"):
+        bs.convert([], tmp_path / "x.safetensors")
+
+
+# --- scalars, shards, the same file -----------------------------------------------------------------------------------
+
+
+def test_numbers_beside_the_tensors_go_along_or_are_said_to_be_left_out(tmp_path: Path) -> None:
+    bs.save({"w": rand(3)}, tmp_path / "a.bpk", scalars={"step": 7, "rate": 0.5})
+    bs.convert(tmp_path / "a.bpk", tmp_path / "b.bpk", receipt=True)
+    assert (tmp_path / "a.bpk").read_bytes() == (tmp_path / "b.bpk").read_bytes()
+    bs.replay(f"{tmp_path}/b.bpk.receipt.json", tmp_path / "c.bpk")
+    assert (tmp_path / "a.bpk").read_bytes() == (tmp_path / "c.bpk").read_bytes()
+    done = bs.convert(tmp_path / "a.bpk", tmp_path / "a.safetensors")
+    assert any("step" in note and "left out" in note for note in done.notes)
+
+
+def test_a_set_of_shards_is_a_source_and_a_target(torch_file: Path, tmp_path: Path) -> None:
+    done = bs.convert(torch_file, tmp_path / "set.safetensors", max_shard_size=200)
+    assert len(done.files) > 3 and done.files[0].endswith(".index.json")
+    assert contents(tmp_path / "set.safetensors") == contents(torch_file)
+    bs.convert(tmp_path / "set.safetensors.index.json", tmp_path / "x.bpk", like=Net())
+    bs.convert(torch_file, tmp_path / "y.bpk", like=Net())
+    assert contents(tmp_path / "x.bpk") == contents(tmp_path / "y.bpk")
+
+
+def test_a_source_is_never_its_own_target(torch_file: Path, tmp_path: Path) -> None:
+    before = torch_file.read_bytes()
+    (tmp_path / "link.safetensors").symlink_to(torch_file)
+    (tmp_path / "hard.safetensors").hardlink_to(torch_file)
+    for target in (torch_file, tmp_path / "link.safetensors", tmp_path / "hard.safetensors"):
+        with pytest.raises(bs.SaveError, match="source and target are the same file"):
+            bs.convert(torch_file, target, overwrite=True)
+    with pytest.raises(bs.SaveError, match="same file"):
+        bs.convert(torch_file, tmp_path / "x.safetensors", receipt=torch_file, overwrite=True)
+    bs.convert(torch_file, tmp_path / "set.safetensors", max_shard_size=200)
+    shard = next(tmp_path.glob("set-00001*"))
+    with pytest.raises(bs.SaveError, match="same file"):  # the shard would go with the set that is replaced
+        bs.convert(shard, tmp_path / "set.safetensors", max_shard_size=200, overwrite=True)
+    with pytest.raises(bs.SaveError, match="same file"):
+        bs.convert(tmp_path / "set.safetensors", tmp_path / "set.safetensors", max_shard_size=300, overwrite=True)
+    assert torch_file.read_bytes() == before and contents(tmp_path / "set.safetensors") == contents(torch_file)
+
+
+@pytest.mark.parametrize("name", ["x.pt", "x.mpk", "x.unknown"])
+def test_what_cannot_be_written_is_refused_before_anything_is_opened(tmp_path: Path, name: str) -> None:
+    with pytest.raises((bs.UnsupportedError, bs.UnknownFormatError)) as caught:
+        bs.convert(tmp_path / "not there", tmp_path / name)
+    assert caught.value.hint is not None
+
+
+# --- rules in files ---------------------------------------------------------------------------------------------------
+
+
+def test_rules_come_from_files_of_lines_or_json(torch_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "lines").write_text("# kinds\n\n" + "\n".join(f"{old} = {kind}" for old, kind in RULES.items()) + "\n")
+    (tmp_path / "json").write_text(json.dumps(RULES))
+    for name in ("lines", "json"):
+        bs.convert(torch_file, tmp_path / f"{name}.bpk", rules=tmp_path / name)
+    assert contents(tmp_path / "lines.bpk") == contents(tmp_path / "json.bpk")
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"# nothing\n", b"^fc$ Linear\n", b"{", b'{"a": 3}', b"\xff", b"{" * 10_000, b"[1]", b"x" * (2 << 20)]
+)
+def test_files_that_hold_no_rules_are_refused(torch_file: Path, tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "rules").write_bytes(text)
+    with pytest.raises(bs.FormatError, match="holds no rules") as caught:
+        bs.convert(torch_file, tmp_path / "x.bpk", rules=tmp_path / "rules")
+    assert caught.value.path == str(tmp_path / "rules") and "= Linear" in str(caught.value.hint)
+
+
+def test_a_guess_that_is_ambiguous_carries_its_evidence(torch_file: Path, tmp_path: Path) -> None:
+    bs.save({"a.weight": rand(4, 4), "a.bias": rand(4)}, tmp_path / "a.safetensors", metadata={"format": "pt"})
+    with pytest.raises(bs.AmbiguousError, match="1 modules are ambiguous") as caught:
+        bs.convert(tmp_path / "a.safetensors", tmp_path / "x.bpk", guess=True)
+    assert "square" in caught.value.guess.ambiguous["a"] and "\n" not in caught.value.message
+    assert not (tmp_path / "x.bpk").exists()
+    done = bs.convert(torch_file, tmp_path / "y.bpk", guess=True, filter="^(fc|norm)")
+    assert done.guess is not None and set(done.guess.evidence) == {"fc", "norm"}

@@ -17,6 +17,7 @@ from .checkpoint import open_checkpoint as open
 from .dtype import DType, Kind
 from .errors import (
     AlreadyExistsError,
+    AmbiguousError,
     BurnstoreError,
     ChangedError,
     ClosedError,
@@ -27,6 +28,7 @@ from .errors import (
     FormatError,
     LimitError,
     LoadError,
+    MergeError,
     MissingDependencyError,
     MissingTensorsError,
     ModelError,
@@ -45,21 +47,34 @@ from .param_id import ParamId
 from .scalar import Scalar
 from .snapshot import TensorSnapshot
 from .tensor_data import TensorData
+from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from . import nn
+    from .comparing.diff_result import Diff, TensorDiff
+    from .comparing.difference import Difference
+    from .comparing.diffing import diff
     from .config import config_from_file, save_config
-    from .conversion import Conversion, convert
+    from .converting.conversion import Conversion, convert, replay
+    from .converting.receipt import Receipt, ReceiptCheck, check_receipt, read_receipt
+    from .device.buffers import configure_transfers, release_pinned_memory
+    from .explaining.explanation import Explanation, LayoutChange, Move, explain
     from .formats.pytorch.values import Opaque
+    from .inspecting.inspection import Inspection, TensorRow, Totals, inspect
+    from .inspecting.outlining import Outline, outline
     from .loading import load, load_from, save_into
+    from .merging.combining import MergedTensor
+    from .merging.merge import Merge, MergeSource, merge
     from .migration import Migration, migrate, migrate_folder
     from .modules.apply import apply
     from .modules.bindings import register_binding
     from .modules.collect import collect
     from .modules.result import ApplyError, ApplyResult, MissingTensor
     from .pytorch_reader import PytorchMetadata, PytorchReader
+    from .reporting.report import Report, report
     from .saving import save, serialize
     from .scanning import Finding, Scan, scan, scan_folder
+    from .stats import TensorStats
     from .stores.base import Store
     from .stores.burnpack import BurnpackStore
     from .stores.importers import AdapterType, LoadArgs, PyTorchFileRecorder, SafetensorsFileRecorder
@@ -98,9 +113,10 @@ if TYPE_CHECKING:
     from .transforms.filter import PathFilter
     from .transforms.guess import guess_kinds
     from .transforms.indices import map_indices_contiguous, map_indices_contiguous_except
+    from .transforms.partition import Partition
     from .transforms.remap import KeyRemapper
-
-__version__ = "0.1.0"
+    from .verifying.folder_verification import verify_folder
+    from .verifying.verification import TensorCheck, Verification, verify
 
 # What opening a file does not need is imported when it is first asked for.
 _LATER = {
@@ -114,8 +130,10 @@ _LATER = {
     "ChainAdapter": "transforms.adapters",
     "CompactRecorder": "stores.record",
     "ContainerPath": "transforms.containers",
-    "Conversion": "conversion",
+    "Conversion": "converting.conversion",
     "DefaultRecorder": "stores.record",
+    "Diff": "comparing.diff_result",
+    "Difference": "comparing.difference",
     "DoublePrecisionSettings": "stores.record",
     "FloatCastAdapter": "transforms.adapters",
     "FullPrecisionSettings": "stores.record",
@@ -125,13 +143,21 @@ _LATER = {
     "JsonGzFileRecorder": "stores.record",
     "KeyRemapper": "transforms.remap",
     "LoadArgs": "stores.importers",
+    "Merge": "merging.merge",
+    "MergeSource": "merging.merge",
+    "MergedTensor": "merging.combining",
     "Migration": "migration",
     "Opaque": "formats.pytorch.values",
     "MissingTensor": "modules.result",
     "ModuleAdapter": "transforms.adapters",
     "NamedMpkFileRecorder": "stores.record",
     "NamedMpkGzFileRecorder": "stores.record",
+    "Explanation": "explaining.explanation",
     "Finding": "scanning",
+    "LayoutChange": "explaining.explanation",
+    "Move": "explaining.explanation",
+    "explain": "explaining.explanation",
+    "Partition": "transforms.partition",
     "PathFilter": "transforms.filter",
     "PrettyJsonFileRecorder": "stores.record",
     "PyTorchFileRecorder": "stores.importers",
@@ -139,16 +165,25 @@ _LATER = {
     "PytorchMetadata": "pytorch_reader",
     "PytorchReader": "pytorch_reader",
     "PytorchStore": "stores.pytorch",
+    "Receipt": "converting.receipt",
+    "ReceiptCheck": "converting.receipt",
     "Record": "stores.record",
     "RecordTensor": "stores.record",
+    "Report": "reporting.report",
     "SafetensorsFileRecorder": "stores.importers",
     "SafetensorsStore": "stores.safetensors",
     "Scan": "scanning",
     "Store": "stores.base",
+    "TensorCheck": "verifying.verification",
+    "TensorDiff": "comparing.diff_result",
+    "Verification": "verifying.verification",
     "apply": "modules.apply",
+    "check_receipt": "converting.receipt",
     "collect": "modules.collect",
     "config_from_file": "config",
-    "convert": "conversion",
+    "configure_transfers": "device.buffers",
+    "convert": "converting.conversion",
+    "diff": "comparing.diffing",
     "guess_kinds": "transforms.guess",
     "load": "loading",
     "load_file": "stores.record",
@@ -156,11 +191,16 @@ _LATER = {
     "load_record": "stores.record",
     "map_indices_contiguous": "transforms.indices",
     "map_indices_contiguous_except": "transforms.indices",
+    "merge": "merging.merge",
     "migrate": "migration",
     "migrate_folder": "migration",
     "open_record": "stores.record",
+    "read_receipt": "converting.receipt",
     "record_of": "stores.record",
     "register_binding": "modules.bindings",
+    "replay": "converting.conversion",
+    "report": "reporting.report",
+    "release_pinned_memory": "device.buffers",
     "save": "saving",
     "save_config": "config",
     "save_file": "stores.record",
@@ -168,6 +208,15 @@ _LATER = {
     "scan": "scanning",
     "scan_folder": "scanning",
     "serialize": "saving",
+    "verify": "verifying.verification",
+    "verify_folder": "verifying.folder_verification",
+    "Inspection": "inspecting.inspection",
+    "Outline": "inspecting.outlining",
+    "TensorRow": "inspecting.inspection",
+    "TensorStats": "stats",
+    "Totals": "inspecting.inspection",
+    "inspect": "inspecting.inspection",
+    "outline": "inspecting.outlining",
 }
 
 
@@ -187,6 +236,7 @@ def __dir__() -> list[str]:
 __all__ = [
     "AdapterType",
     "AlreadyExistsError",
+    "AmbiguousError",
     "ApplyError",
     "ApplyResult",
     "BinFileRecorder",
@@ -206,8 +256,11 @@ __all__ = [
     "DType",
     "DTypeError",
     "DefaultRecorder",
+    "Diff",
+    "Difference",
     "DoublePrecisionSettings",
     "DuplicateNameError",
+    "Explanation",
     "Finding",
     "FloatCastAdapter",
     "FormatError",
@@ -215,23 +268,32 @@ __all__ = [
     "HalfPrecisionAdapter",
     "HalfPrecisionSettings",
     "IdentityAdapter",
+    "Inspection",
     "JsonGzFileRecorder",
     "KeyRemapper",
     "Kind",
+    "LayoutChange",
     "LimitError",
     "Limits",
     "LoadArgs",
     "LoadError",
+    "Merge",
+    "MergeError",
+    "MergeSource",
+    "MergedTensor",
     "Migration",
     "MissingDependencyError",
     "MissingTensor",
     "MissingTensorsError",
     "ModelError",
     "ModuleAdapter",
+    "Move",
     "NamedMpkFileRecorder",
     "NamedMpkGzFileRecorder",
     "Opaque",
+    "Outline",
     "ParamId",
+    "Partition",
     "PathFilter",
     "PatternError",
     "PrettyJsonFileRecorder",
@@ -241,41 +303,61 @@ __all__ = [
     "PytorchReader",
     "PytorchStore",
     "ReadError",
+    "Receipt",
+    "ReceiptCheck",
     "Record",
     "RecordTensor",
+    "Report",
     "SafetensorsFileRecorder",
     "SafetensorsStore",
     "SaveError",
     "Scalar",
     "Scan",
     "Store",
+    "TensorCheck",
     "TensorData",
+    "TensorDiff",
     "TensorNotFoundError",
+    "TensorRow",
     "TensorSnapshot",
+    "TensorStats",
+    "Totals",
     "TruncatedError",
     "UnknownFormatError",
     "UnsafeContentError",
     "UnsupportedError",
+    "Verification",
     "apply",
+    "check_receipt",
     "collect",
     "config_from_file",
+    "configure_transfers",
     "convert",
+    "diff",
+    "explain",
     "format_names",
     "guess_kinds",
+    "inspect",
     "load",
     "load_file",
     "load_from",
     "load_record",
     "map_indices_contiguous",
     "map_indices_contiguous_except",
+    "merge",
     "migrate",
     "migrate_folder",
     "nn",
     "open",
     "open_record",
+    "outline",
+    "read_receipt",
     "record_of",
     "register_binding",
     "register_format",
+    "release_pinned_memory",
+    "replay",
+    "report",
     "save",
     "save_config",
     "save_file",
@@ -283,4 +365,6 @@ __all__ = [
     "scan",
     "scan_folder",
     "serialize",
+    "verify",
+    "verify_folder",
 ]

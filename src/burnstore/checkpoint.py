@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .dtype import Kind
+from .collector import collector_paused
+from .dtype import DType, Kind
 from .errors import (
     ChangedError,
     ClosedError,
@@ -18,7 +19,7 @@ from .errors import (
     located,
     printable,
 )
-from .formats.base import Contents, Table
+from .formats.base import Check, Contents, Table
 from .formats.folder import INDEX_SUFFIX, locate
 from .formats.registry import HEAD_BYTES, format_for_bytes, format_named
 from .io.gather import gather
@@ -27,7 +28,7 @@ from .io.source import BytesSource, FileSource, MmapSource, Source
 from .limits import Limits
 from .scalar import Scalar
 from .snapshot import TensorSnapshot
-from .tensor_data import Array, array_from_bytes
+from .tensor_data import Array, Shape, array_from_bytes
 
 if TYPE_CHECKING:
     from .torch_tensor import Device, Tensor
@@ -45,7 +46,7 @@ class Checkpoint(Mapping[str, TensorSnapshot]):
         self._limits = limits
         self._options = options
         self._closed = False
-        with located(path=source.name):
+        with located(path=source.name), collector_paused():
             chosen = (
                 format_for_bytes(source.read_at(0, min(HEAD_BYTES, source.size)))
                 if format_name is None
@@ -127,6 +128,29 @@ class Checkpoint(Mapping[str, TensorSnapshot]):
         """The file in which a tensor's data lie: another for each shard, where there are several."""
         return self._place_of(name)[0]
 
+    def descriptions(self) -> Iterator[tuple[str, DType, Shape, int, int | None]]:
+        """The name, dtype, shape, bytes and parameter id of every tensor: what is known without a snapshot of each."""
+        table = self._table
+        return zip(table.names, table.dtypes, table.shapes, table.sizes, table.param_ids, strict=True)
+
+    def places(self) -> Iterator[tuple[str, int] | None]:
+        """For every tensor its file and the byte of it at which its data begin; None where they do not lie there so.
+
+        That is the case of what had to be unpacked, or is put together from several places.
+        """
+        if self._data is not self._source and not isinstance(self._data, JoinedSource):
+            return iter([None] * len(self))
+        apart, joined = self._table.apart, self._data if isinstance(self._data, JoinedSource) else None
+        return (
+            None if row in apart else (self.path, offset) if joined is None else joined.place_of(offset)
+            for row, offset in enumerate(self._table.offsets)
+        )
+
+    def checks(self) -> Sequence[Check]:
+        """What of the file can be checked beyond opening it and reading its tensors: checksums, padding."""
+        found = getattr(format_named(self._format), "checks", None)
+        return [] if found is None else found(self._source, self._contents, self._limits)
+
     def _place_of(self, name: str) -> tuple[str, int]:
         offset = self._table.offsets[self._row(name)]
         return self._data.place_of(offset) if isinstance(self._data, JoinedSource) else (self.path, offset)
@@ -139,7 +163,7 @@ class Checkpoint(Mapping[str, TensorSnapshot]):
         """
         table = self._picked(names, "numpy")
         plain = table.lying_plainly()
-        with located(path=self._source.name):
+        with located(path=self._source.name), collector_paused():
             arrays = _cut(plain, *gather(self._data, plain.offsets, plain.sizes, plain.alignments()))
         return (
             arrays if plain is table else _completed(table, arrays, lambda row: table.snapshot(row, self._data).numpy())
@@ -149,18 +173,22 @@ class Checkpoint(Mapping[str, TensorSnapshot]):
         """All tensors, or those named, as torch tensors on the CPU or on ``device``; read in few large pieces.
 
         Owned by default; with ``zero_copy`` they share the mapped file, privately: what is written to one stays in this
-        process. Dtypes are as for `TensorSnapshot.torch`. Raises MissingDependencyError without PyTorch.
+        process. To a GPU they go through pinned memory, at the bus's speed; tensors below 1 MiB share an allocation of
+        up to 8 MiB there. Dtypes are as for `TensorSnapshot.torch`. Raises MissingDependencyError without PyTorch.
         """
         from . import torch_tensor  # not at import: torch is imported when tensors of it are asked for
 
         table = self._picked(names, "torch")
         plain = table.lying_plainly()
-        with located(path=self._source.name):
-            buffers, places = gather(self._data, plain.offsets, plain.sizes, plain.alignments())
-            columns = plain.names, plain.dtypes, plain.shapes, plain.sizes
-            tensors = torch_tensor.tensors_from_buffers(*columns, buffers, places)
-        if device is not None:
-            tensors = [torch_tensor.placed(tensor, device) for tensor in tensors]
+        with located(path=self._source.name), collector_paused():
+            if device is None:
+                buffers, places = gather(self._data, plain.offsets, plain.sizes, plain.alignments())
+                columns = plain.names, plain.dtypes, plain.shapes, plain.sizes
+                tensors = torch_tensor.tensors_from_buffers(*columns, buffers, places)
+            else:
+                from .placement import place  # not at import: only who has a device needs it
+
+                tensors = place(plain, self._data, device)
         named = dict(zip(plain.names, tensors, strict=True))
         if plain is table:
             return named
@@ -208,6 +236,14 @@ class Checkpoint(Mapping[str, TensorSnapshot]):
         return (
             f"<Checkpoint {printable(self.path)!r}: {self._format}, {len(self)} tensors, {self.nbytes:,} bytes{state}>"
         )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from .notebook import tensors_panel  # not at import: most programs are no notebooks
+
+        table = self._table
+        dtypes = list(map(str, table.dtypes))
+        return tensors_panel(self.path, self._format, self.layout, table.names, dtypes, table.shapes, self.nbytes)
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._check_open()

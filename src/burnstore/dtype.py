@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from .errors import DTypeError
+from .errors import DTypeError, MissingDependencyError
 
 if TYPE_CHECKING:
     from .quant import QuantScheme
@@ -144,7 +144,10 @@ class DType:
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """The NumPy dtype of the values (little-endian); DTypeError where NumPy and ml_dtypes have none."""
+        """The NumPy dtype of the values (little-endian); DTypeError where NumPy and ml_dtypes have none.
+
+        MissingDependencyError for one of ml_dtypes' (BF16, F8 ...) where that is not installed.
+        """
         if self._numpy is None:
             raise DTypeError(f"NumPy has no dtype for {self.name}")
         return _numpy_dtype(self._numpy)
@@ -207,8 +210,13 @@ def _numpy_dtype(name: str) -> np.dtype[Any]:
     if name.startswith("<") or name in ("bool", "|i1", "|u1"):
         dtype = np.dtype(name)
     else:
-        import ml_dtypes  # only when a tensor needs it: half of burnstore's import time otherwise
-
+        try:
+            import ml_dtypes  # only when a tensor needs it: half of burnstore's import time otherwise
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"NumPy has no {name}: the package ml_dtypes has, and it is not installed",
+                hint="pip install ml_dtypes, or take a torch tensor with torch(), or the bytes with to_bytes()",
+            ) from error
         dtype = np.dtype(getattr(ml_dtypes, name))
     return dtype
 

@@ -13,8 +13,10 @@
     ├── DuplicateNameError (ValueError)     two tensors claim one name
     ├── PatternError (ValueError)           a regular expression or a replacement text is invalid
     ├── ModelError (ValueError)             a model cannot be walked, or cannot take a value
+    │   └── AmbiguousError                  a guess would be needed where more than one is right; ``guess`` has it
     ├── LoadError (ValueError)              tensors did not fit the model; ``result`` has the report
     │   └── MissingTensorsError             parameters found no tensor
+    ├── MergeError (ValueError)             files disagree, and nothing says whose tensor counts
     ├── ConfigError (ValueError)            a configuration is not what the type asked for declares
     ├── ReadError (OSError)                 the operating system failed a read
     │   └── ChangedError                    the file was changed in place while it was open
@@ -190,6 +192,16 @@ class ModelError(BurnstoreError, ValueError):
     """A model cannot be walked, or cannot take a value."""
 
 
+class AmbiguousError(ModelError):
+    """Names and shapes alone do not tell what some modules are; ``guess`` has the evidence for all of them."""
+
+    guess: Any
+
+    def __init__(self, message: str, *, guess: Any = None, **facts: Any) -> None:
+        super().__init__(message, **facts)
+        self.guess = guess
+
+
 class LoadError(BurnstoreError, ValueError):
     """Tensors did not fit the model, which is as it was unless the message says that it is partly loaded.
 
@@ -205,6 +217,10 @@ class LoadError(BurnstoreError, ValueError):
 
 class MissingTensorsError(LoadError):
     """Parameters of the model found no tensor, and ``allow_partial`` was not given."""
+
+
+class MergeError(BurnstoreError, ValueError):
+    """Files that are to be merged do not go together, and nothing says what is to be done about it."""
 
 
 class ConfigError(BurnstoreError, ValueError):
@@ -245,3 +261,7 @@ class ClosedError(BurnstoreError, ValueError):
 
 class MissingDependencyError(BurnstoreError, ImportError):
     """An optional package is needed for this; the hint names it."""
+
+
+UNSHOWN = (DTypeError, UnsupportedError, MissingDependencyError)
+"""Why the values of a tensor cannot be shown although the file is whole: nobody has a form for them here."""

@@ -17,7 +17,8 @@ from .formats.record.training import RecordKind
 from .formats.registry import HEAD_BYTES
 from .io.source import FileSource
 from .limits import Limits
-from .saving import Progress, save
+from .progress import ProgressLike
+from .saving import save
 from .scalar import Scalar
 from .snapshot import TensorSnapshot
 from .stores.record import open_record, placed
@@ -51,7 +52,7 @@ def migrate(
     overwrite: bool = False,
     durable: bool = True,
     limits: Limits | None = None,
-    progress: Progress | None = None,
+    progress: ProgressLike | None = None,
 ) -> Migration:
     """Write what an old record holds into a new file, and read that back to compare every tensor; the record stays.
 
@@ -154,7 +155,7 @@ def _migrated(
     like: Any = None,
     overwrite: bool,
     durable: bool,
-    progress: Progress | None,
+    progress: ProgressLike | None,
 ) -> Migration:
     with located(path=source):
         if record.nameless:

@@ -145,7 +145,7 @@ class QuantScheme:
         >>> QuantScheme("Q4S", QuantStore("PackedU32")).byte_len([3, 3])
         16
         """
-        return _layout(self, _checked_shape(shape)).total
+        return code_layout(self, _checked_shape(shape)).total
 
     def check_length(self, shape: Sequence[int], length: int) -> None:
         """Raise `CorruptError` unless `decode` can read ``length`` bytes as a tensor of ``shape``.
@@ -153,7 +153,7 @@ class QuantScheme:
         >>> QuantScheme("Q8S", QuantStore("Native"), tensor="F16", old_style=True).check_length([2], 6)
         """
         shape = _checked_shape(shape)
-        _fit(self, shape, _layout(self, shape), length)
+        _fit(self, shape, code_layout(self, shape), length)
 
     def __str__(self) -> str:
         tensor = "None" if self.tensor is None else f"Some({self.tensor})"
@@ -185,7 +185,7 @@ class QuantizedTensor:
     def __post_init__(self) -> None:
         shape = _checked_shape(self.shape)
         _check_array(self.codes, "codes", np.uint8 if self.scheme.is_float_coded else np.int8, shape)
-        _check_array(self.scales, "scales", np.float32, _layout(self.scheme, shape).grid)
+        _check_array(self.scales, "scales", np.float32, code_layout(self.scheme, shape).grid)
         least, most = _code_range(self.scheme)
         if self.codes.size and not (least <= self.codes.min() and self.codes.max() <= most):
             raise CorruptError(f"a {self.scheme.value} code in a {self.scheme.store} store is outside {least}..{most}")
@@ -219,7 +219,7 @@ class QuantizedTensor:
                 runs = numbers.reshape(scales.size, math.prod(block.size))  # a view
                 runs *= scales.reshape(-1, 1)
             else:
-                for axis, extent in enumerate(_extents(block, len(self.shape))):
+                for axis, extent in enumerate(block_extents(block, len(self.shape))):
                     if extent > 1 and scales.shape[axis] > 1:
                         scales = np.take(scales, np.arange(self.shape[axis]) // extent, axis=axis)
                 numbers *= scales
@@ -245,7 +245,7 @@ def decode(
     if old_style is not None:
         scheme = replace(scheme, old_style=old_style)
     shape = _checked_shape(shape)
-    layout = _layout(scheme, shape)
+    layout = code_layout(scheme, shape)
     data = np.frombuffer(memoryview(raw).cast("B"), dtype=np.uint8)
     scheme, value_bytes = _fit(scheme, shape, layout, data.size)
     if len(shape) > _MOST_NUMPY_DIMS or math.prod(max(size, 1) for size in shape) > _MOST_NUMPY_SIZE:
@@ -259,7 +259,7 @@ def decode(
     scales_end = value_bytes + layout.scale_count * SCALE_WIDTHS[scheme.scale_dtype]
     scales = decode_scales(data[value_bytes:scales_end], scheme.scale_dtype)
     if scheme.block is not None and not scheme.old_style:
-        scales = scales.reshape(_swapped(layout.grid, layout.axis)).swapaxes(layout.axis, -1)
+        scales = scales.reshape(exchanged(layout.grid, layout.axis)).swapaxes(layout.axis, -1)
     scales = np.ascontiguousarray(scales.reshape(layout.grid))
     global_scale = None
     if scheme.global_dtype is not None:
@@ -284,7 +284,7 @@ def encode(quantized: QuantizedTensor) -> bytes:
             f"Burn holds a global scale as F32 only, not {scheme.global_dtype}",
             hint='give the scheme tensor="F32"; the scale\'s value stays the same',
         )
-    layout = _layout(scheme, quantized.shape)
+    layout = code_layout(scheme, quantized.shape)
     fields = np.ascontiguousarray(quantized.codes).view(np.uint8)
     if scheme.store.kind != "Native":
         fields = fields & (2**scheme.value_bits - 1)
@@ -323,7 +323,9 @@ def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Layout:
+class CodeLayout:
+    """Where the codes and scales of a tensor lie among its bytes."""
+
     dims: tuple[int, ...]  # the shape; a scalar is one line of one value
     axis: int  # the packed one
     per_word: int
@@ -335,7 +337,8 @@ class _Layout:
     total: int
 
 
-def _layout(scheme: QuantScheme, shape: tuple[int, ...]) -> _Layout:
+def code_layout(scheme: QuantScheme, shape: tuple[int, ...]) -> CodeLayout:
+    """The layout of a tensor of this shape; `CorruptError` where the scheme cannot be laid over it."""
     dims = shape or (1,)
     if scheme.store.dim >= len(dims):
         raise CorruptError(f"{scheme.store} packs along a dimension that shape {list(shape)} does not have")
@@ -353,7 +356,7 @@ def _layout(scheme: QuantScheme, shape: tuple[int, ...]) -> _Layout:
         # Burn before 0.22 took the *first* entries of a block longer than the rank, later versions refuse it.
         if len(scheme.block.size) > len(shape):
             raise CorruptError(f"block size {list(scheme.block.size)} is longer than shape {list(shape)}")
-        extents = _extents(scheme.block, len(shape))
+        extents = block_extents(scheme.block, len(shape))
         grid = tuple(-(-size // extent) for size, extent in zip(shape, extents, strict=True))
         if scheme.flat_blocks and any(size % extent for size, extent in zip(shape, extents, strict=True)):
             raise CorruptError(f"flat blocks of size {list(scheme.block.size)} do not divide shape {list(shape)}")
@@ -361,20 +364,22 @@ def _layout(scheme: QuantScheme, shape: tuple[int, ...]) -> _Layout:
     total = value_bytes + scale_count * SCALE_WIDTHS[scheme.scale_dtype]
     if scheme.global_dtype is not None:
         total += SCALE_WIDTHS[scheme.global_dtype]
-    return _Layout(dims, axis, per_word, word_bytes, line_words, value_bytes, grid, scale_count, total)
+    return CodeLayout(dims, axis, per_word, word_bytes, line_words, value_bytes, grid, scale_count, total)
 
 
-def _extents(block: QuantBlock, rank: int) -> tuple[int, ...]:
+def block_extents(block: QuantBlock, rank: int) -> tuple[int, ...]:
+    """The extent of a block along each axis of a tensor with so many."""
     return (1,) * (rank - len(block.size)) + block.size
 
 
-def _swapped(dims: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    exchanged = list(dims)
-    exchanged[axis], exchanged[-1] = exchanged[-1], exchanged[axis]
-    return tuple(exchanged)
+def exchanged(dims: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    """The extents with that of the packed axis in the place of the last, and the last in its place."""
+    turned = list(dims)
+    turned[axis], turned[-1] = turned[-1], turned[axis]
+    return tuple(turned)
 
 
-def _fit(scheme: QuantScheme, shape: tuple[int, ...], layout: _Layout, length: int) -> tuple[QuantScheme, int]:
+def _fit(scheme: QuantScheme, shape: tuple[int, ...], layout: CodeLayout, length: int) -> tuple[QuantScheme, int]:
     """The scheme and the value bytes that explain the length; two candidates of one length mean the same bytes."""
     if length == layout.total:
         return scheme, layout.value_bytes
@@ -392,14 +397,14 @@ def _fit(scheme: QuantScheme, shape: tuple[int, ...], layout: _Layout, length: i
     raise CorruptError(f"has {length} bytes, but {scheme} of shape {list(shape)} needs {layout.total}")
 
 
-def _unpack(data: _Bytes, scheme: QuantScheme, layout: _Layout) -> _Bytes:
+def _unpack(data: _Bytes, scheme: QuantScheme, layout: CodeLayout) -> _Bytes:
     """The field of every value, in logical order; bits above the field remain only where a byte holds one value."""
     words = data.view("<u4") if layout.word_bytes == 4 else data
     stored = (*layout.dims[: layout.axis], layout.line_words, *layout.dims[layout.axis + 1 :])
     if scheme.old_style:
         lines = np.ascontiguousarray(words.reshape(stored).swapaxes(layout.axis, -1))
     else:
-        lines = words.reshape(_swapped(stored, layout.axis))
+        lines = words.reshape(exchanged(stored, layout.axis))
     lines = lines.view(np.uint8)
     length = layout.dims[layout.axis]
     fields: _Bytes = unpack_fields(lines, scheme.value_bits) if layout.per_word > 1 else lines
@@ -409,7 +414,7 @@ def _unpack(data: _Bytes, scheme: QuantScheme, layout: _Layout) -> _Bytes:
     return logical
 
 
-def _pack(fields: _Bytes, scheme: QuantScheme, layout: _Layout) -> bytes:
+def _pack(fields: _Bytes, scheme: QuantScheme, layout: CodeLayout) -> bytes:
     lines: _Bytes = fields.reshape(layout.dims).swapaxes(layout.axis, -1)
     if layout.per_word > 1:
         padded = np.zeros((*lines.shape[:-1], layout.line_words * layout.per_word), dtype=np.uint8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from .formats.base import LAYOUT_KEY, Format, WritePlan
 from .formats.registry import format_for_path, format_named
 from .io.atomic import atomic_file
 from .limits import Limits
+from .progress import Progress, ProgressLike, progress_from
 from .snapshot import CHUNK_BYTES, TensorSnapshot
 from .tensor_data import Array, TensorData
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from .modules.collect import Collected
 
 Tensor = Array | np.generic | TensorData | TensorSnapshot
-Progress = Callable[[int, int], None]
-"""Called with the bytes written so far and in all."""
 
 _BATCH_BUFFERS = 4096
 _CONSTANTS = (bool, int, float, complex, str, bytes)
@@ -38,7 +37,7 @@ def save(
     overwrite: bool = False,
     durable: bool = True,
     limits: Limits | None = None,
-    progress: Progress | None = None,
+    progress: ProgressLike | None = None,
     layout: str | None = None,
     rules: Mapping[str, str] | None = None,
     record_modules: bool = True,
@@ -62,7 +61,8 @@ def save(
 
     ``max_shard_size`` (bytes, or a text such as ``"5GB"``) writes SafeTensors into files of at most that size and an
     index, ``<path>.index.json``, in Hugging Face's manner, where one file would be larger. They replace an older such
-    set as a whole; see `burnstore.sharding`.
+    set as a whole; see `burnstore.sharding`. ``progress`` is told the bytes written so far and in all: a function of
+    two numbers, or a class of bars such as ``tqdm.tqdm``.
 
     >>> import tempfile, burnstore as bs
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -74,15 +74,13 @@ def save(
     for name, value in (("overwrite", overwrite), ("durable", durable)):
         if not isinstance(value, bool):
             raise TypeError(f"{name} is a bool, not {type(value).__name__}")
-    if progress is not None and not callable(progress):
-        raise TypeError(f"progress is a function of two numbers, not {type(progress).__name__}")
     path = os.fsdecode(path)
-    with located(path=path):
+    with located(path=path), progress_from(progress) as report:
         chosen = format_for_path(path) if format is None else format_named(format)
         wanted = _Wanted(layout, rules, record_modules)
         if max_shard_size is None:
             plan = _planned(chosen, tensors, metadata, limits, wanted, options)
-            _write(plan, path, overwrite=overwrite, durable=durable, progress=progress)
+            _write(plan, path, overwrite=overwrite, durable=durable, progress=report)
             return
         if chosen.name != "safetensors":
             raise TypeError(f"max_shard_size is for SafeTensors; {chosen.name} has one file")
@@ -96,7 +94,7 @@ def save(
             most,
             overwrite=overwrite,
             durable=durable,
-            progress=progress,
+            progress=report,
             plan=lambda shard: chosen.plan(shard, texts, limits or Limits(), **options),
             write=partial(_write, durable=durable),
         )

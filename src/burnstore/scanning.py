@@ -21,6 +21,7 @@ from .formats import pytorch
 from .formats.pytorch.pickles import ANYTHING, Parts, PicklePart, pickle_parts
 from .formats.registry import HEAD_BYTES, format_for_bytes
 from .io.source import FileSource
+from .json_values import json_text
 from .limits import Limits
 
 CLEAN, SUSPICIOUS, ERROR = "clean", "suspicious", "error"
@@ -68,7 +69,7 @@ class Scan:
     def to_dict(self) -> dict[str, Any]:
         """The scan as plain data, for JSON."""
         return {
-            "path": self.path.encode("utf-8", "backslashreplace").decode("utf-8"),
+            "path": json_text(self.path),
             "format": self.format,
             "verdict": self.verdict,
             "findings": [

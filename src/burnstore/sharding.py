@@ -19,6 +19,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from typing import Protocol
@@ -30,12 +31,13 @@ from .formats.sharded import read_weight_map
 from .io.atomic import atomic_file, remove_files
 from .io.destination import already_exists
 from .io.source import FileSource
+from .journal import Journal, Prove
 from .limits import Limits
+from .progress import Progress
 from .snapshot import TensorSnapshot
 
 Plan = Callable[[Sequence[TensorSnapshot]], WritePlan]
 """How the format lays out the file of some tensors."""
-Progress = Callable[[int, int], None]
 
 
 class Write(Protocol):
@@ -104,38 +106,63 @@ def save_shards(
     progress: Progress | None,
     plan: Plan,
     write: Write,
-) -> None:
+    prove: Prove | None = None,
+    journal: Journal | None = None,
+) -> list[str]:
     """Save tensors as shards beside ``path`` and an index of its name; into ``path`` itself where one shard suffices.
 
-    A set whose index is there is replaced with ``overwrite`` only, and stays a set. SaveError as for `save`; its stage
-    is "published" where the new set is in place and an old file could not be removed.
+    A set whose index is there is replaced with ``overwrite`` only, and stays a set. With a ``journal`` a save that was
+    cut off is taken up: shards that are there are not written again but given to ``prove``. The files that were
+    written come back, the one that counts first. SaveError as for `save`; its stage is "published" where the new set is
+    in place and an old file could not be removed.
     """
     _check_names(tensors)
     shards = split(tensors, most)
     index_path = path + INDEX_SUFFIX
-    if not overwrite and (os.path.lexists(index_path) or (len(shards) > 1 and os.path.lexists(path))):
-        raise already_exists(index_path if os.path.lexists(index_path) else path, stage="check")
     if len(shards) == 1 and not os.path.lexists(index_path):
         write(plan(shards[0]), path, overwrite=overwrite, progress=progress)
-        return
+        return [path]
     if len(shards) > MOST_SHARDS:
         raise LimitError(f"{len(shards)} shards, more than {MOST_SHARDS}", hint="pass a larger max_shard_size")
     folder, base = os.path.split(path)
     stem, suffix = os.path.splitext(base)
+    ours = _names_of(stem, suffix)
     plans = [plan(shard) for shard in shards]
-    names = _write_shards(plans, folder, stem, suffix, write, progress)
+    begun = None if journal is None else journal.begun(plans, ours)
+    done = begun is not None and _holds(index_path, _index(begun, shards))  # cut off after its last step but one
+    if not overwrite and not done:
+        for there in (index_path, path):
+            if os.path.lexists(there):
+                raise already_exists(there, stage="check")
+    writing = _Shards(folder, stem, suffix, write, prove, journal)
+    names = writing.write(plans, begun, progress)
     index = _index(names, shards)
     try:
-        old = _named_by(index_path, stem, suffix)
-        with atomic_file(index_path, overwrite=overwrite, durable=durable, size=len(index)) as scratch:
+        old = [] if done else _named_by(index_path, ours)
+        with atomic_file(index_path, overwrite=overwrite or done, durable=durable, size=len(index)) as scratch:
             scratch.write(index)
     except BaseException:
         if not _holds(index_path, index):  # else the new set counts, and a later step failed
-            remove_files(folder, names)
+            writing.give_up(names)
         raise
     left = remove_files(folder, [base, *(name for name in old if name not in names)])
+    if journal is not None:
+        journal.end()
     if left:
         raise SaveError(f"saved, but the old file {left[0]} could not be removed", stage="published", path=path)
+    return [index_path, *(os.path.join(folder, name) for name in names)]
+
+
+def set_at(path: str) -> list[str]:
+    """The files of the set of shards that a save to this path would replace: the index and what it names."""
+    folder, base = os.path.split(path)
+    index_path = path + INDEX_SUFFIX
+    if not os.path.lexists(index_path):
+        return []
+    return [
+        index_path,
+        *(os.path.join(folder, name) for name in _named_by(index_path, _names_of(*os.path.splitext(base)))),
+    ]
 
 
 def _check_names(tensors: Sequence[TensorSnapshot]) -> None:
@@ -156,24 +183,51 @@ def _free_names(folder: str, stem: str, suffix: str, count: int) -> list[str]:
         word = f".{os.urandom(4).hex()}"
 
 
-def _write_shards(
-    plans: Sequence[WritePlan], folder: str, stem: str, suffix: str, write: Write, progress: Progress | None
-) -> list[str]:
-    """Write the shards under names that no file has, and give these; on a failure none of them stays."""
-    ends = list(accumulate((planned.size for planned in plans), initial=0))
-    while True:
-        names = _free_names(folder, stem, suffix, len(plans))
-        written: list[str] = []
-        try:
-            for name, planned, before in zip(names, plans, ends[:-1], strict=True):
-                report = None if progress is None else partial(_report, progress, before, ends[-1])
-                _write_shard(planned, os.path.join(folder, name), write, report, written)
-            return names
-        except AlreadyExistsError:  # another saver took one of the names since: ours must be others
-            remove_files(folder, written)
-        except BaseException:
-            remove_files(folder, written)
-            raise
+@dataclass(frozen=True, slots=True)
+class _Shards:
+    """How the shards of one set are written: under names that no file has, and on a failure none of them stays.
+
+    Unless there is a journal from which to go on.
+    """
+
+    folder: str
+    stem: str
+    suffix: str
+    write_one: Write
+    prove: Prove | None
+    journal: Journal | None
+
+    def write(self, plans: Sequence[WritePlan], begun: Sequence[str] | None, progress: Progress | None) -> list[str]:
+        """Write the shards, or those that are not there yet of a set that was begun; their names."""
+        ends = list(accumulate((planned.size for planned in plans), initial=0))
+        while True:
+            names = _free_names(self.folder, self.stem, self.suffix, len(plans)) if begun is None else list(begun)
+            written: list[str] = []
+            try:
+                if begun is None and self.journal is not None:
+                    self.journal.begin(names, plans)
+                for name, planned, before in zip(names, plans, ends[:-1], strict=True):
+                    path = os.path.join(self.folder, name)
+                    report = None if progress is None else partial(_report, progress, before, planned.size, ends[-1])
+                    if begun is not None and self.prove is not None and os.path.lexists(path):
+                        self.prove(planned, path, report)
+                    else:
+                        _write_shard(planned, path, self.write_one, report, written)
+                return names
+            except AlreadyExistsError:  # another saver took one of the names since: ours must be others
+                if begun is not None:
+                    raise
+                remove_files(self.folder, written)
+            except BaseException:
+                self.give_up(written)
+                raise
+
+    def give_up(self, names: Sequence[str]) -> None:
+        """Remove these shards after a failure; not those from which somebody may want to go on."""
+        if self.journal is None:
+            remove_files(self.folder, names)
+        elif not self.journal.resume:
+            remove_files(self.folder, [*names, os.path.basename(self.journal.path)])
 
 
 def _index(names: Sequence[str], shards: Sequence[Sequence[TensorSnapshot]]) -> bytes:
@@ -184,8 +238,9 @@ def _index(names: Sequence[str], shards: Sequence[Sequence[TensorSnapshot]]) -> 
     return (json.dumps(document, indent=2, sort_keys=True) + "\n").encode()
 
 
-def _report(progress: Progress, before: int, total: int, done: int, _: int) -> None:
-    progress(before + done, total)
+def _report(progress: Progress, before: int, size: int, total: int, done: int, of: int) -> None:
+    """What was done of one shard, which may be more than writing it, as a part of them all."""
+    progress(before + (size * done // of if of else size), total)
 
 
 def _write_shard(planned: WritePlan, path: str, write: Write, progress: Progress | None, written: list[str]) -> None:
@@ -203,9 +258,13 @@ def _write_shard(planned: WritePlan, path: str, write: Write, progress: Progress
         raise failure from error
 
 
-def _named_by(index_path: str, stem: str, suffix: str) -> list[str]:
+def _names_of(stem: str, suffix: str) -> re.Pattern[str]:
+    """What the shards of a set are called."""
+    return re.compile(rf"{re.escape(stem)}(?:\.[0-9a-f]{{8}})?-\d{{5}}-of-\d{{5}}{re.escape(suffix)}")
+
+
+def _named_by(index_path: str, ours: re.Pattern[str]) -> list[str]:
     """What the index there names, as far as the names are those of this very set; nothing if it is broken."""
-    ours = re.compile(rf"{re.escape(stem)}(?:\.[0-9a-f]{{8}})?-\d{{5}}-of-\d{{5}}{re.escape(suffix)}")
     with suppress(OSError, BurnstoreError):
         source = FileSource(index_path)
         try:

@@ -36,7 +36,11 @@ _MODULE_PREFIXES = ("Struct:", "Enum:")
 
 
 class Data(Protocol):
-    """Where a snapshot's bytes come from."""
+    """Where a snapshot's bytes come from.
+
+    Optional: ``streams``, True where `chunks` makes one after the other and never has them all in memory;
+    ``bytes_held``, how much `chunks` has in memory at a time, where that is neither a chunk nor all of them.
+    """
 
     @property
     def file(self) -> str | None:
@@ -56,6 +60,8 @@ class SourceData:
     """A range of a source."""
 
     __slots__ = ("nbytes", "offset", "source")
+
+    streams = True
 
     def __init__(self, source: Source, offset: int, nbytes: int) -> None:
         self.source = source
@@ -290,6 +296,19 @@ class TensorSnapshot:
     data_len = nbytes
 
     @property
+    def lies_in_source(self) -> bool:
+        """Whether the bytes lie in a source as they are, so that any part can be read without the rest."""
+        return isinstance(self._data, SourceData)
+
+    @property
+    def bytes_held(self) -> int:
+        """How many bytes `chunks` has in memory at a time: some megabytes of data that stream, all of others."""
+        told: int | None = getattr(self._data, "bytes_held", None)
+        if told is not None:
+            return told
+        return min(self._nbytes, CHUNK_BYTES) if getattr(self._data, "streams", False) else self._nbytes
+
+    @property
     def param_id(self) -> ParamId | None:
         """The parameter's identity, if the file or model has one."""
         return None if self._param_id is None else ParamId(self._param_id)
@@ -354,6 +373,8 @@ class TensorSnapshot:
                 return torch_tensor.placed(data.tensor.detach(), device, copy=copy)
             if isinstance(data, ArrayData):
                 return torch_tensor.placed(torch_tensor.tensor_from_array(data.array), device, copy=copy)
+            if isinstance(data, SourceData) and torch_tensor.is_carried(self._dtype, self._nbytes, device):
+                return torch_tensor.carried(data.source, data.offset, data.nbytes, self._dtype, self._shape, device)
             raw = data.owned(0, self._nbytes) if copy else data.window(0, self._nbytes)
             return torch_tensor.placed(torch_tensor.tensor_from_bytes(raw, self._dtype, self._shape), device)
 
@@ -432,7 +453,8 @@ def _rows(index: tuple[int | slice, ...], shape: Shape) -> tuple[int, Shape, tup
             start += position * inner
             continue
         chosen = range(*part.indices(extent))
-        low, high = (min(chosen), max(chosen) + 1) if chosen else (0, 0)
+        ends = (chosen[0], chosen[-1]) if chosen else ()  # of the range itself min and max would count through it
+        low, high = (min(ends), max(ends) + 1) if ends else (0, 0)
         if chosen and chosen.step < 0:
             relative = slice(None, None, chosen.step)
         else:

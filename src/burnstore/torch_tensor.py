@@ -10,13 +10,20 @@ from __future__ import annotations
 import mmap
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import numpy as np
 
+from .device.buffers import settings
+from .device.carriers import CudaCarrier, TensorCarrier
+from .device.engine import Range, carry
+from .device.fetching import fetched
+from .device.landings import SMALL, Fresh
 from .dtype import DType, Kind
 from .errors import DTypeError, MissingDependencyError, ModelError, UnsupportedError, located
+from .io.joined import part_of
+from .io.source import Source
 from .tensor_data import Array, Shape, array_from_bytes, checked_array, little_endian
 
 Tensor = Any
@@ -25,7 +32,7 @@ Tensor = Any
 Device = Any
 """What torch takes for a device: a str, an int, a torch.device; None leaves a tensor where it is."""
 
-_DEVICE_PIECE = 8 << 20
+_CARRIED = {"cuda"}
 _BITS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 # Dtypes that NumPy proper has not travel as integers of the same width; all that matters is the bits.
 _CARRIERS: dict[int, np.dtype[Any]] = {8: np.dtype("u1"), 16: np.dtype("<i2"), 32: np.dtype("<i4")}
@@ -93,10 +100,28 @@ class TorchData:
         return np.array(self.window(start, stop), np.uint8)
 
     def chunks(self, nbytes: int) -> Iterator[memoryview]:
-        flat = flat_bytes(self.tensor)
-        step = nbytes if flat.is_cpu else _DEVICE_PIECE
-        for start in range(0, nbytes, step or 1):
-            yield memoryview(flat[start : start + step].cpu().numpy())
+        if self.tensor.is_cpu or self.tensor.is_meta:
+            if nbytes:
+                yield memoryview(flat_bytes(self.tensor).numpy())
+        elif self.tensor.is_cuda:
+            yield from fetched(_pieces(self.tensor), _pinned, _copied)
+        else:
+            for piece in _pieces(self.tensor):
+                yield memoryview(piece.cpu().numpy())
+
+    @property
+    def streams(self) -> bool:
+        return not self.tensor.is_cpu
+
+    def transposed(self) -> TorchData | None:
+        """The matrix turned on its device, which a GPU does faster than the bus carries it; None on the CPU."""
+        return None if self.tensor.is_cpu else TorchData(self.tensor.t())
+
+    def sliced(self, axis: int, start: int, stop: int) -> TorchData:
+        """A part of it along an axis of the shape that `described` gives it."""
+        pairs = DType.of(self.tensor.dtype) is DType.F4 and axis == self.tensor.dim() - 1
+        each = 2 if pairs else 1
+        return TorchData(self.tensor.narrow(axis, start // each, (stop - start) // each))
 
 
 def flat_bytes(tensor: Tensor) -> Tensor:
@@ -106,6 +131,75 @@ def flat_bytes(tensor: Tensor) -> Tensor:
     torch = torch_package()
     plain = tensor.detach().resolve_conj().resolve_neg()
     return as_bits(plain).contiguous().reshape(-1).view(torch.uint8)
+
+
+def _pieces(tensor: Tensor) -> Iterator[Tensor]:
+    """The row-major bytes of a tensor in pieces on its device, each at most as long as a buffer.
+
+    One that lies otherwise is brought into order piece by piece: there is never a second copy of it on the device.
+    """
+    torch = torch_package()
+    most = settings().buffer_bytes
+    todo = [as_bits(tensor.detach().resolve_conj().resolve_neg())]
+    while todo:
+        part = todo.pop()
+        if part.is_contiguous():
+            yield from part.reshape(-1).view(torch.uint8).split(most)
+            continue
+        row_bytes = part[0].numel() * part.element_size()
+        if row_bytes > most:
+            todo += reversed(part.unbind())
+        else:
+            for rows in part.split(most // row_bytes):
+                yield rows.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _pinned(nbytes: int) -> Tensor:
+    torch = torch_package()
+    return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+
+
+def _copied(tensor: Tensor) -> Any:
+    """An event behind the copies that were started from this tensor's device."""
+    return torch_package().cuda.current_stream(tensor.device).record_event()
+
+
+def carries_to(device: Device) -> bool:
+    """Whether bytes go to this device through pinned memory: to GPUs of CUDA and ROCm."""
+    return torch_package().device(device).type in _CARRIED
+
+
+def is_carried(dtype: DType, nbytes: int, device: Device) -> bool:
+    """Whether a tensor is worth the ring's while: large, and of a dtype that is taken as it lies in the file."""
+    large = device is not None and nbytes >= SMALL and dtype.kind not in (Kind.BOOL, Kind.QUANTIZED)
+    return large and carries_to(device)
+
+
+def carrier_to(device: Device) -> CudaCarrier | TensorCarrier:
+    """What carries bytes to a device of which `carries_to` says so."""
+    torch = torch_package()
+    wanted = torch.device(device)
+    if wanted.type != "cuda":
+        return TensorCarrier(torch, wanted)
+    return CudaCarrier(torch, wanted if wanted.index is not None else torch.device("cuda", torch.cuda.current_device()))
+
+
+def apart() -> AbstractContextManager[None]:
+    """In the block, views are made as tensors that know nothing of each other, as those of one NumPy array are.
+
+    Torch then keeps no account of what is a view of what, which takes longer than to make it.
+    """
+    guard = getattr(torch_package()._C, "_AutoDispatchBelowADInplaceOrView", nullcontext)
+    entered: AbstractContextManager[None] = guard()
+    return entered
+
+
+def carried(source: Source, offset: int, nbytes: int, dtype: DType, shape: Shape, device: Device) -> Tensor:
+    """The values that lie there in a source, on a device of which `carries_to` says so."""
+    carrier = carrier_to(device)
+    landing = Fresh(carrier, nbytes)
+    carry([Range(*part_of(source, offset, nbytes), nbytes, landing)], carrier, readers=carrier.readers)
+    return landing.memory.view(torch_dtype(dtype)).view(held_shape(dtype, shape))
 
 
 def as_bits(tensor: Tensor) -> Tensor:
@@ -127,7 +221,7 @@ def tensor_from_bytes(raw: memoryview | Array, dtype: DType, shape: Shape) -> Te
         return tensor_from_array(array_from_bytes(memory, dtype, shape))
     carrier, torch_dtype = _spelling(dtype)
     try:
-        array: Array = np.ndarray(_held_shape(dtype, shape), carrier, memory)
+        array: Array = np.ndarray(held_shape(dtype, shape), carrier, memory)
     except ValueError as error:  # more axes than NumPy has, or extents beside a zero whose product overflows
         raise UnsupportedError(f"there is no tensor of shape {list(shape)}: {error}") from error
     tensor = torch.from_numpy(array if array.flags.aligned else array.copy())
@@ -213,10 +307,16 @@ def _spelling(dtype: DType) -> tuple[np.dtype[Any], Any]:
     name = dtype.torch_name
     if dtype.bits > 32 or dtype.kind in (Kind.INT, Kind.UINT, Kind.BOOL) or name in ("float32", "float16"):
         return dtype.numpy, None
-    return _CARRIERS[max(dtype.bits, 8)], getattr(torch_package(), name)
+    return _CARRIERS[max(dtype.bits, 8)], torch_dtype(dtype)
 
 
-def _held_shape(dtype: DType, shape: Shape) -> Shape:
+def torch_dtype(dtype: DType) -> Any:
+    """Torch's dtype for this one; DTypeError where there is none."""
+    return getattr(torch_package(), dtype.torch_name)
+
+
+def held_shape(dtype: DType, shape: Shape) -> Shape:
+    """The shape that a tensor of torch has: of F4 it holds two values in an element."""
     if dtype is not DType.F4:
         return shape
     if not shape or shape[-1] % 2:

@@ -9,7 +9,6 @@ import pytest
 import burnstore as bs
 from burnstore import nn
 from burnstore.cli import main
-from burnstore.cli import migrate as verb
 
 Captured = pytest.CaptureFixture[str]
 
@@ -93,18 +92,3 @@ def test_help_names_the_exit_codes(capsys: Captured) -> None:
     assert main(["migrate", "--help"]) == 0
     told = capsys.readouterr().out
     assert "exit codes:" in told and "--overwrite" in told
-
-
-def test_the_bar_shows_only_in_a_terminal_and_goes_away(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    bar = verb._Bar()
-    bar("model.mpk", 5, 10)
-    bar.clear()
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(bar, "_wanted", True)
-    monkeypatch.setattr(bar, "_shown", 0.0)
-    bar("folder/mo\x1bdel.mpk", 5, 10)
-    shown = capsys.readouterr().err
-    assert "############............" in shown and "5 B of 10 B" in shown
-    assert "\x1bdel" not in shown
-    bar.clear()
-    assert capsys.readouterr().err == "\r\x1b[K"

@@ -3,6 +3,7 @@
     python tests/crash/kill.py --kills 2000 --seed 1        SIGKILL at random instants (S1, S14)
     python tests/crash/kill.py --minutes 30 --seed 7        as many as fit
     python tests/crash/kill.py --saver shards               sets of shards with an index (S13)
+    python tests/crash/kill.py --saver convert              conversions: files that many workers write, and prove
     python tests/crash/kill.py --syscalls                   SIGKILL at every system call, and faults in them (S2, S3)
 
 A child saves generation after generation to one destination and reports each one that returned; the parent kills it at
@@ -113,11 +114,19 @@ def save_shards(path: str, generation: int, size: int, overwrite: bool) -> None:
     burnstore.save(tensors, path, overwrite=overwrite, max_shard_size=max(200, size // (2 + generation % 4)))
 
 
+def save_converted(path: str, generation: int, size: int, overwrite: bool) -> None:
+    """The tensors of `save_tensors`, converted from a file outside of the folder that is looked at."""
+    source = Path(path).parent.parent / "source.safetensors"
+    save_tensors(str(source), generation, size, True)
+    burnstore.convert(source, path, source_layout="burn", overwrite=overwrite)
+
+
 SHARD = re.compile(r"model(\.[0-9a-f]{8})?-[0-9]{5}-of-[0-9]{5}\.safetensors")
 SAVERS = {
     "atomic": Saver("bin", save_bytes, read_bytes),
     "model": Saver("bpk", save_tensors, read_tensors),
     "safetensors": Saver("safetensors", save_tensors, read_tensors),
+    "convert": Saver("bpk", save_converted, read_tensors),
     "shards": Saver("safetensors", save_shards, read_tensors, ".index.json", SHARD),
 }
 

@@ -1,9 +1,16 @@
-"""Every example in README.md and docs/ is run, and its output compared with what the page shows."""
+"""Every example in README.md and docs/ is run, and its output compared with what the page shows.
+
+Examples are those of Python (``>>>``), and the commands (``$ burnstore ...``) in blocks that are marked as ``console``;
+they run in the order of the page, in a folder of their own. What a command writes to stderr is shown too, and after it
+the exit code, if it is not 0, as ``(exit code 1)``.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import doctest
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,11 +18,35 @@ from pathlib import Path
 
 import pytest
 
+from burnstore.cli import main
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]) if (ROOT / "docs").is_dir() else []
 FENCE = re.compile(r"^```.*$", re.MULTILINE)
+CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 pytestmark = pytest.mark.skipif(not PAGES, reason="the pages are not part of the wheel")
+
+
+def as_python(block: re.Match[str]) -> str:
+    """The commands of a block as calls, each with the output that the page shows."""
+    lines = []
+    for line in block[1].splitlines():
+        if line.startswith("$ "):
+            lines += ["", f">>> in_shell({line[2:]!r})"]
+        else:
+            lines.append(line or "<BLANKLINE>")
+    return "\n".join([*lines, "", ""])
+
+
+def in_shell(command: str) -> None:
+    """Run the command line in this process; what it writes comes in its order."""
+    program, *arguments = shlex.split(command)
+    assert program == "burnstore", "pages show this command and no other"
+    with contextlib.redirect_stderr(sys.stdout):
+        code = main(arguments)
+    if code:
+        print(f"(exit code {code})")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -23,8 +54,8 @@ def test_the_examples_of_a_page_give_the_output_it_shows(page, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     for folder in ("0.19.1", "0.22.1"):  # pages open real files of Burn by these names
         shutil.copytree(ROOT / "tests" / "fixtures" / "burn" / folder, tmp_path / "burn" / folder)
-    text = FENCE.sub("", page.read_text(encoding="utf-8"))
-    test = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
+    text = FENCE.sub("", CONSOLE.sub(as_python, page.read_text(encoding="utf-8")))
+    test = doctest.DocTestParser().get_doctest(text, {"in_shell": in_shell}, page.name, str(page), 0)
     report: list[str] = []
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     runner.run(test, out=report.append)

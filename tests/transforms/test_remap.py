@@ -30,6 +30,13 @@ def test_patterns_work_one_after_the_other_on_the_whole_name():
     assert remapper.remap_name("a.w.w") == "c.ww.ww"
 
 
+def test_a_trace_names_the_rules_that_changed_a_name():
+    remapper = KeyRemapper.from_patterns([(r"^h\.", "layer."), ("bias$", "b")]).add_names({"layer.0": "first"})
+    assert remapper.trace("h.0") == [(r"^h\. => layer.", "layer.0"), ("layer.0 => first", "first")]
+    assert remapper.trace("other") == []
+    assert remapper.trace("h.bias")[-1][1] == remapper.remap_name("h.bias")
+
+
 def test_no_rules_change_nothing():
     assert KeyRemapper().is_empty()
     renamed, pairs = KeyRemapper().remap(tensors("a"))

@@ -5,25 +5,45 @@ from __future__ import annotations
 import os
 import sys
 
-from ..errors import BurnstoreError
+from ..errors import BurnstoreError, printable
+from . import ERROR
 from .text import escape_controls
 
 
 def complain(error: BaseException, path: str, *, label: str = "error") -> None:
     """Tell of an error about this file, with control characters of the file escaped."""
-    told = _in_our_words(error, path)
-    if told.path is None:
-        told.path = path
+    told = in_our_words(error, path)
     sys.stdout.flush()  # so that the two streams, seen in one place, keep their order
     for line in f"burnstore: {label}: {told}".split("\n"):
         print(escape_controls(line), file=sys.stderr)
 
 
-def _in_our_words(error: BaseException, path: str) -> BurnstoreError:
+def misuse(message: str, verb: str) -> int:
+    """Tell of arguments that do not go together, as of any that are wrong; the exit code."""
+    print(f"burnstore: error: {message}\n  hint: burnstore {verb} --help", file=sys.stderr)
+    return ERROR
+
+
+def in_our_words(error: BaseException, path: str) -> BurnstoreError:
+    """The error as one of ours, about this file unless it says which; of a name that is not there, what is like it."""
     if isinstance(error, BurnstoreError):
+        if error.path is None:
+            error.path = path
         return error
     if isinstance(error, FileNotFoundError):
-        return BurnstoreError("there is no such file", path=os.fsdecode(error.filename or path))
+        missing = os.fsdecode(error.filename or path)
+        return BurnstoreError("there is no such file", path=missing, hint=_similar(missing))
     if isinstance(error, MemoryError):
-        return BurnstoreError("there is not enough memory")
-    return BurnstoreError(getattr(error, "strerror", None) or str(error))
+        return BurnstoreError("there is not enough memory", path=path)
+    return BurnstoreError(getattr(error, "strerror", None) or str(error), path=path)
+
+
+def _similar(path: str) -> str | None:
+    from difflib import get_close_matches
+
+    folder, name = os.path.split(path)
+    try:
+        close = get_close_matches(name, os.listdir(folder or os.curdir)[:10_000], n=1)
+    except OSError:
+        return f"nor is there a folder {printable(folder)}" if not os.path.lexists(folder) else None
+    return f"did you mean {printable(os.path.join(folder, close[0]))}?" if close else None

@@ -12,11 +12,36 @@ from ..config import config_from_file, save_config, to_json
 from ..errors import BurnstoreError
 from ..formats.pytorch.values import Opaque, opaque_values
 from . import ERROR, FINE
+from .arguments import add_overwrite
 from .complaint import complain
 from .text import escape
 
 _LEFT_OUT = object()
 _MOST_TOLD = 5
+
+DESCRIPTION = """\
+Show the plain values that a PyTorch file carries beside its tensors, such as a model's configuration, as JSON.
+Nothing in the file is run; tensors and objects are left out, and stderr says which.
+"""
+
+EXAMPLES = """\
+examples:
+  burnstore config checkpoint.pt
+  burnstore config checkpoint.pt --key my_config -o my_config.json
+  burnstore config checkpoint.ckpt --key hyper_parameters.model
+
+exit codes:
+  0  fine
+  2  an error: a file that cannot be read, a key that is not there, or wrong arguments
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What can be said after the verb."""
+    parser.add_argument("file", metavar="FILE", help="a PyTorch file, or JSON")
+    parser.add_argument("--key", metavar="KEY", help="the part that is wanted; a.b is b below a")
+    parser.add_argument("-o", "--output", metavar="JSON", help="write it to this file")
+    add_overwrite(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -4,75 +4,204 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
-import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from ..dtype import DType
-from ..errors import BurnstoreError, printable
-from ..inspection import Inspection, TensorRow, inspect_file
+from ..errors import BurnstoreError
+from ..inspecting.inspection import SORTS, Inspection, TensorRow, files_of, inspect
+from ..json_values import json_text
 from . import ERROR, FINE, FOUND
+from .arguments import add_filter, add_jobs, add_json, add_limit, add_quiet, module_depth
+from .complaint import complain, in_our_words, misuse
+from .progress import shown_progress
+from .summary import summary_lines
 from .table import Column, render
-from .text import Screen, escape, escape_controls, shorten, size, width
+from .text import Screen, counted, escape, size
+
+if TYPE_CHECKING:
+    from ..inspecting.anatomy import Anatomy
+    from ..inspecting.outlining import Outline
 
 _LINES_PER_WRITE = 1000
-_MOST_ENTRIES_ON_SCREEN = 24
-_WIDEST_KEY_ON_SCREEN = 32
 _MOST_EXACT_DIGITS = 10  # of integers in the table; --json has every digit
-_MARGIN = " " * 12
 _SCHEMA = 1
+
+DESCRIPTION = """\
+Show what a file of tensors holds: names, dtypes, shapes, sizes, parameter ids and where the bytes lie.
+Any format is read, and its bytes tell which; an index, or a folder with shards, is shown as the one set that it is.
+Without --stats only the header is read, whatever the size of the file.
+"""
+
+EXAMPLES = """\
+examples:
+  burnstore inspect model.bpk
+  burnstore inspect model.bpk --tree --depth 2            the parameters of each module
+  burnstore inspect model.bpk --sort size --limit 10      the ten largest tensors
+  burnstore inspect model.bpk --filter '^encoder\\.'       only the encoder
+  burnstore inspect model.bpk --stats                     ranges; exit code 1 if there is a NaN or Inf
+  burnstore inspect model.bpk --hex                       the first bytes, and what they mean
+  burnstore inspect model.bpk --json | jq '.files[0].total'
+
+exit codes:
+  0  fine
+  1  inspected, and found something: --filter matched no tensor, or --stats met a NaN or Inf
+  2  an error: a file that cannot be read, or wrong arguments
+
+In a terminal long names are shortened in the middle, and columns are left out where there is no room; into a pipe or
+a file every name and column is written in full. Figures of --stats are over the finite values and shown with four
+digits; --json has all of them, and is what programs should read. NO_COLOR is honoured.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What can be said after the verb."""
+    parser.add_argument("files", nargs="+", metavar="FILE", help="a file of tensors, or a folder of them")
+    add_json(parser)
+    parser.add_argument(
+        "--sort", choices=SORTS, help="order of the tensors; size: largest first (default: the order of the data)"
+    )
+    add_filter(parser)
+    add_limit(parser)
+    views = parser.add_mutually_exclusive_group()
+    views.add_argument("--tree", action="store_true", help="show modules and what each holds")
+    views.add_argument("--hex", action="store_true", help="show the first bytes and what they mean, of any file")
+    parser.add_argument("--depth", type=module_depth, metavar="N", help="of --tree: only N levels (0: only the whole)")
+    parser.add_argument(
+        "--stats", action="store_true", help="read the tensors shown: min, max, mean, std; NaN, Inf and zero counts"
+    )
+    add_jobs(parser)
+    add_quiet(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Inspect every file; the worst outcome decides the exit code."""
-    outcome = FINE
-    matched = False
-    shown = 0
-    screen = Screen.of_stdout()
-    document = _Document() if arguments.json else None
-    for path in arguments.files:
-        progress = _Progress()
+    wrong = _misused(arguments)
+    if wrong is not None:
+        return misuse(wrong, "inspect")
+    output = _Document(arguments) if arguments.json else _Pages(arguments)
+    outcome, matched = FINE, False
+    for path in _expanded(arguments.files):
         try:
-            found = inspect_file(
-                path,
-                pattern=arguments.filter,
-                sort=arguments.sort,
-                limit=arguments.limit,
-                stats=arguments.stats,
-                progress=progress if progress.wanted else None,
-            )
+            if arguments.hex:
+                output.add_anatomy(_anatomy(path))
+                continue
+            found = _inspected(path, arguments)
         except (BurnstoreError, OSError, MemoryError) as error:
-            progress.clear()
             outcome = ERROR
-            told = _as_ours(path, error)
-            _complain(told)
-            if document is not None:
-                document.add_error(path, type(error).__name__, told)
+            told = in_our_words(error, path)
+            complain(told, path)
+            output.add_error(path, type(error).__name__, told)
             continue
-        progress.clear()
+        output.add(found)
         matched = matched or found.selected.tensors > 0
-        if any(row.stats is not None and not row.stats.is_finite for row in found.tensors):
-            outcome = max(outcome, FOUND)
-        if document is not None:
-            document.add(found)
-        else:
-            if shown:
-                print()
-            shown += 1
-            _write(_lines(found, arguments, screen))
         for row in found.tensors:
             if row.problem is not None:
                 outcome = ERROR
-                _complain(BurnstoreError(row.problem, path=path, tensor=row.name))
-    if document is not None:
-        document.end()
+                complain(BurnstoreError(row.problem, tensor=row.name), path)
+            elif row.stats is not None and not row.stats.is_finite:
+                outcome = max(outcome, FOUND)
+    output.end()
     if arguments.filter is not None and not matched:
         outcome = max(outcome, FOUND)
     return outcome
 
 
-def _write(lines: Iterator[str]) -> None:
+def _misused(arguments: argparse.Namespace) -> str | None:
+    """What does not go together, if something does not."""
+    if arguments.depth is not None and not arguments.tree:
+        return "--depth is for --tree"
+    if arguments.tree and (arguments.limit is not None or arguments.stats):
+        return "--limit and --stats are for the table, not for --tree; --depth makes a tree shorter"
+    about_tensors = (arguments.filter, arguments.sort, arguments.limit, arguments.stats or None)
+    if arguments.hex and any(given is not None for given in about_tensors):
+        return "--hex shows bytes; --filter, --sort, --limit and --stats are about tensors"
+    return None
+
+
+def _expanded(paths: Iterable[str]) -> Iterator[str]:
+    for path in paths:
+        try:
+            yield from files_of(path)
+        except (BurnstoreError, OSError):
+            yield path  # whoever opens it says what is wrong
+
+
+def _inspected(path: str, arguments: argparse.Namespace) -> Inspection:
+    with shown_progress(os.path.basename(path), quiet=arguments.quiet) as progress:
+        return inspect(
+            path,
+            pattern=arguments.filter,
+            sort=arguments.sort,
+            limit=arguments.limit,
+            stats=arguments.stats,
+            executor=arguments.jobs,
+            progress=progress,
+        )
+
+
+def _anatomy(path: str) -> Anatomy:
+    from ..inspecting.anatomy import anatomy  # not at import: --hex alone needs it
+
+    return anatomy(path)
+
+
+def _outlined(found: Inspection, arguments: argparse.Namespace) -> Outline:
+    from ..inspecting.outlining import DEEPEST, outline  # not at import: --tree alone needs it
+
+    return outline(found.tensors, depth=DEEPEST if arguments.depth is None else arguments.depth)
+
+
+class _Pages:
+    """For people: one file after the other, a blank line between them."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments = arguments
+        self._screen = Screen.of_stdout()
+        self._shown = 0
+
+    def add(self, found: Inspection) -> None:
+        self._begin(found.path)
+        _write(summary_lines(found, self._arguments.filter, self._screen))
+        if found.selected.tensors and (found.tensors or self._arguments.tree):
+            print()
+            _write(self._tree(found) if self._arguments.tree else self._table(found))
+        left_out = found.selected.tensors - len(found.tensors)
+        if left_out:
+            print(self._screen.paint(f"({left_out:,} more; --limit {self._arguments.limit})", "2"))
+        _write(_alarm(found, self._screen))
+
+    def add_anatomy(self, found: Anatomy) -> None:
+        from .hexdump import hex_lines
+
+        self._begin(found.path)
+        what = found.format or "unknown"
+        _write([f"  format    {what}", f"  file      {counted(found.size, 'byte')}", ""])
+        _write(hex_lines(found, self._screen))
+
+    def add_error(self, path: str, kind: str, error: BurnstoreError) -> None:
+        """Nothing: stderr has it."""
+
+    def end(self) -> None:
+        """Nothing: the last page is complete."""
+
+    def _begin(self, path: str) -> None:
+        if self._shown:
+            print()
+        self._shown += 1
+        print(self._screen.paint(escape(path), "1"))
+
+    def _table(self, found: Inspection) -> Iterator[str]:
+        return render(_columns(found.tensors, self._arguments.stats), self._screen)
+
+    def _tree(self, found: Inspection) -> Iterator[str]:
+        from .tree import tree_lines
+
+        whole = _outlined(found, self._arguments)
+        return tree_lines(whole, self._screen, largest_first=self._arguments.sort == "size")
+
+
+def _write(lines: Iterable[str]) -> None:
     """Print the lines, many at a time: printing each by itself takes longer than making it."""
     batch: list[str] = []
     for line in lines:
@@ -84,84 +213,15 @@ def _write(lines: Iterator[str]) -> None:
         print("\n".join(batch))
 
 
-def _lines(found: Inspection, arguments: argparse.Namespace, screen: Screen) -> Iterator[str]:
-    yield screen.paint(escape(found.path), "1")
-    yield from _summary(found, arguments, screen)
-    if found.tensors:
-        yield ""
-        yield from render(_columns(found.tensors, arguments.stats), screen)
-    if len(found.tensors) < found.selected.tensors:
-        yield screen.paint(f"({found.selected.tensors - len(found.tensors):,} more; --limit {arguments.limit})", "2")
-    alarming = [row for row in found.tensors if row.stats is not None and not row.stats.is_finite]
+def _alarm(found: Inspection, screen: Screen) -> Iterator[str]:
+    alarming = [row.stats for row in found.tensors if row.stats is not None and not row.stats.is_finite]
     if alarming:
-        nans = sum(row.stats.nan_count for row in alarming if row.stats)
-        infs = sum(row.stats.inf_count for row in alarming if row.stats)
+        nans, infs = sum(stats.nan_count for stats in alarming), sum(stats.inf_count for stats in alarming)
         yield ""
         yield screen.paint(
-            f"{len(alarming):,} of {_counted(len(found.tensors), 'tensor')} not finite: {nans:,} NaN, {infs:,} Inf",
+            f"{len(alarming):,} of {counted(len(found.tensors), 'tensor')} not finite: {nans:,} NaN, {infs:,} Inf",
             "1;31",
         )
-
-
-def _summary(found: Inspection, arguments: argparse.Namespace, screen: Screen) -> Iterator[str]:
-    total = found.total
-    facts: list[tuple[str, list[str]]] = [
-        ("format", [f"{found.format} ({escape(found.variant)})" if found.variant else found.format]),
-        ("layout", [found.layout or "unknown"]),
-        ("file", [f"{_exact_size(found.file_size)}, tensor data from byte {found.data_offset:,}"]),
-        (
-            "tensors",
-            [
-                f"{total.tensors:,} with {_counted(total.elements, 'parameter')}: {_exact_size(total.nbytes)}"
-                if total.tensors
-                else "none"
-            ],
-        ),
-        (
-            "dtypes",
-            [f"{name}: {_counted(part.tensors, 'tensor')}, {size(part.nbytes)}" for name, part in found.dtypes.items()],
-        ),
-        ("schemes", _schemes(found.tensors)),
-        ("metadata", [_entry(key, escape(value), screen) for key, value in found.metadata.items()]),
-        ("scalars", [_entry(key, f"{one.value} ({one.kind})", screen) for key, one in found.scalars.items()]),
-    ]
-    if arguments.filter is not None:
-        chosen = found.selected
-        facts.append(
-            (
-                "filter",
-                [
-                    f"{escape(arguments.filter.pattern)} matches {_counted(chosen.tensors, 'tensor')} with "
-                    f"{_counted(chosen.elements, 'parameter')}: {_exact_size(chosen.nbytes)}"
-                    if chosen.tensors
-                    else f"{escape(arguments.filter.pattern)} matches no tensor"
-                ],
-            )
-        )
-    for title, entries in facts:
-        yield from _fact(title, entries, screen)
-
-
-def _entry(key: str, value: str, screen: Screen) -> str:
-    """A key and its value on one line of the screen; only text of any length is shortened, and on screen only."""
-    shown = escape(key)
-    if screen.columns is not None:
-        shown = shorten(shown, _WIDEST_KEY_ON_SCREEN, screen.ellipsis)
-        room = screen.columns - len(_MARGIN) - width(shown) - len(" = ")
-        value = shorten(value, max(room, _WIDEST_KEY_ON_SCREEN), screen.ellipsis)
-    return f"{shown} = {value}"
-
-
-def _fact(title: str, entries: list[str], screen: Screen) -> Iterator[str]:
-    most = len(entries) if screen.columns is None else _MOST_ENTRIES_ON_SCREEN
-    for at, entry in enumerate(entries[:most]):
-        yield (screen.paint(f"  {title:<10}", "2") if at == 0 else _MARGIN) + entry
-    if len(entries) > most:
-        yield screen.paint(f"{_MARGIN}({len(entries) - most:,} more; pipe, or --json, shows all)", "2")
-
-
-def _schemes(rows: tuple[TensorRow, ...]) -> list[str]:
-    return list(dict.fromkeys(str(row.dtype.scheme) for row in rows if row.dtype.scheme is not None))
 
 
 def _columns(rows: tuple[TensorRow, ...], with_stats: bool) -> list[Column]:
@@ -174,8 +234,10 @@ def _columns(rows: tuple[TensorRow, ...], with_stats: bool) -> list[Column]:
         Column("SIZE", [size(row.nbytes, gap="") for row in rows], right=True, spare=6 if with_stats else 10),
         Column("BYTES", [str(row.nbytes) for row in rows], right=True, spare=1),
         Column("PARAM ID", ["-" if row.param_id is None else str(row.param_id) for row in rows], spare=3, style="2"),
-        Column("OFFSET", [str(row.offset) for row in rows], right=True, spare=2),
+        Column("OFFSET", ["-" if row.offset is None else str(row.offset) for row in rows], right=True, spare=2),
     ]
+    if any(row.shard is not None for row in rows):
+        columns.append(Column("SHARD", ["-" if row.shard is None else escape(row.shard) for row in rows], spare=0))
     if with_stats:
         columns += [
             Column("MIN", _stat_cells(rows, "min"), right=True, spare=9),
@@ -206,22 +268,15 @@ def _dtype_label(dtype: DType) -> str:
     return dtype.name if dtype.scheme is None else f"{dtype.name}({dtype.scheme.value})"
 
 
-def _exact_size(nbytes: int) -> str:
-    return f"{size(nbytes)} ({nbytes:,} bytes)" if nbytes >= 1024 else _counted(nbytes, "byte")
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
 class _Document:
     """The JSON document, written file by file, one tensor a line: quick to write, and easy to compare line by line."""
 
-    def __init__(self) -> None:
+    def __init__(self, arguments: argparse.Namespace) -> None:
         import json
 
         from burnstore import __version__
 
+        self._arguments = arguments
         # ASCII only: whatever the names are, no terminal acts on them and no encoding fails on them.
         self._encode = json.JSONEncoder(allow_nan=False).encode
         self._files = 0
@@ -230,17 +285,22 @@ class _Document:
     def add(self, found: Inspection) -> None:
         fields = found.to_dict()
         tensors = fields.pop("tensors")
+        if self._arguments.tree:
+            fields["modules"] = _outlined(found, self._arguments).to_dicts()
         self._next()
         head = self._encode({**fields, "error": None})
         print(f'{head[:-1]}, "tensors": [')
         _write(self._encode(row) + ("," if at < len(tensors) else "") for at, row in enumerate(tensors, 1))
         print("]}")
 
+    def add_anatomy(self, found: Anatomy) -> None:
+        self._next()
+        print(self._encode({"path": json_text(found.path), "anatomy": found.to_dict(), "error": None}))
+
     def add_error(self, path: str, kind: str, error: BurnstoreError) -> None:
         facts = {fact: getattr(error, fact) for fact in ("message", "rule", "tensor", "offset", "hint")}
-        shown = path.encode("utf-8", "backslashreplace").decode("utf-8")
         self._next()
-        print(self._encode({"path": shown, "error": {"kind": kind, **facts}}))
+        print(self._encode({"path": json_text(path), "error": {"kind": kind, **facts}}))
 
     def end(self) -> None:
         print("]}")
@@ -249,52 +309,3 @@ class _Document:
         if self._files:
             print(",")
         self._files += 1
-
-
-class _Progress:
-    """A line on stderr about a long read: only in a terminal, only after a moment, and gone in the end."""
-
-    def __init__(self) -> None:
-        self.wanted = sys.stderr is not None and sys.stderr.isatty()
-        self._begun = self._shown = time.monotonic()
-        self._visible = False
-
-    def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if now - self._shown < (0.1 if self._visible else 0.5):
-            return
-        rate = done / 1e9 / (now - self._begun)
-        print(f"\r\x1b[Kreading {size(done)} of {size(total)}, {rate:.1f} GB/s", end="", file=sys.stderr, flush=True)
-        self._shown, self._visible = now, True
-
-    def clear(self) -> None:
-        if self._visible:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
-def _complain(error: BurnstoreError) -> None:
-    sys.stdout.flush()  # so that the two streams, seen in one place, keep their order
-    for line in f"burnstore: error: {error}".split("\n"):
-        print(escape_controls(line), file=sys.stderr)
-
-
-def _as_ours(path: str, error: BaseException) -> BurnstoreError:
-    """The error in the words of our own, whoever raised it."""
-    if isinstance(error, BurnstoreError):
-        return error
-    if isinstance(error, FileNotFoundError):
-        return BurnstoreError("there is no such file", path=path, hint=_similar(path))
-    if isinstance(error, MemoryError):
-        return BurnstoreError("there is not enough memory", path=path, hint="without --stats only the header is read")
-    return BurnstoreError(getattr(error, "strerror", None) or str(error), path=path)
-
-
-def _similar(path: str) -> str | None:
-    from difflib import get_close_matches
-
-    folder, name = os.path.split(path)
-    try:
-        close = get_close_matches(name, os.listdir(folder or os.curdir)[:10_000], n=1)
-    except OSError:
-        return f"nor is there a folder {printable(folder)}" if not os.path.lexists(folder) else None
-    return f"did you mean {printable(os.path.join(folder, close[0]))}?" if close else None

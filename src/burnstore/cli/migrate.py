@@ -4,33 +4,66 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
-import time
 from collections.abc import Iterator
+from functools import partial
 
-from ..errors import BurnstoreError, printable
+from ..errors import BurnstoreError
 from ..migration import Migration, migrate, migrate_folder
 from . import ERROR, FINE, FOUND
-from .text import escape, escape_controls, shorten, size, terminal_columns
+from .arguments import add_overwrite, add_quiet
+from .complaint import complain
+from .progress import ProgressDisplay
+from .text import escape, size
 
-_LONGEST_NAME = 40
-_BAR = 24
+DESCRIPTION = """\
+Write what a record of Burn 0.13 to 0.21 holds (.mpk, .bin, .json, each also .gz) into a file that Burn of today loads.
+The record stays as it is; every tensor of the new file is read back and compared. Of a folder every record below it
+is migrated into the same place below DESTINATION.
+"""
+
+EXAMPLES = """\
+examples:
+  burnstore migrate model.mpk.gz model.bpk
+  burnstore migrate checkpoint/ migrated/                       model-1.mpk becomes migrated/model-1.bpk, and so on
+  burnstore migrate optim-3.mpk optim-3.bpk --model model-3.mpk
+  burnstore migrate scheduler-3.mpk scheduler-3.bpk --scheduler Cosine
+
+exit codes:
+  0  fine: everything was migrated and verified
+  1  there was nothing to migrate
+  2  an error: at least one record could not be migrated, or wrong arguments
+
+A binary record (.bin) has no names; it is migrated from Python: burnstore.migrate(old, new, like=Model()).
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What can be said after the verb."""
+    parser.add_argument("source", metavar="SOURCE", help="a record, or a folder with records")
+    parser.add_argument("destination", metavar="DESTINATION", help="the new file (.bpk), or a folder")
+    add_overwrite(parser, "files that exist")
+    parser.add_argument("--model", metavar="RECORD", help="the record of the model that an optimizer's belongs to")
+    parser.add_argument(
+        "--scheduler",
+        choices=("Linear", "Cosine", "Exponential", "Noam", "Step"),
+        help="what kind of scheduler a record with a single number is of",
+    )
+    parser.add_argument(
+        "--undecided",
+        choices=("F16", "I16"),
+        help="what the tensors are that a Half record of Burn 0.13 does not tell; F16 if all are floats",
+    )
+    add_quiet(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Migrate a file, or every record below a folder; the worst outcome decides the exit code."""
-    bar = _Bar()
     done: list[Migration] = []
-    for outcome in _outcomes(arguments, bar):
-        bar.clear()
-        done.append(outcome)
-        if outcome.error is None:
-            what = f"{outcome.kind}, {outcome.tensors} {'tensor' if outcome.tensors == 1 else 'tensors'}"
-            print(
-                f"{escape(outcome.source)} -> {escape(outcome.destination)}: {what}, {size(outcome.nbytes)}, verified"
-            )
-        else:
-            _complain(outcome)
+    with ProgressDisplay(quiet=arguments.quiet) as display:
+        for outcome in _outcomes(arguments, display):
+            display.clear()
+            done.append(outcome)
+            _tell(outcome)
     if not done:
         print(f"no records of Burn below {escape(arguments.source)}")
         return FOUND
@@ -43,60 +76,27 @@ def run(arguments: argparse.Namespace) -> int:
     return ERROR if failed else FINE
 
 
-def _outcomes(arguments: argparse.Namespace, bar: _Bar) -> Iterator[Migration]:
+def _tell(outcome: Migration) -> None:
+    if outcome.error is not None:
+        complain(outcome.error, outcome.source)
+        return
+    what = f"{outcome.kind}, {outcome.tensors} {'tensor' if outcome.tensors == 1 else 'tensors'}"
+    print(f"{escape(outcome.source)} -> {escape(outcome.destination)}: {what}, {size(outcome.nbytes)}, verified")
+
+
+def _outcomes(arguments: argparse.Namespace, display: ProgressDisplay) -> Iterator[Migration]:
     wanted = {"scheduler": arguments.scheduler, "undecided": arguments.undecided, "overwrite": arguments.overwrite}
     if os.path.isdir(arguments.source):
-        yield from migrate_folder(arguments.source, arguments.destination, progress=bar, **wanted)
+        yield from migrate_folder(arguments.source, arguments.destination, progress=display.show, **wanted)
         return
     try:
         yield migrate(
             arguments.source,
             arguments.destination,
             model=arguments.model,
-            progress=lambda now, total: bar(arguments.source, now, total),
+            progress=partial(display.show, arguments.source),
             **wanted,
         )
     except (BurnstoreError, OSError, MemoryError) as error:
         told = BurnstoreError("there is not enough memory") if isinstance(error, MemoryError) else error
         yield Migration(arguments.source, arguments.destination, error=told)
-
-
-def _complain(outcome: Migration) -> None:
-    error = outcome.error
-    told: BurnstoreError
-    if isinstance(error, BurnstoreError):
-        told = error
-    elif isinstance(error, FileNotFoundError):
-        told = BurnstoreError("there is no such file or folder", path=str(error.filename or outcome.source))
-    else:
-        told = BurnstoreError(getattr(error, "strerror", None) or str(error), path=outcome.source)
-    if told.path is None:
-        told.path = outcome.source
-    sys.stdout.flush()  # so that the two streams, seen in one place, keep their order
-    for line in f"burnstore: error: {told}".split("\n"):
-        print(escape_controls(line), file=sys.stderr)
-
-
-class _Bar:
-    """A bar on stderr: only in a terminal, only after a moment, and gone in the end."""
-
-    def __init__(self) -> None:
-        self._wanted = sys.stderr is not None and sys.stderr.isatty()
-        self._begun = self._shown = time.monotonic()
-        self._visible = False
-
-    def __call__(self, path: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        if not self._wanted or now - self._shown < (0.1 if self._visible else 0.5):
-            return
-        filled = _BAR * done // max(total, 1)
-        name = shorten(printable(os.path.basename(path)), _LONGEST_NAME)
-        line = f"{name} [{'#' * filled}{'.' * (_BAR - filled)}] {size(done)} of {size(total)}"
-        print(f"\r\x1b[K{line[: terminal_columns() - 1]}", end="", file=sys.stderr, flush=True)
-        self._shown, self._visible = now, True
-
-    def clear(self) -> None:
-        """Take the bar away."""
-        if self._visible:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-            self._visible = False

@@ -11,12 +11,36 @@ from ..errors import BurnstoreError
 from ..scanning import CLEAN, ERROR, Scan, scan, scan_folder
 from . import ERROR as FAILED
 from . import FINE, FOUND
+from .arguments import add_json
 from .complaint import complain
 from .text import Screen, escape
 
 _SCHEMA = 1
 _MOST_SHOWN = 20
 _COLOURS = {"clean": "32", "suspicious": "1;33", "dangerous": "1;31", "error": "1;31"}
+
+DESCRIPTION = """\
+Say whether loading a file with other programs would run code in it: which functions and classes its pickles import
+and call, where, and how dangerous that is; and which tensors can be taken safely anyway. Nothing in it is run.
+Of a folder every file of tensors or pickles below it is scanned; links that lead out of it are not followed.
+"""
+
+EXAMPLES = """\
+examples:
+  burnstore scan downloaded.pt
+  burnstore scan models/ --json | jq '.files[] | select(.verdict != "clean")'
+
+exit codes:
+  0  clean: nothing but data
+  1  suspicious: at least one file asks for code that is not known to be harmless
+  2  an error: a file that could not be judged, or wrong arguments
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What can be said after the verb."""
+    parser.add_argument("paths", nargs="+", metavar="FILE|FOLDER", help="a file of any format, or a folder")
+    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -55,7 +55,13 @@ def render(columns: Sequence[Column], screen: Screen) -> Iterator[str]:
 
 def _natural_width(column: Column, most: int) -> int:
     """The width of the widest cell that is not wider than ``most``; wider ones will stick out."""
-    return max(size for size in (width(column.title), *map(width, column.cells)) if size <= most)
+    sizes = map(len, column.cells) if _is_plain(column.cells) else map(width, column.cells)
+    return max(size for size in (width(column.title), *sizes) if size <= most)
+
+
+def _is_plain(cells: Sequence[str]) -> bool:
+    """Whether every character of the cells takes one place: Python measures and pads those at once."""
+    return "".join(cells).isascii()
 
 
 def _fit(chosen: list[tuple[Column, int]], room: int) -> tuple[list[tuple[Column, int]], list[str]]:
@@ -90,6 +96,8 @@ def _fitted(cells: Sequence[str], size: int, right: bool, screen: Screen) -> lis
     """The cells in their width; wider ones are shortened on screen, and stick out elsewhere."""
     if screen.columns is not None:
         cells = [shorten(cell, size, screen.ellipsis) for cell in cells]
+    if _is_plain(cells):
+        return [cell.rjust(size) for cell in cells] if right else [cell.ljust(size) for cell in cells]
     if right:
         return [" " * (size - width(cell)) + cell for cell in cells]
     return [cell + " " * (size - width(cell)) for cell in cells]

@@ -84,17 +84,24 @@ def width(text: str) -> int:
     """
     if text.isascii():
         return len(text)
-    return sum(map(_cells, text))
+    return sum(map(_CELLS.__getitem__, text))
 
 
-def _cells(character: str) -> int:
-    import unicodedata
+class _Cells(dict[str, int]):
+    """How many cells each character takes, found out when it is first met."""
 
-    if character.isascii():
-        return 1
-    if unicodedata.category(character) in ("Mn", "Me"):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+    def __missing__(self, character: str) -> int:
+        import unicodedata
+
+        if unicodedata.category(character) in ("Mn", "Me"):
+            cells = 0
+        else:
+            cells = 2 if unicodedata.east_asian_width(character) in "WF" else 1
+        self[character] = cells
+        return cells
+
+
+_CELLS = _Cells()
 
 
 def shorten(text: str, room: int, ellipsis: str = "…") -> str:
@@ -115,7 +122,7 @@ def shorten(text: str, room: int, ellipsis: str = "…") -> str:
 
 def _prefix(text: str, room: int) -> str:
     for end, character in enumerate(text):
-        room -= _cells(character)
+        room -= _CELLS[character]
         if room < 0:
             return text[:end]
     return text
@@ -135,6 +142,24 @@ def size(nbytes: int, gap: str = " ") -> str:
     return f"{nbytes}{gap}B" if unit == "B" else f"{amount:.1f}{gap}{unit}"
 
 
+def counted(count: int, noun: str) -> str:
+    """So many of something.
+
+    >>> counted(1, "tensor"), counted(2000, "tensor")
+    ('1 tensor', '2,000 tensors')
+    """
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def can_show(text: str) -> bool:
+    """Whether stdout has all of these characters."""
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")  # a text in memory has no encoding
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Screen:
     """What is known of the place that the output goes to; ``columns`` is None unless that is a terminal."""
@@ -149,12 +174,7 @@ class Screen:
         stream = sys.stdout
         if not stream.isatty():
             return cls()
-        try:
-            "…".encode(stream.encoding or "ascii")
-            ellipsis = "…"
-        except (UnicodeEncodeError, LookupError):
-            ellipsis = "..."
-        return cls(terminal_columns(), _colour_wanted(), ellipsis)
+        return cls(terminal_columns(), _colour_wanted(), "…" if can_show("…") else "...")
 
     def paint(self, text: str, style: str) -> str:
         """The text in a style (the parameters of an SGR sequence), if this screen shows any."""

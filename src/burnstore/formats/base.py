@@ -91,12 +91,33 @@ class WritePlan:
     size: int
 
 
+class Check(Protocol):
+    """Something in a file that neither opening it nor reading its tensors looks at; can be pickled."""
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes of the file it reads."""
+
+    def __call__(self) -> str | None:
+        """Look at it: a FormatError where it breaks a rule, a sentence where it is only odd, None where it is right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stretch of a file's bytes, and what they are."""
+
+    offset: int
+    nbytes: int
+    meaning: str
+
+
 class Format(Protocol):
     """A format: reads contents out of a source and plans files. Stateless; one object serves all files.
 
     Optional: ``layout``, the one that a model is written in unless the caller wants another; ``stamp(layout,
     **options)``, the texts that its own writer puts beside a model's tensors; ``said_layout(texts)``, the layout that a
-    file with these texts claims.
+    file with these texts claims; ``checks(source, contents, limits)``, what else of a file can be checked;
+    ``anatomy(head, size)``, what the first bytes of a file of this size are, also of one that breaks the rules.
     """
 
     name: str

@@ -45,6 +45,7 @@ from burnstore.io.destination import (
     resolve,
     saving_stage,
 )
+from burnstore.io.portions import Place
 
 try:
     import fcntl
@@ -211,6 +212,20 @@ class ScratchFile:
             message = f"not saved: writing failed after {self.position} bytes"
             raise failure("write", self._path, message, error) from error
         self._whole = True
+
+    def shared(self, size: int) -> Place:
+        """Make the file as long as this and let others write into it, at positions; they are done when the block ends.
+
+        What nobody writes is zeros. Whoever failed must make the block fail: here nothing is known of what was written.
+        """
+        if self.position or self._closed or not self._fds:
+            raise ClosedError("only a new scratch file can be shared", path=self._path)
+        with saving_stage("allocate", self._path, f"not saved: there is no room for {size} bytes"):
+            os.ftruncate(self._fds[0], size)
+            status = os.fstat(self._fds[0])
+        self.position = size
+        absolute = os.path.join(os.path.abspath(self._folder.path), self._name)
+        return Place(absolute, (status.st_dev, status.st_ino), self._path)
 
     def _check_whole(self) -> None:
         if not self._whole:

@@ -37,14 +37,14 @@ class JoinedSource:
             self.size = self.bases[-1] + part.size
 
     def read_at(self, offset: int, length: int) -> bytes:
-        part, at = self._find(offset, length)
+        part, at = self.part_at(offset, length)
         return part.read_at(at, length)
 
     def read_into(self, reads: Sequence[Read]) -> None:
         pieces: list[tuple[Source, list[Read]]] = []
         room = 0
         for offset, buffer in reads:
-            part, at = self._find(offset, len(buffer))
+            part, at = self.part_at(offset, len(buffer))
             for start in range(0, len(buffer) or 1, _PIECE):
                 window = buffer[start : start + _PIECE]
                 if not pieces or pieces[-1][0] is not part or room < len(window):
@@ -76,7 +76,8 @@ class JoinedSource:
     def _index(self, offset: int) -> int:
         return bisect_right(self.bases, offset) - 1
 
-    def _find(self, offset: int, length: int) -> tuple[Source, int]:
+    def part_at(self, offset: int, length: int) -> tuple[Source, int]:
+        """The source in which a range lies, and where in it; TruncatedError if it lies in none."""
         index = self._index(offset)
         if index < 0 or offset - self.bases[index] + length > self.parts[index].size:
             raise TruncatedError(f"{length} bytes are in no file of it", path=self.name, offset=offset)
@@ -89,3 +90,8 @@ class JoinedSource:
 def _read_piece(piece: tuple[Source, list[Read]]) -> None:
     source, reads = piece
     source.read_into(reads)
+
+
+def part_of(source: Source, offset: int, length: int) -> tuple[Source, int]:
+    """The source in which a range really lies, and where in it."""
+    return source.part_at(offset, length) if isinstance(source, JoinedSource) else (source, offset)

@@ -21,13 +21,15 @@ def for_each(job: Callable[[Piece], None], pieces: Iterable[Piece]) -> None:
     failures: list[Exception] = []
 
     def work() -> None:
-        try:
-            while todo and not failures:
-                job(todo.pop())
-        except IndexError:
-            return  # another thread took the last one
-        except Exception as error:
-            failures.append(error)
+        while not failures:
+            try:
+                piece = todo.pop()
+            except IndexError:
+                return  # another thread took the last one
+            try:
+                job(piece)
+            except Exception as error:
+                failures.append(error)
 
     helpers = []
     if THREADS > 1 and len(todo) > 1:

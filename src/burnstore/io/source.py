@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ..errors import ChangedError, ClosedError, ReadError, TruncatedError
+from .pages import PAGE, open_direct, read_cached, read_cached_runs, read_directly
 from .parallel import for_each
 
 # One pread of more than this blocks Ctrl-C for long and cannot be shared between threads; Linux caps one at 2 GiB.
@@ -92,12 +93,15 @@ class FileSource:
     reported as `ChangedError`, one that is cut as `TruncatedError`.
     """
 
+    _was_cached = True  # whether the page cache had the range that was read last: so likely the next one
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.name = os.fsdecode(path)
         self._absolute = os.path.abspath(self.name)
         self._fd = -1
-        self._fd = os.open(self.name, _OPEN_FLAGS)  # O_NONBLOCK: a FIFO must not hang before it is refused
+        self._direct: int | None = -1  # a second descriptor, opened when it is needed; None if that was refused
         self._close_lock = allocate_lock()
+        self._fd = os.open(self.name, _OPEN_FLAGS)  # O_NONBLOCK: a FIFO must not hang before it is refused
         try:
             status = os.fstat(self._fd)
             if not stat.S_ISREG(status.st_mode):
@@ -127,7 +131,7 @@ class FileSource:
         if length <= _WINDOW:
             data = self._pread(offset, length)
             if len(data) == length:
-                self._check_unchanged()
+                self.check_unchanged()
                 return data
         buffer = bytearray(length)
         self.read_into([(offset, memoryview(buffer))])
@@ -146,15 +150,55 @@ class FileSource:
         else:
             for offset, buffer in windows:
                 self._fill(offset, buffer)
-        self._check_unchanged()
+        self.check_unchanged()
+
+    def read_pages(self, offset: int, length: int, pages: memoryview) -> None:
+        """Read a range as `burnstore.io.pages.page_reader` says: what is not in the page cache, past it."""
+        self._check_inside(offset, length)
+        first = offset % PAGE
+        wanted = pages[first : first + length]
+        try:
+            # Asked for a page that it has not, the kernel begins to read ahead, in vain here: so where the last range
+            # was not cached, it is first asked for one byte.
+            done: int | None = 0
+            if self._was_cached or read_cached(self._open_fd(), offset, wanted[:1]):
+                done = read_cached(self._open_fd(), offset, wanted)
+            self._was_cached = done is None or done == length
+            if done is not None and done < length:
+                direct = self._direct_fd()
+                if direct is not None:
+                    done = read_directly(direct, offset + done, offset + length, pages, offset - first) - offset
+        except OSError as error:
+            raise self._read_error(error, offset) from error
+        if done is None or done < length:
+            self._fill(offset + (done or 0), wanted[done or 0 :])
+
+    def read_cached_runs(self, offset: int, row: int, run: int, buffer: memoryview) -> int:
+        """Read as many of these runs as are in the page cache; see `burnstore.io.runs`."""
+        self._check_inside(offset, (len(buffer) // run - 1) * row + run)
+        try:
+            done = read_cached_runs(self._open_fd(), offset, row, run, buffer)
+        except OSError as error:
+            raise self._read_error(error, offset) from error
+        self.check_unchanged()
+        return done
 
     def view(self, offset: int, length: int) -> memoryview | None:
         return None
 
     def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        with self._close_lock:  # nobody opens the second descriptor meanwhile
+            fd, direct, self._fd, self._direct = self._fd, self._direct, -1, -1
+        for each in (fd, direct):
+            if each is not None and each >= 0:
+                os.close(each)
+
+    def _direct_fd(self) -> int | None:
+        if self._direct == -1:
+            with self._close_lock:
+                if self._direct == -1:
+                    self._direct = open_direct(self._open_fd())
+        return self._direct
 
     def _fill(self, offset: int, buffer: memoryview) -> None:
         while buffer:
@@ -208,7 +252,8 @@ class FileSource:
         except OSError as error:
             raise self._read_error(error) from error
 
-    def _check_unchanged(self) -> None:
+    def check_unchanged(self) -> None:
+        """Raise ChangedError if the file is no longer as it was when it was opened."""
         if _stamp_of(self._status()) != self._stamp:
             self._open_fd()  # closed meanwhile: the number may already be another file's
             raise ChangedError("the file was changed in place while it was open", path=self.name, hint="open it again")
@@ -241,7 +286,7 @@ class MmapSource(FileSource):
     def view(self, offset: int, length: int) -> memoryview | None:
         mapped = self._map  # before the checks: another thread may close the source after them
         self._check_inside(offset, length)
-        self._check_unchanged()  # what is cut after this still kills the process; what was cut before is reported
+        self.check_unchanged()  # what is cut after this still kills the process; what was cut before is reported
         if mapped is None:
             return memoryview(b"")
         return memoryview(mapped).toreadonly()[offset : offset + length]

@@ -86,6 +86,7 @@ class _SpooledFile(FileSource):
         self._file = file
         self._remake = remake
         self._close_lock = allocate_lock()
+        self._direct = None  # it was written just now: the page cache has it
         self._fd = file.fileno()
         status = os.fstat(self._fd)
         self.size = status.st_size

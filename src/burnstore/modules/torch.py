@@ -28,6 +28,7 @@ from ..torch_tensor import (
     Tensor,
     TorchData,
     as_bits,
+    carries_to,
     described,
     flat_bytes,
     is_tensor,
@@ -53,7 +54,17 @@ _PART_IDS = "burn_param_ids"
 class TensorSlot:
     """A torch tensor: a parameter or buffer of a module, or what an attribute or an item holds."""
 
-    __slots__ = ("_identity", "_replacements", "container_stack", "dtype", "path", "put", "shape", "tensor")
+    __slots__ = (
+        "_arriving",
+        "_identity",
+        "_replacements",
+        "container_stack",
+        "dtype",
+        "path",
+        "put",
+        "shape",
+        "tensor",
+    )
 
     keeps_dtype = True
 
@@ -67,6 +78,7 @@ class TensorSlot:
         self.put = put
         self._identity = id(tensor)
         self._replacements: dict[int, Tensor] = {}
+        self._arriving: Tensor | None = None
         with located(tensor=path):
             self.dtype, self.shape = described(tensor)
 
@@ -113,8 +125,29 @@ class TensorSlot:
             return None
         return memoryview(flat_bytes(tensor).numpy())
 
+    @property
+    def is_carried(self) -> bool:
+        """Whether its tensor is, or may come to be, where values are carried through a ring of buffers."""
+        return not self.tensor.is_cpu or carries_to("cpu")
+
+    def target(self) -> tuple[Tensor, bool] | None:
+        """The tensor on a GPU in which values are to arrive; see `burnstore.modules.on_device.OnDevice`."""
+        tensor = self.tensor
+        device = _home(tensor)
+        if not carries_to(device) or tensor.is_conj() or tensor.is_neg() or tensor.is_inference():
+            return None
+        if self.put is None:
+            overlaps = any(step == 0 and extent > 1 for step, extent in zip(tensor.stride(), tensor.shape, strict=True))
+            return None if overlaps else (tensor.detach(), False)
+        self._arriving = torch_package().empty_like(tensor, device=device, requires_grad=False)
+        return self._arriving, True
+
     def filled(self, param_id: int | None) -> None:
-        torch_package().autograd.graph.increment_version(self.tensor)
+        if self._arriving is None:
+            torch_package().autograd.graph.increment_version(self.tensor)
+        elif self.put is not None:
+            self.tensor, self._arriving = _standing_for(self.tensor, self._arriving), None
+            self.put(self.tensor)
         self._keep(param_id)
 
     def assign(self, value: Array | TensorData, param_id: int | None, *, fill: bool = False) -> None:
@@ -284,15 +317,22 @@ def _copy_bits(source: Tensor, target: Tensor) -> None:
 
 def _like(held: Tensor, values: Tensor) -> Tensor:
     """A tensor with these values to stand where the held one did."""
+    return _standing_for(held, placed(values, _home(held)))
+
+
+def _home(held: Tensor) -> Any:
+    """The device of a tensor's values; those that have none yet get torch's default one."""
+    if not held.is_meta:
+        return held.device
     torch = torch_package()
-    device = held.device
-    if held.is_meta:
-        device = torch.get_default_device()
-        if device.type == "meta":
-            device = torch.device("cpu")
-    values = placed(values, device)
-    if isinstance(held, torch.nn.Parameter):
-        values = torch.nn.Parameter(values, requires_grad=held.requires_grad)
+    device = torch.get_default_device()
+    return torch.device("cpu") if device.type == "meta" else device
+
+
+def _standing_for(held: Tensor, values: Tensor) -> Tensor:
+    """The values as the kind of tensor that the held one is, with what was attached to it."""
+    if isinstance(held, torch_package().nn.Parameter):
+        values = torch_package().nn.Parameter(values, requires_grad=held.requires_grad)
     elif held.requires_grad:
         values.requires_grad_()
     values.__dict__.update(held.__dict__)

@@ -21,7 +21,7 @@ def value_for(slot: Slot, snapshot: TensorSnapshot, raw: Any) -> Array | TensorD
     dtype = snapshot.dtype
     if dtype in _BOOLS_OF_INTEGERS and slot.dtype.is_bool:
         dtype = _BOOLS_OF_INTEGERS[dtype]
-    if slot.keeps_dtype and dtype is slot.dtype and dtype not in _ARRAYS_SAY_ALL and not dtype.is_bool:
+    if slot.keeps_dtype and dtype is slot.dtype and not dtype.is_bool:
         return TensorData(memoryview(raw), dtype, snapshot.shape)  # NumPy need not have it
     array = array_from_bytes(raw, dtype, snapshot.shape)
     if slot.keeps_dtype:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from ..errors import ModelError, printable
-from ..modules.bindings import binding_for
 from ..transforms.indices import ClosedGap, closed_gaps, contiguous_names, index_of
 from ..transforms.remap import Renaming
 
@@ -22,10 +20,10 @@ _MOST_SHOWN = 12
 class ModelIndices:
     """The indices that the paths of a model have, by what stands before them."""
 
-    def __init__(self, model: Any, *, skip_enum_variants: bool) -> None:
+    def __init__(self, paths: Iterable[str]) -> None:
         self._found: dict[str, set[int]] = defaultdict(set)
-        for slot in binding_for(model).walk(model, skip_enum_variants=skip_enum_variants):
-            segments = slot.path.split(".")
+        for path in paths:
+            segments = path.split(".")
             for at, segment in enumerate(segments):
                 number = index_of(segment)
                 if number is not None:

@@ -1,21 +1,37 @@
-"""Axes: a matrix transposed, some rows of a tensor, several tensors as one; moved when they are read, bit for bit."""
+"""Axes: a matrix transposed, a part of a tensor, several tensors as one; moved when they are read, bit for bit."""
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from ..errors import DTypeError, ModelError
 from ..io.parallel import for_each
-from ..snapshot import Data, SourceData, TensorSnapshot
+from ..io.runs import RunsSource
+from ..snapshot import ArrayData, Data, SourceData, TensorSnapshot
 from ..tensor_data import Array, Shape, TensorData, bytes_of_array
+from .precision import CastData
 
 # A tile is first copied to where its rows lie a cache line apart: rows of a matrix are often a power of two long, and
 # then all of a column falls into the same few places of the cache. Sizes by measurement.
 _TILE_ROWS, _TILE_COLUMNS, _LINE = 512, 128, 64
 # Rows are read and moved in bands of about this size: a whole second copy of the tensor is never in memory.
 _BAND_BYTES = 4 << 20
+
+
+@runtime_checkable
+class Movable(Protocol):
+    """Data that are more than bytes and can be moved as what they are: a tensor on whatever device."""
+
+    def transposed(self) -> Data | None:
+        """These data with their two axes exchanged; None where their bytes are moved as well."""
+
+    def sliced(self, axis: int, start: int, stop: int) -> Data:
+        """A part of them along an axis of the tensor that they are."""
 
 
 def rearranged(snapshot: TensorSnapshot, shape: Sequence[int], move: Callable[[Array], Array]) -> TensorSnapshot:
@@ -58,26 +74,89 @@ def transposed(snapshot: TensorSnapshot) -> TensorSnapshot:
             f"only a matrix can be transposed, not a tensor of shape {list(snapshot.shape)}", tensor=snapshot.path
         )
     rows, columns = snapshot.shape
-    data = TransposedData(snapshot._data, rows, columns, width)
+    held = snapshot._data
+    turned = held.transposed() if isinstance(held, Movable) else None
+    data = TransposedData(held, rows, columns, width) if turned is None else turned
     return _moved(snapshot, (columns, rows), data, snapshot._param_id)
 
 
-def row_range(snapshot: TensorSnapshot, start: int, stop: int) -> TensorSnapshot:
-    """Some of the tensor's rows; only they are read.
+def sliced(snapshot: TensorSnapshot, axis: int, start: int, stop: int) -> TensorSnapshot:
+    """A part of a tensor along one axis. Of a file, and of what is made from one, only that part is read: rows as one
+    range, others as `burnstore.io.runs` says.
+
+    DTypeError where elements are narrower than a byte and the part does not begin and end at whole bytes.
 
     >>> snapshot = TensorSnapshot.from_numpy("w", np.arange(6, dtype=np.int16).reshape(3, 2))
-    >>> row_range(snapshot, 1, 3).numpy().tolist()
-    [[2, 3], [4, 5]]
+    >>> sliced(snapshot, 0, 1, 3).numpy().tolist(), sliced(snapshot, 1, 0, 1).numpy().tolist()
+    ([[2, 3], [4, 5]], [[0], [2], [4]])
     """
-    _element_width(snapshot)
-    rows = snapshot.shape[0]
-    if not 0 <= start <= stop <= rows:
-        raise ModelError(f"rows {start} to {stop} of a tensor that has {rows}", tensor=snapshot.path)
-    row_bytes = snapshot.nbytes // rows if rows else 0
-    first, nbytes = start * row_bytes, (stop - start) * row_bytes
-    held, data = snapshot._data, RangeData(snapshot._data, first, nbytes)
-    part: Data = SourceData(held.source, held.offset + first, nbytes) if isinstance(held, SourceData) else data
-    return _moved(snapshot, (stop - start, *snapshot.shape[1:]), part, None)
+    shape, bits = snapshot.shape, snapshot.dtype.bits
+    if not 0 <= axis < len(shape):
+        raise ModelError(f"it has no axis {axis}, its shape is {list(shape)}", tensor=snapshot.path)
+    if not 0 <= start <= stop <= shape[axis]:
+        raise ModelError(f"{start} to {stop} of an axis that has {shape[axis]}", tensor=snapshot.path)
+    if stop - start == shape[axis]:
+        return snapshot
+    if snapshot.dtype.is_quantized:
+        raise DTypeError(f"elements of {snapshot.dtype.name} cannot be moved", tensor=snapshot.path)
+    inner = math.prod(shape[axis + 1 :]) * bits
+    if any(before % 8 for before in (start * inner, stop * inner, shape[axis] * inner)):
+        raise DTypeError(
+            f"{start} to {stop} of axis {axis} of {list(shape)} are not whole bytes of packed {snapshot.dtype.name}",
+            tensor=snapshot.path,
+        )
+    part = (*shape[:axis], stop - start, *shape[axis + 1 :])
+    return _moved(snapshot, part, sliced_data(snapshot._data, bits, shape, axis, start, stop), snapshot._param_id)
+
+
+def sliced_data(data: Data, bits: int, shape: Shape, axis: int, start: int, stop: int) -> Data:
+    """The bytes of a part of a tensor, of which each element has so many bits; the part is taken where the data lie."""
+    inner, count = math.prod(shape[axis + 1 :]) * bits, math.prod(shape[:axis])
+    first, run, row = start * inner // 8, (stop - start) * inner // 8, shape[axis] * inner // 8
+    if not run * count:
+        return JoinedData([])
+    if isinstance(data, TransposedData):
+        source = sliced_data(data.data, bits, (data.rows, data.columns), 1 - axis, start, stop)
+        rows, columns = (data.rows, stop - start) if axis == 0 else (stop - start, data.columns)
+        return TransposedData(source, rows, columns, data.width)
+    if isinstance(data, CastData):
+        values = sliced_data(data.data, data.given.bits, shape, axis, start, stop)
+        return CastData(values, data.given, data.dtype, run * count * 8 // bits)
+    if isinstance(data, JoinedData):
+        return _sliced_parts(data, bits, shape, axis, start, stop)
+    if isinstance(data, ArrayData):
+        return ArrayData(data.array[(slice(None),) * axis + (slice(start, stop),)])
+    if isinstance(data, Movable):
+        return data.sliced(axis, start, stop)
+    if count == 1:
+        return range_of(data, first, run)
+    if isinstance(data, SourceData):
+        runs = RunsSource(data.source, data.offset + first, row=row, run=run, count=count)
+        return SourceData(runs, 0, runs.size)
+    return CutData(data, first, row, run, count)
+
+
+def _sliced_parts(data: JoinedData, bits: int, shape: Shape, axis: int, start: int, stop: int) -> Data:
+    row_bytes = math.prod(shape[1:]) * bits // 8
+    parts: list[tuple[Data, int]] = []
+    before = 0
+    for part, nbytes in data.parts:
+        rows = nbytes // row_bytes
+        low, high = (max(start - before, 0), min(stop - before, rows)) if axis == 0 else (start, stop)
+        before += rows
+        if low < high:
+            taken = sliced_data(part, bits, (rows, *shape[1:]), axis, low, high)
+            parts.append((taken, nbytes * (high - low) // (rows if axis == 0 else shape[axis])))
+    return parts[0][0] if len(parts) == 1 else JoinedData(parts)
+
+
+def range_of(data: Data, start: int, nbytes: int) -> Data:
+    """Some of the bytes of data, as directly as they can be had."""
+    if isinstance(data, SourceData):
+        return SourceData(data.source, data.offset + start, nbytes)
+    if isinstance(data, RangeData):
+        return RangeData(data.data, data.start + start, nbytes)
+    return RangeData(data, start, nbytes)
 
 
 def joined(parts: Sequence[TensorSnapshot]) -> TensorSnapshot:
@@ -115,16 +194,16 @@ def _bits(width: int) -> str:
     return f"<u{width}" if width <= 8 else f"V{width}"
 
 
-class _MadeWhole:
+class MadeWhole(ABC):
     """Data that exist only when they are asked for, and then as a whole in memory of their own."""
 
     __slots__ = ()
 
     nbytes: int
 
+    @abstractmethod
     def into(self, buffer: Array) -> None:
         """Fill a buffer of bytes with them."""
-        raise NotImplementedError
 
     def window(self, start: int, stop: int) -> memoryview:
         return memoryview(self.owned(start, stop))
@@ -138,7 +217,7 @@ class _MadeWhole:
         yield self.window(0, nbytes)
 
 
-class TransposedData(_MadeWhole):
+class TransposedData(MadeWhole):
     """The elements of a matrix, column by column."""
 
     __slots__ = ("columns", "data", "nbytes", "rows", "width")
@@ -179,7 +258,7 @@ class TransposedData(_MadeWhole):
         for_each(move, range(0, self.rows, height))
 
 
-class JoinedData(_MadeWhole):
+class JoinedData(MadeWhole):
     """The bytes of several tensors, end to end."""
 
     __slots__ = ("nbytes", "parts")
@@ -195,6 +274,10 @@ class JoinedData(_MadeWhole):
         for data, nbytes in self.parts:
             fill(buffer[position : position + nbytes], data)
             position += nbytes
+
+    def chunks(self, nbytes: int) -> Iterator[memoryview]:
+        for data, length in self.parts:
+            yield from data.chunks(length)
 
 
 class RangeData:
@@ -221,11 +304,35 @@ class RangeData:
         yield self.window(0, nbytes)
 
 
+class CutData(MadeWhole):
+    """One run out of each of many equally long rows of bytes, which lie in no source: some columns of a matrix."""
+
+    __slots__ = ("count", "data", "first", "nbytes", "row", "run")
+
+    def __init__(self, data: Data, first: int, row: int, run: int, count: int) -> None:
+        self.data = data
+        self.first = first
+        self.row = row
+        self.run = run
+        self.count = count
+        self.nbytes = run * count
+
+    @property
+    def file(self) -> str | None:
+        return self.data.file
+
+    def into(self, buffer: Array) -> None:
+        reach = (self.count - 1) * self.row + self.run
+        raw = np.frombuffer(self.data.window(self.first, self.first + reach), np.uint8)
+        runs = np.lib.stride_tricks.as_strided(raw, (self.count, self.run), (self.row, 1), writeable=False)
+        buffer.reshape(self.count, self.run)[...] = runs
+
+
 def fill(buffer: Array, data: Data) -> None:
     """Fill a buffer of bytes with data, straight from where they lie."""
     if isinstance(data, SourceData):
         data.source.read_into([(data.offset, memoryview(buffer))])
-    elif isinstance(data, _MadeWhole):
+    elif isinstance(data, MadeWhole):
         data.into(buffer)
     else:
         buffer[:] = np.frombuffer(data.window(0, len(buffer)), np.uint8)

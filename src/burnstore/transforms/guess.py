@@ -8,7 +8,7 @@ what they do not decide is ambiguous, and a file with anything ambiguous is not 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ..tensor_data import Shape
@@ -26,6 +26,20 @@ class Guess:
     kinds: dict[str, ModuleKind] = field(default_factory=dict)
     evidence: dict[str, str] = field(default_factory=dict)
     ambiguous: dict[str, str] = field(default_factory=dict)
+    tensors: tuple[str, ...] = ()
+
+    def by_tensor(self) -> Iterator[tuple[str, ModuleKind | None, str]]:
+        """Each tensor, the kind of the module that decides for it (None where that is ambiguous), and why.
+
+        >>> guess = guess_kinds({"fc.weight": (4, 3), "fc.bias": (4,), "out.weight": (4, 4), "out.bias": (4,)})
+        >>> [(name, str(kind)) for name, kind, _ in guess.by_tensor()]
+        [('fc.weight', 'Linear'), ('fc.bias', 'Linear'), ('out.weight', 'None'), ('out.bias', 'None')]
+        """
+        for name in self.tensors:
+            path = name.rpartition(".")[0]
+            while path and path not in self.kinds and path not in self.ambiguous:
+                path = path.rpartition(".")[0]
+            yield name, self.kinds.get(path), self.evidence.get(path) or self.ambiguous.get(path, "")
 
     def __str__(self) -> str:
         lines = [f"{path or '(the file)'}: {self.kinds[path]} ({why})" for path, why in self.evidence.items()]
@@ -40,7 +54,7 @@ def guess_kinds(tensors: Mapping[str, Shape]) -> Guess:
     fc: Linear (the bias has as many numbers as the weight has rows)
     out: ambiguous (a square matrix: Linear and Conv1D look the same)
     """
-    guess = Guess()
+    guess = Guess(tensors=tuple(tensors))
     modules: dict[str, dict[str, Shape]] = {}
     inside: dict[str, set[str]] = {}
     for path, shape in tensors.items():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from ..dtype import DType, Kind
 from ..errors import DTypeError
-from ..snapshot import TensorSnapshot
-from ..tensor_data import Array, TensorData, bytes_of_array
+from ..snapshot import CHUNK_BYTES, Data, TensorSnapshot
+from ..tensor_data import Array, array_from_bytes, bytes_of_array
 
 BURN_FLOATS = (DType.F64, DType.F32, DType.Flex32, DType.F16, DType.BF16)
 
@@ -27,34 +29,117 @@ def cast(snapshot: TensorSnapshot, dtype: DType) -> TensorSnapshot:
         )
     if snapshot.dtype is dtype:
         return snapshot
-
-    def provide() -> TensorData:
-        return TensorData(bytes_of_array(cast_array(snapshot.numpy(), dtype)), dtype, snapshot.shape)
-
-    return TensorSnapshot.from_closure(
-        snapshot.path,
-        dtype,
-        snapshot.shape,
-        provide,
-        param_id=snapshot.param_id,
-        container_stack=snapshot.container_stack,
+    for each in (snapshot.dtype, dtype):
+        if each.bits % 8:
+            raise DTypeError(f"{each.name} values are packed {8 / each.bits:g} to a byte", tensor=snapshot.path)
+    data = CastData(snapshot._data, snapshot.dtype, dtype, snapshot.nbytes * 8 // snapshot.dtype.bits)
+    stack = snapshot._container_stack
+    return TensorSnapshot(
+        snapshot.path, dtype, snapshot.shape, data, param_id=snapshot._param_id, container_stack=stack
     )
+
+
+class CastData:
+    """The values of other data in another float dtype; a few megabytes at a time where those come so."""
+
+    __slots__ = ("count", "data", "dtype", "given")
+
+    def __init__(self, data: Data, given: DType, dtype: DType, count: int) -> None:
+        self.data = data
+        self.given = given
+        self.dtype = dtype
+        self.count = count
+
+    @property
+    def file(self) -> str | None:
+        return self.data.file
+
+    @property
+    def streams(self) -> bool:
+        """Whether the data behind come piece by piece."""
+        return getattr(self.data, "streams", False)
+
+    @property
+    def bytes_held(self) -> int:
+        """What `chunks` has in memory: all of what is behind, if that is made as a whole, and a piece of its own."""
+        given = self.count * self.given.bits // 8
+        return (min(given, CHUNK_BYTES) if self.streams else given) + min(
+            self.count * self.dtype.bits // 8, CHUNK_BYTES
+        )
+
+    def window(self, start: int, stop: int) -> memoryview:
+        width, wide = self.dtype.bits // 8, self.given.bits // 8
+        first, last = start // width, -(-stop // width)
+        values = array_from_bytes(self.data.window(first * wide, last * wide), self.given, (last - first,))
+        return bytes_of_array(self._cast(values))[start - first * width : stop - first * width]
+
+    def owned(self, start: int, stop: int) -> Array:
+        return np.array(np.frombuffer(self.window(start, stop), np.uint8))
+
+    def chunks(self, nbytes: int) -> Iterator[memoryview]:
+        for values in self._values():
+            yield bytes_of_array(self._cast(values))
+
+    def _values(self) -> Iterator[Array]:
+        """The values as they are given, a piece at a time."""
+        wide = self.given.bits // 8
+        step = CHUNK_BYTES // max(wide, self.dtype.bits // 8)
+        kept = b""  # what is behind may end a chunk within an element
+        for chunk in self.data.chunks(self.count * wide):
+            raw = memoryview(bytes(kept) + bytes(chunk)) if kept else chunk
+            whole = len(raw) // wide
+            for at in range(0, whole, step):
+                part = raw[at * wide : min(at + step, whole) * wide]
+                yield array_from_bytes(part, self.given, (len(part) // wide,))
+            kept = bytes(raw[whole * wide :])
+            del chunk, raw  # or they would live on while the next is made
+
+    def _cast(self, values: Array) -> Array:
+        with np.errstate(over="ignore", invalid="ignore"):
+            converted = values.astype(self.dtype.numpy)
+        if _lost(values, converted).any():
+            raise self._too_large()
+        return converted
+
+    def _too_large(self) -> DTypeError:
+        """The error that speaks of the whole tensor, whichever piece of it was asked for."""
+        count, largest = 0, 0.0
+        for values in self._values():
+            with np.errstate(over="ignore", invalid="ignore"):
+                lost = _lost(values, values.astype(self.dtype.numpy))
+            if lost.any():
+                count += int(lost.sum())
+                largest = max(largest, _largest(values[lost]))
+        return _too_large(count, largest, self.dtype)
 
 
 def cast_array(values: Array, dtype: DType) -> Array:
     """The values in that dtype; DTypeError where a finite one does not fit."""
     with np.errstate(over="ignore", invalid="ignore"):
         converted = values.astype(dtype.numpy)
-    if dtype.bits <= values.dtype.itemsize * 8:  # F16 has the width of BF16 and not its range
-        lost = ~np.isfinite(converted)
-        if lost.any() and (lost := lost & np.isfinite(values)).any():
-            widest = np.complex128 if converted.dtype.kind == "c" else np.float64
-            largest = float(np.abs(values[lost].astype(widest)).max())
-            raise DTypeError(
-                f"{int(lost.sum())} finite values, up to {largest:g}, are too large for {dtype.name}",
-                hint="BF16 has the range of F32" if dtype is DType.F16 else None,
-            )
+    lost = _lost(values, converted)
+    if lost.any():
+        raise _too_large(int(lost.sum()), _largest(values[lost]), dtype)
     return converted
+
+
+def _lost(values: Array, converted: Array) -> Array:
+    """Where a finite value became something else; empty where none can."""
+    if converted.dtype.itemsize > values.dtype.itemsize:  # F16 has the width of BF16 and not its range
+        return np.empty(0, np.bool_)
+    lost = ~np.isfinite(converted)
+    return lost & np.isfinite(values) if lost.any() else lost
+
+
+def _largest(values: Array) -> float:
+    return float(np.abs(values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)).max())
+
+
+def _too_large(count: int, largest: float, dtype: DType) -> DTypeError:
+    return DTypeError(
+        f"{count} finite values, up to {largest:g}, are too large for {dtype.name}",
+        hint="BF16 has the range of F32" if dtype is DType.F16 else None,
+    )
 
 
 def held_as(values: Array, dtype: DType) -> Array:

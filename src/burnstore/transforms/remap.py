@@ -109,6 +109,25 @@ class KeyRemapper:
                 unmatched += sorted(rule.keys() - set(before))
         return Renaming(current, list(names), unmatched)
 
+    def trace(self, name: str) -> list[tuple[str, str]]:
+        """The rules that change this name, as text, each with the name that it gives.
+
+        >>> KeyRemapper.from_patterns([("^h", "layer"), ("bias", "b")]).trace("h.0")
+        [('^h => layer', 'layer.0')]
+        """
+        steps: list[tuple[str, str]] = []
+        for rule in self._rules:
+            before = name
+            if isinstance(rule, _Rule):
+                name = rule.pattern.sub(rule.expand, name)
+                text = f"{rule.pattern.pattern} => {rule.replacement}"
+            else:
+                name = rule.get(name, name)
+                text = f"{before} => {name}"
+            if name != before:
+                steps.append((text, name))
+        return steps
+
     def remap(
         self, snapshots: Iterable[TensorSnapshot], *, on_collision: OnCollision = "error"
     ) -> tuple[list[TensorSnapshot], list[tuple[str, str]]]:

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from ..dtype import DType
 from ..errors import ModelError, located
 from ..snapshot import TensorSnapshot
 from ..tensor_data import Shape
-from .axes import joined, row_range, transposed
+from .axes import joined, sliced, transposed
+from .constant import check_constant, constant
 from .layout import (
     AS_IS,
     SERIES,
@@ -68,6 +67,16 @@ class PlacedModule:
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """A tensor that another one was made of, or one of its parts (the first is 0); ``path`` is None for zeros."""
+
+    path: str | None
+    transposed: bool = False
+    part: int = 0
+    parts: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Seen:
     """Tensors in the other layout, and which of those given were used for them."""
 
@@ -81,6 +90,17 @@ class Seen:
 
     part_ids: dict[str, tuple[int | None, ...]] = field(default_factory=dict)
     """The ids of those tensors of Burn that one of PyTorch was made of, in the order of its parts."""
+
+    made_of: dict[str, tuple[Piece, ...]] = field(default_factory=dict)
+    """What each tensor was made of; nothing, where it is a constant."""
+
+    constants: list[tuple[TensorSnapshot, float]] = field(default_factory=list)
+    """Tensors that the other layout leaves out as they are one number throughout; whether so, `prove` tells."""
+
+    def prove(self) -> None:
+        """Read the constants; ModelError if one is none, and would have been lost."""
+        for given, value in self.constants:
+            check_constant(given, value)
 
 
 class LayoutView:
@@ -114,9 +134,11 @@ class LayoutView:
                 seen.used.add(given.path)
                 stack, dtype = (*given.container_stack[:-1], f"Struct:{module.map.owner}"), given.dtype
                 ids = part_ids.get(given.path) if part_ids and link.parts > 1 else None
+                path = join(module.burn, link.burn)
+                seen.made_of[path] = (Piece(given.path, _is_turned(given, link), link.part, link.parts),)
                 made[link.burn] = _placed(
                     _part(given, link),
-                    join(module.burn, link.burn),
+                    path,
                     stack if module.kind else given.container_stack,
                     given._param_id if link.parts == 1 else ids[link.part] if ids else None,
                 )
@@ -125,30 +147,42 @@ class LayoutView:
             seen.lost.extend(lost)
             for fill in module.map.fills:
                 path = join(module.burn, fill.burn)
-                made[fill.burn] = _filled(path, fill.shape, fill.value, dtype, stack)
+                made[fill.burn] = constant(path, fill.shape, fill.value, dtype, stack)
+                seen.made_of[path] = ()
             order = [name for name in module.map.order if name in made] if module.map.fills else made
             seen.snapshots.extend(made[name] for name in order)
         return seen
 
     def to_torch(self, snapshots: Mapping[str, TensorSnapshot]) -> Seen:
-        """Tensors of Burn's layout in PyTorch's; what is fused there needs all of its parts."""
+        """Tensors of Burn's layout in PyTorch's; what is fused there needs all of its parts.
+
+        Those that PyTorch leaves out are read: ModelError if one is not the constant that PyTorch takes it for.
+        """
+        seen = self.in_torch(snapshots)
+        seen.prove()
+        return seen
+
+    def in_torch(self, snapshots: Mapping[str, TensorSnapshot]) -> Seen:
+        """As `to_torch`, but nothing is read: whoever goes on to read the tensors calls `prove` first."""
         seen = Seen([], set(), {})
         for module in self.modules:
             fills = {fill.burn: fill for fill in module.map.fills}
             for fill in module.map.fills:
                 given = snapshots.get(join(module.burn, fill.burn))
                 if given is not None:
-                    _check_filled(given, fill.value)
+                    seen.constants.append((given, fill.value))
                     seen.used.add(given.path)
             zeros_allowed = any(
                 link.zero_if_absent and join(module.burn, link.burn) in snapshots for link in module.map.links
             )
             for name, links in _by_torch_name(module.map.links).items():
                 parts: list[TensorSnapshot] = []
+                pieces: list[Piece] = []
                 lacking: list[str] = []
                 for link in links:
                     path = join(module.burn, link.burn)
                     given = snapshots.get(path)
+                    held = given is not None
                     if given is None and (link.burn in fills or (link.zero_if_absent and zeros_allowed)):
                         given = _zeros_beside(path, links, module, snapshots)
                     if given is None:
@@ -156,10 +190,12 @@ class LayoutView:
                     else:
                         seen.used.add(path)
                         parts.append(_turned(given, link))
+                        pieces.append(Piece(path if held else None, held and _is_turned(given, link)))
                 path = join(module.torch, name)
                 if not lacking:
                     with located(tensor=path):
                         whole = parts[0] if len(parts) == 1 else joined(parts)
+                    seen.made_of[path] = tuple(pieces)
                     ids = tuple(part._param_id for part in parts)
                     seen.snapshots.append(
                         _placed(whole, path, whole.container_stack, ids[0] if len(ids) == 1 else None)
@@ -189,13 +225,17 @@ def _part(given: TensorSnapshot, link: Link) -> TensorSnapshot:
             if rows % link.parts:
                 raise ModelError(f"its {rows} rows do not make {link.parts} equal parts")
             size = rows // link.parts
-            given = row_range(given, link.part * size, (link.part + 1) * size)
+            given = sliced(given, 0, link.part * size, (link.part + 1) * size)
         return _turned(given, link)
 
 
 def _turned(given: TensorSnapshot, link: Link) -> TensorSnapshot:
     """The tensor transposed, if the link says so; what is no matrix stays as it is, and will be found not to fit."""
-    return transposed(given) if link.transposed and len(given.shape) == 2 else given
+    return transposed(given) if _is_turned(given, link) else given
+
+
+def _is_turned(given: TensorSnapshot, link: Link) -> bool:
+    return link.transposed and len(given.shape) == 2
 
 
 def _placed(snapshot: TensorSnapshot, path: str, stack: Sequence[str], param_id: int | None) -> TensorSnapshot:
@@ -210,34 +250,18 @@ def _placed(snapshot: TensorSnapshot, path: str, stack: Sequence[str], param_id:
     )
 
 
-def _filled(path: str, shape: Shape, value: float, dtype: DType, stack: Sequence[str]) -> TensorSnapshot:
-    if not dtype.is_float:
-        dtype = DType.F32
-    return TensorSnapshot.from_numpy(path, np.full(shape, value, dtype.numpy), container_stack=stack)
-
-
 def _zeros_beside(
     path: str, links: Sequence[Link], module: PlacedModule, snapshots: Mapping[str, TensorSnapshot]
 ) -> TensorSnapshot | None:
     """Zeros for a bias that Burn left out, in the form of the other parts of the same tensor."""
     beside = next((found for link in links if (found := snapshots.get(join(module.burn, link.burn)))), None)
     if beside is not None:
-        return _filled(path, beside.shape, 0.0, beside.dtype, ())
+        return constant(path, beside.shape, 0.0, beside.dtype, ())
     fill = next((fill for fill in module.map.fills if join(module.burn, fill.burn) == path), None)
     weight = snapshots.get(f"{path.rpartition('.')[0]}.weight")
     if weight is None:
         return None
-    return _filled(path, fill.shape if fill else weight.shape[1:], 0.0, weight.dtype, ())
-
-
-def _check_filled(given: TensorSnapshot, value: float) -> None:
-    """PyTorch's module has no such tensor because it is constant there: another value would be lost."""
-    if not np.all(given.numpy() == value):
-        raise ModelError(
-            f"it is not all {value:g}, and the module in PyTorch has no such tensor",
-            tensor=given.path,
-            hint="give the module its affine or bias option",
-        )
+    return constant(path, fill.shape if fill else weight.shape[1:], 0.0, weight.dtype, ())
 
 
 _MOST_LEVELS = 256

@@ -40,7 +40,8 @@ The rules. Errors and tests cite them; "stricter" marks what Burn's own readers 
            presence of scalars) agrees, and suffices to tell where the data start. (Stricter: Burn up to 0.21 reads
            files of 0.19 shifted; later releases refuse them.)
     BP-15  The file ends with its last tensor. (Stricter: Burn takes trailing bytes.)
-    BP-16  The padding after the metadata is zero. (Stricter. Padding between tensors is not read.)
+    BP-16  The padding after the metadata is zero. (Stricter. Padding between tensors is read by
+           `burnstore.verify` alone, which says if it is not zero.)
     BP-17  ``metadata`` maps text to text.
     BP-18  A scalar is a map of one entry whose key names its kind and whose value fits it.
     BP-19  A bool is stored as 0 or 1. Checked when a tensor is read.
@@ -53,6 +54,8 @@ make a reader allocate.
 
 from __future__ import annotations
 
+from .anatomy import anatomy
+from .padding import checks
 from .reader import read, said_layout
 from .writer import model_stamp as stamp
 from .writer import plan
@@ -60,4 +63,4 @@ from .writer import plan
 name = "burnpack"
 layout = "burn"
 
-__all__ = ["layout", "name", "plan", "read", "said_layout", "stamp"]
+__all__ = ["anatomy", "checks", "layout", "name", "plan", "read", "said_layout", "stamp"]

@@ -65,9 +65,11 @@ The rules. Errors and tests cite them; "stricter" marks what torch lets pass, "w
 
 from __future__ import annotations
 
+from .anatomy import anatomy
 from .archive import PickledFile
+from .checksums import checks
 from .reader import plan, read, read_pickled
 
 name = "pytorch"
 
-__all__ = ["PickledFile", "name", "plan", "read", "read_pickled"]
+__all__ = ["PickledFile", "anatomy", "checks", "name", "plan", "read", "read_pickled"]

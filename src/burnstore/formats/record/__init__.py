@@ -58,6 +58,7 @@ from ...errors import UnsupportedError
 from ...limits import Limits
 from ...snapshot import TensorSnapshot
 from ..base import WritePlan
+from .anatomy import anatomy
 from .reader import read
 
 name = "record"
@@ -73,4 +74,4 @@ def plan(
     )
 
 
-__all__ = ["name", "plan", "read"]
+__all__ = ["anatomy", "name", "plan", "read"]

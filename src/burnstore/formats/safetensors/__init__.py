@@ -47,6 +47,7 @@ million mutants were opened by both (``make fuzz-safetensors``); nothing that it
 
 from __future__ import annotations
 
+from .anatomy import anatomy
 from .reader import read, said_layout
 from .writer import model_stamp as stamp
 from .writer import plan
@@ -54,4 +55,4 @@ from .writer import plan
 name = "safetensors"
 layout = None
 
-__all__ = ["layout", "name", "plan", "read", "said_layout", "stamp"]
+__all__ = ["anatomy", "layout", "name", "plan", "read", "said_layout", "stamp"]

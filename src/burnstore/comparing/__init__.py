@@ -1,0 +1,1 @@
+"""Comparing: what two sets of tensors have in common, and by how much the rest differs."""

@@ -1,0 +1,290 @@
+"""Carriers: rings of buffers from which bytes go on to a GPU, or stay in host memory.
+
+`CudaCarrier` uses two streams in turn, so that one copy is on the bus while the next is being started; what a landing
+does on the device after a copy (a transposition, a cast) runs in the same stream, beside the copies of the other. Both
+streams begin after all that the caller's stream was given before, and are awaited at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from .buffers import POOL, Settings, page_aligned, settings
+from .engine import Ticket
+
+# What passes through staging may take so much memory of the device, and so many pieces are moved at once.
+_STAGING_BYTES = 48 << 20
+_MOST_STAGED = 3
+
+Torch = Any
+"""The torch package, which this package is given by its callers and does not import."""
+
+Tensor = Any
+"""A torch.Tensor."""
+
+
+class HostCarrier:
+    """A ring in plain memory, whose copies are done when they are started: what a GPU's ring is on a CPU."""
+
+    def __init__(self, chosen: Settings | None = None) -> None:
+        chosen = settings() if chosen is None else chosen
+        self.buffer_bytes = chosen.buffer_bytes
+        self.most_buffers = chosen.buffers
+        self.readers = chosen.readers
+        self._buffers: list[memoryview] = []
+
+    def buffer(self, index: int) -> memoryview:
+        self._buffers.append(memoryview(page_aligned(self.buffer_bytes)))
+        return self._buffers[index]
+
+    def begin(self) -> None:
+        return None
+
+    def memory(self, index: int) -> Any:
+        return self._buffers[index]
+
+    def sent(self) -> HostCarrier:
+        return self
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        return None
+
+    def __enter__(self) -> HostCarrier:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._buffers.clear()
+
+
+class TensorCarrier(HostCarrier):
+    """The same with buffers that are torch tensors, for tensors on the CPU."""
+
+    def __init__(self, torch: Torch, device: Any, chosen: Settings | None = None) -> None:
+        super().__init__(chosen)
+        self.torch = torch
+        self.device = device
+
+    def memory(self, index: int) -> Tensor:
+        return self.torch.frombuffer(self._buffers[index], dtype=self.torch.uint8)
+
+    def copy(self, target: Tensor, memory: Tensor) -> None:
+        """Copy bytes of a buffer into memory of the device, before the batch ends."""
+        target.copy_(memory)
+
+    def empty(self, sizes: Sequence[int]) -> list[Tensor]:
+        """Fresh memory on the device, which landings of this transfer may copy into."""
+        return [self.torch.empty(nbytes, dtype=self.torch.uint8, device=self.device) for nbytes in sizes]
+
+    def copy_rows(self, rows: Tensor, memory: Tensor, dtype: Any) -> None:
+        """Fill rows of a tensor with elements of this dtype, whatever its own strides and dtype, as `copy`."""
+        rows.copy_(_shaped(memory.clone(), dtype, tuple(rows.shape[1:]))[: rows.shape[0]])
+
+    def staged(self, memory: Tensor) -> Tensor:
+        """The bytes on the device, until the next ones are staged: for what is more than a copy."""
+        return memory.clone()
+
+
+def _shaped(memory: Tensor, dtype: Any, row_shape: tuple[int, ...]) -> Tensor:
+    """Memory as rows of elements, as many as there are whole ones in it."""
+    row_bytes = dtype.itemsize * math.prod(row_shape)
+    return memory[: memory.numel() // row_bytes * row_bytes].view(dtype).view(-1, *row_shape)
+
+
+class _Copies:
+    """Copies that are to be started with one call, which waits only once for the interpreter's lock."""
+
+    __slots__ = ("_sources", "_targets")
+
+    def __init__(self) -> None:
+        self._targets: list[Tensor] = []
+        self._sources: list[Tensor] = []
+
+    def add(self, target: Tensor, source: Tensor) -> None:
+        self._targets.append(target)
+        self._sources.append(source)
+
+    def start(self, torch: Torch) -> None:
+        if self._targets:
+            torch._foreach_copy_(self._targets, self._sources, non_blocking=True)
+            self.clear()
+
+    def clear(self) -> None:
+        self._targets = []
+        self._sources = []
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+
+class _Both:
+    """The copies of both streams."""
+
+    __slots__ = ("_events",)
+
+    def __init__(self, *events: Ticket) -> None:
+        self._events = events
+
+    def query(self) -> bool:
+        return all(event.query() for event in self._events)
+
+    def synchronize(self) -> None:
+        for event in self._events:
+            event.synchronize()
+
+
+class CudaCarrier:
+    """A ring in pinned memory, before a GPU of CUDA or ROCm."""
+
+    def __init__(self, torch: Torch, device: Any, chosen: Settings | None = None) -> None:
+        chosen = settings() if chosen is None else chosen
+        self.buffer_bytes = chosen.buffer_bytes
+        self.most_buffers = chosen.buffers
+        self.readers = chosen.readers
+        self.torch = torch
+        self.device = device
+        self._pinned: list[tuple[Tensor, int]] = []
+        self._copies = _Copies()
+        self._staged_copies = _Copies()
+        self._staged_rows = _Copies()
+        self._staging: tuple[list[Tensor], list[Tensor]] = [], []
+        self._most_staged = max(min(_MOST_STAGED, _STAGING_BYTES // self.buffer_bytes // 2), 1)
+        self._shaped: dict[tuple[Any, ...], Tensor] = {}
+        self._turn = 0
+        self._has_staged = False
+        self._callers: Any = None
+
+    def buffer(self, index: int) -> memoryview:
+        self._pinned.append(POOL.take(self._pin))
+        return memoryview(self._pinned[index][0].numpy())
+
+    def _pin(self, nbytes: int) -> Tensor:
+        return self.torch.empty(nbytes, dtype=self.torch.uint8, device="cpu", pin_memory=True)
+
+    def begin(self) -> None:
+        self.torch.cuda.set_stream(self._streams[self._turn])
+
+    def _take_turn(self) -> None:
+        self._turn ^= 1
+        self.torch.cuda.set_stream(self._streams[self._turn])
+
+    def memory(self, index: int) -> Tensor:
+        return self._pinned[index][0]
+
+    def copy(self, target: Tensor, memory: Tensor) -> None:
+        """Copy bytes of a buffer into memory of the device, before the batch ends."""
+        self._copies.add(target, memory)
+
+    def copy_rows(self, rows: Tensor, memory: Tensor, dtype: Any) -> None:
+        """Fill rows of a tensor with elements of this dtype, whatever its own strides and dtype, as `copy`."""
+        slot = len(self._staged_copies)
+        staging = self._staging_slot(slot)
+        row_shape = tuple(rows.shape[1:])
+        key = self._turn, slot, dtype, row_shape
+        shaped = self._shaped.get(key)
+        if shaped is None:
+            shaped = self._shaped[key] = _shaped(staging, dtype, row_shape)
+        self._staged_copies.add(staging[: memory.numel()], memory)
+        self._staged_rows.add(rows, shaped[: rows.shape[0]])
+        if slot + 1 == self._most_staged:
+            self._start_staged()
+
+    def staged(self, memory: Tensor) -> Tensor:
+        """The bytes on the device, until the next ones are staged: for what is more than a copy."""
+        self._start_staged()
+        staged = self._staging_slot(0)[: memory.numel()]
+        staged.copy_(memory, non_blocking=True)
+        return staged
+
+    def _staging_slot(self, slot: int) -> Tensor:
+        slots = self._staging[self._turn]
+        if slot == len(slots):
+            slots += self.empty([self.buffer_bytes])
+        return slots[slot]
+
+    def _start_staged(self) -> None:
+        """Start what waits for staging; then the other stream is next: while one moves rows, the other has the bus."""
+        if len(self._staged_copies):
+            self._staged_copies.start(self.torch)
+            self._staged_rows.start(self.torch)
+        self._has_staged = True
+        self._take_turn()
+
+    def sent(self) -> Ticket:
+        """Start all copies, with one call; an event behind them, and one behind what was staged before."""
+        self._copies.start(self.torch)
+        if len(self._staged_copies):
+            self._start_staged()
+        if self._has_staged:
+            self._has_staged = False
+            return _Both(*map(self._event_in, self._streams))
+        event = self._event_in(self._streams[self._turn])
+        self._turn ^= 1
+        return event
+
+    def _event_in(self, stream: Any) -> Ticket:
+        event = self.torch.cuda.Event(blocking=True)  # one that spins takes a reader's processor
+        event.record(stream)
+        done: Ticket = event
+        return done
+
+    def empty(self, sizes: Sequence[int]) -> list[Tensor]:
+        """Fresh memory on the device, which landings of this transfer may copy into.
+
+        It is of the caller's stream, as all that the caller makes: freed, it can be used for anything again. What that
+        stream was doing with it before must be over when ours begin to fill it. Nothing fills what is made outside of
+        a transfer.
+        """
+        torch = self.torch
+        if self._callers is None:
+            return [torch.empty(nbytes, dtype=torch.uint8, device=self.device) for nbytes in sizes]
+        ours = torch.cuda.current_stream()
+        torch.cuda.set_stream(self._callers)
+        try:
+            made = [torch.empty(nbytes, dtype=torch.uint8, device=self.device) for nbytes in sizes]
+            free = self._callers.record_event()
+        finally:
+            torch.cuda.set_stream(ours)
+        for stream in self._streams:
+            stream.wait_event(free)
+        return made
+
+    def __enter__(self) -> CudaCarrier:
+        cuda = self.torch.cuda
+        self._selected = cuda.device(self.device)
+        self._selected.__enter__()
+        self._callers = cuda.current_stream()
+        self._streams = [cuda.Stream(), cuda.Stream()]
+        for stream in self._streams:
+            stream.wait_stream(self._callers)
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        idle = False
+        try:
+            self._synchronize()
+            idle = True
+        finally:
+            self.torch.cuda.set_stream(self._callers)
+            self._callers = None
+            self._selected.__exit__(*failure)
+            self._staging = [], []
+            self._shaped.clear()
+            for copies in (self._copies, self._staged_copies, self._staged_rows):
+                copies.clear()
+            for pinned, era in self._pinned:
+                POOL.give_back(pinned if idle else None, era)  # what a broken GPU may still read is not lent again
+            self._pinned.clear()
+
+    def _synchronize(self) -> None:
+        try:
+            for stream in self._streams:
+                stream.synchronize()
+        except KeyboardInterrupt:  # memory that is being copied into must not be let go
+            for stream in self._streams:
+                stream.synchronize()
+            raise

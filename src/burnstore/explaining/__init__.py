@@ -1,0 +1,1 @@
+"""Explaining: what loading or converting would do, before any tensor is read."""

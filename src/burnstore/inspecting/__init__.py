@@ -1,0 +1,1 @@
+"""Inspecting: what a file holds, as data."""

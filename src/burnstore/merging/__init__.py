@@ -1,0 +1,1 @@
+"""Merging: several files as one, by overlaying or blending their tensors."""

@@ -1,0 +1,42 @@
+"""Constants: tensors that one framework stores and another has not, because they are the same number throughout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..dtype import DType
+from ..errors import ModelError
+from ..narrow import decode_scales, encode_scales
+from ..snapshot import TensorSnapshot
+from ..tensor_data import Array, Shape, TensorData
+
+
+def constant(path: str, shape: Shape, value: float, dtype: DType, stack: Sequence[str]) -> TensorSnapshot:
+    """A tensor that is ``value`` throughout, in that dtype if it is one of floats.
+
+    >>> constant("norm.gamma", (2,), 1.0, DType.BF16, ()).to_bytes().hex(" ")
+    '80 3f 80 3f'
+    """
+    if dtype is DType.BF16:  # by its bits, which needs no package besides NumPy
+        raw = encode_scales(np.full(shape, value, np.float32), "BF16")
+        return TensorSnapshot.from_data(path, TensorData.from_bytes(raw, dtype, shape), container_stack=stack)
+    held = dtype if dtype.is_float else DType.F32
+    return TensorSnapshot.from_numpy(path, np.full(shape, value, held.numpy), container_stack=stack)
+
+
+def check_constant(given: TensorSnapshot, value: float) -> None:
+    """Raise ModelError unless the tensor is ``value`` throughout: the other framework would have lost another one."""
+    if not np.all(_numbers(given) == value):
+        raise ModelError(
+            f"it is not all {value:g}, and the module in PyTorch has no such tensor",
+            tensor=given.path,
+            hint="give the module its affine or bias option",
+        )
+
+
+def _numbers(given: TensorSnapshot) -> Array:
+    if given.dtype is DType.BF16:
+        return decode_scales(np.frombuffer(given.to_data().raw, np.uint8), "BF16")
+    return given.numpy()

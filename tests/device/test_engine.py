@@ -1,0 +1,350 @@
+"""The engine: every byte arrives at its place, whatever the ring; and whatever fails, nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from burnstore.device.buffers import Settings
+from burnstore.device.carriers import HostCarrier
+from burnstore.device.engine import NEAR, Landing, Range, carry, cut, longest_unit
+from burnstore.errors import ChangedError, ReadError, TruncatedError
+from burnstore.io.pages import PAGE
+from burnstore.io.source import BytesSource, FileSource
+
+SIZE = 1 << 16
+DATA = np.random.default_rng(1).integers(0, 256, 40 * SIZE, np.uint8).tobytes()
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    before = threading.active_count()
+    yield
+    assert threading.active_count() == before
+
+
+class Into:
+    """A landing in memory of its own."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.memory = bytearray(nbytes)
+        self.lengths: list[int] = []
+
+    def land(self, memory: Any, place: int) -> None:
+        assert place + len(memory) <= len(self.memory)
+        self.memory[place : place + len(memory)] = memory
+        self.lengths.append(len(memory))
+
+
+class Late:
+    """A ticket that is done when it is awaited, or asked for often enough."""
+
+    def __init__(self, carrier: LateCarrier, indices: list[int]) -> None:
+        self.carrier, self.indices, self.asked = carrier, indices, 0
+
+    def query(self) -> bool:
+        self.asked += 1
+        if self.asked > 3:
+            self.synchronize()
+        return self.asked > 3
+
+    def synchronize(self) -> None:
+        for job in self.carrier.pending.pop(id(self), []):
+            job()
+
+
+class LateCarrier(HostCarrier):
+    """A carrier whose copies happen late: from a buffer that was filled again too early, they bring wrong bytes."""
+
+    def __init__(self, buffers: int = 4) -> None:
+        super().__init__(Settings(readers=3, buffers=buffers, buffer_bytes=SIZE))
+        self.pending: dict[int, list[Callable[[], None]]] = {}
+        self.batch: list[Callable[[], None]] = []
+        self.tickets: list[Late] = []
+
+    def sent(self) -> Any:
+        ticket = Late(self, [])
+        self.pending[id(ticket)], self.batch = self.batch, []
+        self.tickets.append(ticket)
+        return ticket
+
+    def __exit__(self, *failure: object) -> None:
+        for ticket in self.tickets:
+            ticket.synchronize()
+        super().__exit__(*failure)
+
+
+class IntoLate(Into):
+    def __init__(self, carrier: LateCarrier, nbytes: int) -> None:
+        super().__init__(nbytes)
+        self.carrier = carrier
+
+    def land(self, memory: Any, place: int) -> None:
+        self.carrier.batch.append(lambda: Into.land(self, memory, place))
+
+
+def ring(buffers: int = 4) -> HostCarrier:
+    return HostCarrier(Settings(buffers=buffers, buffer_bytes=SIZE))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[FileSource]:
+    (tmp_path / "data").write_bytes(DATA)
+    opened = FileSource(tmp_path / "data")
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize("buffers", [1, 2, 5, 24])
+@pytest.mark.parametrize("readers", [1, 2, 12])
+def test_every_byte_arrives(source: FileSource, buffers: int, readers: int) -> None:
+    spans = [(0, len(DATA)), (5, 3), (SIZE - 1, 2), (7 * SIZE + 11, 3 * SIZE), (len(DATA) - 1, 1), (9, 0)]
+    landings = [Into(length) for _, length in spans]
+    ranges = [Range(source, at, length, landing) for (at, length), landing in zip(spans, landings, strict=True)]
+    carry(ranges, ring(buffers), readers=readers)
+    for (at, length), landing in zip(spans, landings, strict=True):
+        assert landing.memory == DATA[at : at + length]
+
+
+@pytest.mark.parametrize("buffers", [1, 2, 7])
+def test_a_buffer_is_not_filled_again_before_its_copies_are_done(source: FileSource, buffers: int) -> None:
+    carrier = LateCarrier(buffers)
+    landings = [IntoLate(carrier, 6 * SIZE + 77) for _ in range(6)]
+    starts = [number * 6 * SIZE for number in range(6)]
+    carry(
+        [Range(source, at, 6 * SIZE + 77, each) for at, each in zip(starts, landings, strict=True)], carrier, readers=3
+    )
+    for at, landing in zip(starts, landings, strict=True):
+        assert landing.memory == DATA[at : at + 6 * SIZE + 77]
+
+
+@given(st.lists(st.tuples(st.integers(0, 5 * SIZE), st.integers(0, 2 * SIZE), st.integers(1, 300)), max_size=12))
+def test_pieces_fit_a_buffer_with_all_their_pages_and_cut_no_unit(spans: list[tuple[int, int, int]]) -> None:
+    source = BytesSource(DATA)
+    ranges = [Range(source, at, count // unit * unit, Into(count), None, unit) for at, count, unit in spans]
+    got: dict[int, list[tuple[int, int, int]]] = {}
+    group = sorted((each for each in ranges if each.length), key=lambda each: each.offset)
+    for piece in cut([group] if group else [], SIZE):
+        first, last = piece.offset // PAGE * PAGE, -(-(piece.offset + piece.length) // PAGE) * PAGE
+        assert last - first <= SIZE and piece.length > 0
+        for start, length, landing, place, _ in piece.parts:
+            assert start >= 0 and start + length <= piece.length
+            got.setdefault(id(landing), []).append((piece.offset + start, length, place))
+    for each in ranges:
+        parts = sorted(got.get(id(each.landing), []), key=lambda part: part[2])
+        assert sum(length for _, length, _ in parts) == each.length
+        place = 0
+        for at, length, where in parts:
+            assert (at, where) == (each.offset + place, place) and where % each.unit == 0
+            place += length
+
+
+def test_ranges_that_lie_near_each_other_are_one_read_and_far_ones_are_not() -> None:
+    source = BytesSource(DATA)
+
+    def reads(*spans: tuple[int, int]) -> list[int]:
+        ranges = [Range(source, at, length, Into(length)) for at, length in spans]
+        return [len(piece.parts) for piece in cut([ranges], 1 << 23)]
+
+    assert reads((0, 100), (100, 50), (200, 1000)) == [3]
+    assert reads((0, 100), (100 + NEAR, 50)) == [2]
+    assert reads((0, 100), (101 + NEAR, 50)) == [1, 1]
+
+
+def test_the_longest_unit_fits_wherever_it_lies() -> None:
+    unit = longest_unit(SIZE)
+    for at in (0, 1, PAGE - 1, PAGE, SIZE - 1):
+        (piece,) = cut([[Range(BytesSource(DATA), at, unit, Into(unit), None, unit)]], SIZE)
+        assert [part.length for part in piece.parts] == [unit]
+
+
+def test_nothing_is_done_for_nothing() -> None:
+    class Untouched(HostCarrier):
+        def __enter__(self) -> HostCarrier:
+            raise AssertionError("it was entered")
+
+    carry([Range(BytesSource(b""), 0, 0, Into(0))], Untouched(), readers=2)
+
+
+def test_a_small_transfer_takes_few_buffers(source: FileSource) -> None:
+    class Counting(HostCarrier):
+        taken = 0
+
+        def buffer(self, index: int) -> memoryview:
+            self.taken += 1
+            return super().buffer(index)
+
+    carrier = Counting(Settings(buffers=24, buffer_bytes=1 << 20))
+    carry([Range(source, 0, len(DATA), Into(len(DATA)))], carrier, readers=12)
+    assert carrier.taken <= len(DATA) // (1 << 20) + 2
+
+
+# --- what fails -------------------------------------------------------------------------------------------------------
+
+
+class Failing:
+    """A source of which some reads fail."""
+
+    def __init__(self, error: Exception, after: int) -> None:
+        self.name, self.size = "failing", len(DATA)
+        self.error, self.left = error, after
+
+    def read_into(self, reads: Any) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise self.error
+        for offset, buffer in reads:
+            buffer[:] = DATA[offset : offset + len(buffer)]
+
+
+@pytest.mark.parametrize("after", [0, 1, 20])
+def test_a_failing_read_is_raised_with_the_file_and_the_tensor(after: int) -> None:
+    failing: Any = Failing(ReadError("the disk is gone"), after)
+    with pytest.raises(ReadError) as caught:
+        carry([Range(failing, 0, len(DATA), Into(len(DATA)), "layer.weight")], ring(), readers=4)
+    assert (caught.value.path, caught.value.tensor) == ("failing", "layer.weight")
+
+
+def test_the_tensor_that_is_named_is_the_one_at_the_byte_that_failed() -> None:
+    failing: Any = Failing(ReadError("the disk is gone", offset=2_000), 0)
+    ranges = [Range(failing, number * 1000, 1000, Into(1000), f"t{number}") for number in range(5)]
+    with pytest.raises(ReadError) as caught:
+        carry(ranges, ring(), readers=1)
+    assert caught.value.tensor == "t2"
+    failing = Failing(ReadError("the disk is gone"), 0)
+    with pytest.raises(ReadError) as caught:
+        carry([Range(failing, *each[1:]) for each in ranges], ring(), readers=1)
+    assert caught.value.tensor is None  # it may have been any of them
+
+
+def test_an_error_of_another_kind_is_raised_as_it_is() -> None:
+    failing: Any = Failing(MemoryError("no"), 3)
+    with pytest.raises(MemoryError, match="no"):
+        carry([Range(failing, 0, len(DATA), Into(len(DATA)))], ring(), readers=4)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("the device is gone"), KeyboardInterrupt(), SystemExit(3)])
+@pytest.mark.parametrize("after", [0, 1, 9])
+def test_what_a_landing_raises_ends_the_transfer(source: FileSource, error: BaseException, after: int) -> None:
+    class Raising(Into):
+        def land(self, memory: Any, place: int) -> None:
+            super().land(memory, place)
+            if len(self.lengths) > after:
+                raise error
+
+    landing = Raising(len(DATA))
+    with pytest.raises(type(error)):
+        carry([Range(source, 0, len(DATA), landing)], ring(), readers=4)
+    assert len(landing.lengths) == after + 1
+
+
+@pytest.mark.parametrize("step", ["buffer", "begin", "memory", "sent"])
+def test_what_a_carrier_raises_ends_the_transfer_and_it_is_left(source: FileSource, step: str) -> None:
+    class Raising(HostCarrier):
+        left = False
+
+        def __exit__(self, *failure: object) -> None:
+            self.left = True
+            super().__exit__(*failure)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    carrier = Raising(Settings(buffers=3, buffer_bytes=SIZE))
+    setattr(carrier, step, fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        carry([Range(source, 0, len(DATA), Into(len(DATA)))], carrier, readers=2)
+    assert carrier.left
+
+
+def test_a_ticket_that_fails_ends_the_transfer(source: FileSource) -> None:
+    class Broken(HostCarrier):
+        def query(self) -> bool:
+            return False
+
+        def synchronize(self) -> None:
+            raise RuntimeError("illegal memory access")
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        carry([Range(source, 0, len(DATA), Into(len(DATA)))], Broken(Settings(buffers=2, buffer_bytes=SIZE)), readers=2)
+
+
+def test_a_file_that_is_cut_meanwhile_is_reported(source: FileSource) -> None:
+    class Cutting(Into):
+        def land(self, memory: Any, place: int) -> None:
+            os.truncate(source.name, 3 * SIZE)
+
+    with pytest.raises(TruncatedError) as caught:
+        carry([Range(source, 0, len(DATA), Cutting(len(DATA)), "w")], ring(1), readers=1)
+    assert (caught.value.path, caught.value.tensor) == (source.name, "w")
+
+
+def test_a_file_that_is_changed_meanwhile_is_reported(source: FileSource) -> None:
+    class Changing(Into):
+        def land(self, memory: Any, place: int) -> None:
+            os.utime(source.name, ns=(1, 1))
+
+    with pytest.raises(ChangedError):
+        carry([Range(source, 0, len(DATA), Changing(len(DATA)))], ring(), readers=2)
+
+
+def test_one_reader_is_enough_where_the_system_gives_no_more(
+    source: FileSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, started = threading.Thread.start, []
+
+    def few(self: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(self)
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", few)
+    landing = Into(len(DATA))
+    carry([Range(source, 0, len(DATA), landing)], ring(), readers=4)
+    assert landing.memory == DATA
+    with pytest.raises(RuntimeError, match="new thread"):
+        carry([Range(source, 0, len(DATA), landing)], ring(), readers=4)
+
+
+def test_an_interrupt_while_readers_are_awaited_waits_for_them_all_the_same(
+    source: FileSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    join, interrupted = threading.Thread.join, []
+
+    def interrupt(self: threading.Thread, timeout: float | None = None) -> None:
+        if not interrupted:
+            interrupted.append(True)
+            raise KeyboardInterrupt
+        join(self, timeout)
+
+    slow = threading.Event()
+
+    class Slow(Into):
+        def land(self, memory: Any, place: int) -> None:
+            raise RuntimeError("stop")
+
+    real: Any = source.read_pages
+
+    def read(offset: int, length: int, pages: memoryview) -> None:
+        if offset:
+            slow.wait(0.2)
+        real(offset, length, pages)
+
+    monkeypatch.setattr(source, "read_pages", read)
+    monkeypatch.setattr(threading.Thread, "join", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        carry([Range(source, 0, len(DATA), Slow(len(DATA)))], ring(), readers=4)
+
+
+def test_a_landing_is_all_that_land_needs() -> None:
+    landing: Landing = Into(4)
+    carry([Range(BytesSource(b"abcd"), 0, 4, landing)], HostCarrier(), readers=1)
