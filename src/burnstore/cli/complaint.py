@@ -7,12 +7,15 @@ import sys
 
 from ..errors import BurnstoreError, printable
 from . import ERROR
+from .hints import in_options
 from .text import escape_controls
 
 
 def complain(error: BaseException, path: str, *, label: str = "error") -> None:
     """Tell of an error about this file, with control characters of the file escaped."""
     told = in_our_words(error, path)
+    if told.hint is not None:
+        told.hint = in_options(told.hint)
     sys.stdout.flush()  # so that the two streams, seen in one place, keep their order
     for line in f"burnstore: {label}: {told}".split("\n"):
         print(escape_controls(line), file=sys.stderr)

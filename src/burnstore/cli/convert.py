@@ -17,7 +17,6 @@ from ..transforms.guess import Guess
 from . import ERROR, FINE
 from .arguments import add_jobs, add_json, add_overwrite, add_quiet, byte_size, key_and_text
 from .complaint import complain
-from .hints import in_options
 from .progress import shown_progress
 from .target import imported, names_object
 from .text import escape, escape_controls, size
@@ -108,8 +107,6 @@ def run(arguments: argparse.Namespace) -> int:
     except (BurnstoreError, OSError, MemoryError, ValueError, TypeError) as error:
         if isinstance(error, AmbiguousError) and not arguments.json:
             print("\n".join(_evidence(error.guess)))
-        if isinstance(error, BurnstoreError) and error.hint is not None:
-            error.hint = in_options(error.hint)
         complain(error, subject)
         return ERROR
     for line in _told(done, arguments):

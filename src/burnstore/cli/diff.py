@@ -20,7 +20,6 @@ from ..transforms.filter import PathFilter
 from . import ERROR, FINE, FOUND
 from .arguments import add_filter, add_jobs, add_json, add_limit, add_quiet
 from .complaint import complain
-from .hints import in_options
 from .progress import shown_progress
 from .table import Column, render
 from .target import imported, names_object
@@ -103,8 +102,6 @@ def run(arguments: argparse.Namespace) -> int:
                 progress=progress,
             )
     except (BurnstoreError, OSError, MemoryError) as error:
-        if isinstance(error, BurnstoreError) and error.hint is not None:
-            error.hint = in_options(error.hint)
         complain(error, arguments.first)
         return ERROR
     if arguments.json:

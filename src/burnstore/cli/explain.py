@@ -74,8 +74,6 @@ def run(arguments: argparse.Namespace) -> int:
             into = imported(into)
         found = explain(arguments.file, into, **options)
     except (BurnstoreError, OSError, MemoryError) as error:
-        if isinstance(error, BurnstoreError) and error.hint is not None:
-            error.hint = in_options(error.hint)
         complain(error, arguments.file)
         return ERROR
     if arguments.json:

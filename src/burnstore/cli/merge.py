@@ -15,7 +15,6 @@ from ..merging.merge import Merge, MergeSource, merge
 from . import ERROR, FINE
 from .arguments import add_jobs, add_json, add_limit, add_overwrite, add_quiet, byte_size, key_and_text
 from .complaint import complain, misuse
-from .hints import in_options
 from .progress import shown_progress
 from .table import Column, render
 from .target import imported, names_object
@@ -103,8 +102,6 @@ def run(arguments: argparse.Namespace) -> int:
         with shown_progress(os.path.basename(target), quiet=arguments.quiet) as progress:
             done = _merged(sources, target, arguments, progress)
     except (BurnstoreError, OSError, MemoryError, TypeError) as error:
-        if isinstance(error, BurnstoreError) and error.hint is not None:
-            error.hint = in_options(error.hint)
         complain(error, target)
         return ERROR
     for line in _told(done, arguments, Screen.of_stdout()):
