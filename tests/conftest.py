@@ -77,3 +77,14 @@ def run_python() -> RunPython:
         return done.stdout
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def _modules_of_a_test_go_with_it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Forget modules that a test wrote and imported: the next one has another ``net.py`` in another folder."""
+    before = set(sys.modules)
+    yield
+    written = str(tmp_path_factory.getbasetemp())
+    for name in set(sys.modules) - before:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(written):
+            del sys.modules[name]

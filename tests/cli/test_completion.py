@@ -164,4 +164,4 @@ def read_until(descriptor: int, wanted: str) -> str:
 @pytest.mark.parametrize("given", [[], ["tcsh"], ["bash", "zsh"]])
 def test_another_shell_is_an_error(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run_here(capsys, "completion", *given)
-    assert (code, out) == (2, "") and err.endswith("\n  hint: burnstore completion --help\n")
+    assert (code, out) == (2, "") and err.endswith("; hint: burnstore completion --help\n")

@@ -204,7 +204,7 @@ def test_an_invalid_filter_is_an_error(pattern: str, capsys: pytest.CaptureFixtu
     assert (code, out) == (2, "")
     assert err.startswith("burnstore: error: argument --filter: ")
     assert "is not a regular expression: " in err
-    assert err.endswith("\n  hint: burnstore inspect --help\n")
+    assert err.endswith("; hint: burnstore inspect --help\n")
     assert "\x1b" not in err
 
 
@@ -492,8 +492,8 @@ def test_files_that_cannot_be_read_are_errors_with_their_reason(
         "other.bin": "no known format begins with the bytes 47 49 46 38",
         "cut.bpk": "[BP-",
         "empty": "it is a directory without SafeTensors files; a file is needed",
-        "modle.bpk": f"there is no such file\n  hint: did you mean {tmp_path / 'model.bpk'}?\n",
-        "folder/x.bpk": f"there is no such file\n  hint: nor is there a folder {tmp_path / 'folder'}\n",
+        "modle.bpk": f"there is no such file; hint: did you mean {tmp_path / 'model.bpk'}?\n",
+        "folder/x.bpk": f"there is no such file; hint: nor is there a folder {tmp_path / 'folder'}\n",
         "evil\x1b[2J.bpk": r"evil\x1b[2J.bpk: there is no such file",
     }
     for name, message in cases.items():
@@ -521,8 +521,8 @@ def test_a_file_name_that_is_no_text_can_be_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "the following arguments are required: VERB\n  hint: burnstore --help"),
-        (["inspect"], "the following arguments are required: FILE\n  hint: burnstore inspect --help"),
+        ([], "the following arguments are required: VERB; hint: burnstore --help"),
+        (["inspect"], "the following arguments are required: FILE; hint: burnstore inspect --help"),
         (["inspekt", "x"], "invalid choice: 'inspekt'"),
         (["inspect", "x", "--sort", "weight"], "argument --sort: invalid choice: 'weight'"),
         (["inspect", "x", "--limit", "-1"], "argument --limit: '-1' is not a number of tensors"),

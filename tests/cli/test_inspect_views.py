@@ -294,4 +294,4 @@ def test_what_does_not_go_together_is_refused(given: list[str], told: str, capsy
     code, out, err = run_here(capsys, "inspect", BASIC, *given)
     assert (code, out) == (2, "")
     assert err.startswith("burnstore: error: ") and told in err
-    assert err.endswith("\n  hint: burnstore inspect --help\n")
+    assert err.endswith("; hint: burnstore inspect --help\n")

@@ -109,7 +109,7 @@ def test_mistakes_are_told_in_one_line_and_leave_nothing_behind(
 
 def test_the_hint_speaks_of_options(folder: Path, capsys: Captured) -> None:
     _, _, err = run_here(capsys, "merge", "a.bpk", "b.bpk", "out.bpk")
-    assert err.splitlines()[1] == "  hint: --conflicts first, last or skip says what to do"
+    assert err.endswith("; hint: --conflicts first, last or skip says what to do\n")
 
 
 def test_processes_do_the_same(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Complaints: errors on stderr, in the words of our own, whoever raised them."""
+"""Complaints: errors on stderr, in the words of our own, whoever raised them; a line each."""
 
 from __future__ import annotations
 
@@ -17,13 +17,18 @@ def complain(error: BaseException, path: str, *, label: str = "error") -> None:
     if told.hint is not None:
         told.hint = in_options(told.hint)
     sys.stdout.flush()  # so that the two streams, seen in one place, keep their order
-    for line in f"burnstore: {label}: {told}".split("\n"):
+    for line in in_one_line(f"burnstore: {label}: {told}").split("\n"):
         print(escape_controls(line), file=sys.stderr)
+
+
+def in_one_line(message: str) -> str:
+    """A message with its hint beside it: what went wrong and what to do are one line, for people and for logs."""
+    return message.replace("\n  hint: ", "; hint: ")
 
 
 def misuse(message: str, verb: str) -> int:
     """Tell of arguments that do not go together, as of any that are wrong; the exit code."""
-    print(f"burnstore: error: {message}\n  hint: burnstore {verb} --help", file=sys.stderr)
+    print(f"burnstore: error: {message}; hint: burnstore {verb} --help", file=sys.stderr)
     return ERROR
 
 

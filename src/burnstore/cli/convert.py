@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     least = 0 if arguments.replay else 2
     if len(arguments.paths) < least or (arguments.replay and len(arguments.paths) > 1):
         wanted = "--replay takes at most the target" if arguments.replay else "a source and a target are needed"
-        print(f"burnstore: error: {wanted}\n  hint: burnstore convert --help", file=sys.stderr)
+        print(f"burnstore: error: {wanted}; hint: burnstore convert --help", file=sys.stderr)
         return ERROR
     subject = arguments.paths[0] if arguments.paths else arguments.replay
     target = arguments.paths[-1] if arguments.paths else arguments.replay

@@ -35,7 +35,7 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=_Formatter, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        print(f"burnstore: error: {escape_controls(message)}\n  hint: {self.prog} --help", file=sys.stderr)
+        print(f"burnstore: error: {escape_controls(message)}; hint: {self.prog} --help", file=sys.stderr)
         raise SystemExit(2)
 
 
