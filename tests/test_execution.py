@@ -101,6 +101,20 @@ def test_closing_the_iterator_waits_for_those_at_work_and_gives_up_the_rest() ->
     assert sorted(at_work) == sorted(done) and len(done) < 100 and not ours()
 
 
+class _Broken:
+    """An executor whose workers are gone already."""
+
+    def submit(self, function: Any, /, *arguments: Any) -> Any:
+        from concurrent.futures.process import BrokenProcessPool
+
+        raise BrokenProcessPool("terminated abruptly")
+
+
+def test_a_worker_that_was_killed_before_the_next_task_is_said_to_be_too() -> None:
+    with pytest.raises(bs.BurnstoreError, match="a worker ended in the middle of its task"):
+        list(run_tasks(abs, range(8), _Broken()))
+
+
 def test_a_worker_that_is_killed_is_said_to_be() -> None:
     with pytest.raises(bs.BurnstoreError, match="a worker ended in the middle of its task") as caught:
         list(run_tasks(partial(kill_at, 3), range(8), 2))

@@ -122,13 +122,15 @@ def _in_order(
                     task = next(waiting)
                 except StopIteration:
                     break
-                with _interrupts_held():
+                with _interrupts_held(), _lost_workers_told():
                     running.append(
                         executor.submit(function, task) if unpacked else executor.submit(_Packed(function, task))
                     )
             if not running:
                 return
-            yield _result(running[0])
+            with _lost_workers_told():
+                result = running[0].result()
+            yield result
             running.popleft()
     finally:
         for future in running:
@@ -168,9 +170,11 @@ class _Packed:
         return function(task)
 
 
-def _result(future: Any) -> Any:
+@contextmanager
+def _lost_workers_told() -> Iterator[None]:
+    """Say in our words that a worker is gone: its pool refuses what is running and what would be begun."""
     try:
-        return future.result()
+        yield
     except Exception as error:
         if type(error).__name__ in ("BrokenProcessPool", "KilledWorker"):
             raise BurnstoreError(
