@@ -22,6 +22,7 @@ from burnstore import assembly
 from burnstore.assembly import assemble
 from burnstore.execution import checked_workers
 from burnstore.formats.registry import format_named
+from burnstore.formats.safetensors import writer
 from burnstore.io import portions
 from burnstore.snapshot import TensorSnapshot
 from burnstore.transforms.axes import joined, sliced, transposed
@@ -220,6 +221,28 @@ def test_a_bit_that_flips_before_the_proof_is_found(
     assemble(tensors, old, BURNPACK, metadata={}, overwrite=True, verify=False)
 
 
+@pytest.mark.parametrize(
+    ("meant", "written"), [("BF16", "F16"), ("F8_E4M3", "F8_E5M2"), ("I16", "U16"), ("I8", "BOOL")]
+)
+def test_a_dtype_that_is_written_down_as_another_of_its_width_is_found(
+    old: Path, monkeypatch: pytest.MonkeyPatch, meant: str, written: str
+) -> None:
+    real = writer.spelling_of
+    monkeypatch.setattr(writer, "spelling_of", lambda dtype: written if real(dtype) == meant else real(dtype))
+    data = bs.TensorData(bytes(8), bs.DType.parse(meant), (8 // (bs.DType.parse(meant).bits // 8),))
+    with pytest.raises(bs.CorruptError, match="not what was read") as caught:
+        assemble([TensorSnapshot.from_data("w", data)], old, SAFETENSORS, metadata={}, overwrite=True)
+    assert caught.value.tensor == "w"
+    untouched(old)
+
+
+@pytest.mark.parametrize("dtype", [bs.DType.Flex32, bs.DType.BoolU8, bs.DType.Bool, bs.DType.BF16])
+def test_a_dtype_that_files_hold_under_another_name_is_proved(tmp_path: Path, dtype: bs.DType) -> None:
+    tensor = TensorSnapshot.from_data("w", bs.TensorData(bytes(8), dtype, (64 // dtype.bits,)))
+    for chosen in (SAFETENSORS, BURNPACK):
+        assemble([tensor], tmp_path / chosen.name, chosen, metadata={})
+
+
 def test_a_writer_that_loses_a_portion_is_found(
     tensors: list[TensorSnapshot], old: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,6 +309,7 @@ import burnstore as bs
 from burnstore import assembly, execution
 from burnstore.assembly import assemble
 from burnstore.formats.registry import format_named
+from burnstore.formats.safetensors import writer
 
 if __name__ == "__main__":
     source, target, workers, moment = sys.argv[1:]

@@ -22,6 +22,7 @@ from hashlib import sha256
 from typing import Any
 
 from .checkpoint import Checkpoint, open_checkpoint
+from .dtype import DType
 from .errors import BurnstoreError, CorruptError, located
 from .execution import (
     Workers,
@@ -387,8 +388,13 @@ def _check_length(tensor: TensorSnapshot, given: int) -> None:
 
 
 def _alike(tensor: TensorSnapshot, written: TensorSnapshot) -> bool:
-    same_kind = tensor.dtype.kind is written.dtype.kind and tensor.dtype.bits == written.dtype.bits
-    return same_kind and tensor.shape == written.shape and tensor.nbytes == written.nbytes
+    same_dtype = _held_dtype(tensor.dtype) is _held_dtype(written.dtype)
+    return same_dtype and tensor.shape == written.shape and tensor.nbytes == written.nbytes
+
+
+def _held_dtype(dtype: DType) -> DType:
+    """As which dtype files hold it: Burn has two that other formats write as the one of the same bits and meaning."""
+    return {DType.Flex32: DType.F32, DType.BoolU8: DType.Bool}.get(dtype, dtype)
 
 
 def _read(tensors: Any) -> list[Any]:

@@ -346,5 +346,7 @@ def test_an_interrupt_while_readers_are_awaited_waits_for_them_all_the_same(
 
 
 def test_a_landing_is_all_that_land_needs() -> None:
-    landing: Landing = Into(4)
+    memory = Into(4)
+    landing: Landing = memory
     carry([Range(BytesSource(b"abcd"), 0, 4, landing)], HostCarrier(), readers=1)
+    assert memory.memory == b"abcd"
