@@ -22,10 +22,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file
 
 import burnstore as bs
@@ -33,6 +35,8 @@ from burnstore import torch_tensor
 from burnstore.device.buffers import settings
 
 _WINDOW = 16 << 20
+# So many ranks share the large model, and this is the one whose part is loaded.
+_WORLD, _RANK = 8, 3
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -113,9 +117,11 @@ class Bench:
             "model": self._into_model,
             "burn": self._burn,
             "small": self._small,
+            "ranks": self._ranks,
             "first": self._first,
             "cold": self._cold,
             "save": self._save,
+            "save, small": self._save_small,
         }
         for name, part in self.parts.items():
             if not self.options.only or any(text in name for text in self.options.only):
@@ -221,13 +227,15 @@ class Bench:
         self._row("peak GPU memory of that load beyond the model", "≤ 64 MB", _mb(extra), extra <= 64e6)
         self.bpk.unlink()
 
-    def _small(self) -> None:
+    def _small_tensors(self) -> dict[str, Any]:
         shapes = ((64,), (16, 16), (8, 64), (1,), (3, 3, 4, 4))
-        path = self.folder / "small.safetensors"
-        tensors = {
+        return {
             f"layers.{i // 10}.part{i % 10}.weight": torch.randn(shapes[i % 5], device=self.device)
             for i in range(self.options.small)
         }
+
+    def _small(self) -> None:
+        path, tensors = self.folder / "small.safetensors", self._small_tensors()
         bs.save(tensors, path, durable=False)
         times = self._turns(
             {
@@ -242,6 +250,29 @@ class Bench:
             f"{ratio:.1f} × ({times['burnstore'] * 1e3:.0f} ms, {times['safetensors'] * 1e3:.0f} ms)",
             ratio >= 10,
         )
+
+    def _ranks(self) -> None:
+        for how, axis in (("rows", 0), ("columns", 1)):
+            shape = [self.side, self.side]
+            shape[axis] //= _WORLD
+            target = self._linears(fill=False, shape=(shape[0], shape[1]))
+            wanted = {name: tensor.chunk(_WORLD, axis)[_RANK] for name, tensor in self.tensors.items()}
+            rules = bs.Partition({"": how})
+
+            times = self._turns(
+                {
+                    f"burnstore, {how}": partial(self._rank_by_burnstore, target, wanted, rules),
+                    f"safetensors, {how}": partial(self._rank_by_safetensors, wanted, axis),
+                },
+                rounds=min(self.options.rounds, 3),
+            )
+            speeds = [self.nbytes / _WORLD / seconds / 1e9 for seconds in times.values()]
+            self._row(
+                f"the {how} of one of {_WORLD} ranks into its model on the GPU, against slices of `safe_open`",
+                "",
+                f"{speeds[0] / speeds[1]:.1f} × ({speeds[0]:.1f} GB/s of the part's bytes, {speeds[1]:.1f} GB/s)",
+                None,
+            )
 
     def _first(self) -> None:
         seconds = {}
@@ -333,6 +364,29 @@ class Bench:
             "peak host memory of that save", "≤ the ring + 64 MB", _mb(memory["host"]), memory["host"] <= ring + 64e6
         )
 
+    def _save_small(self) -> None:
+        path, tensors = self.folder / "small-saved.safetensors", self._small_tensors()
+        host = {name: tensor.cpu() for name, tensor in tensors.items()}
+        bs.save(tensors, path, durable=False)
+        with bs.open(path) as file:
+            _check(file.torch(device=self.device), tensors)
+        times = self._turns(
+            {
+                "burnstore, small": lambda: self._saved(lambda: bs.save(tensors, path, durable=False)),
+                "burnstore, small, of the host": lambda: self._saved(lambda: bs.save(host, path, durable=False)),
+                "safetensors, small": lambda: self._saved(lambda: save_file(tensors, path)),
+            },
+            before=lambda: path.unlink(missing_ok=True),
+        )
+        ratio = times["safetensors, small"] / times["burnstore, small"]
+        self._row(
+            f"{self.options.small:,} small tensors saved from the GPU, against `save_file`; from host memory",
+            "",
+            f"{ratio:.1f} × ({times['burnstore, small'] * 1e3:.0f} ms, {times['safetensors, small'] * 1e3:.0f} ms); "
+            f"{times['burnstore, small, of the host'] * 1e3:.0f} ms",
+            None,
+        )
+
     # What the contestants do; each returns its seconds, and what it made is checked after the clock is stopped
 
     def _loaded_by_burnstore(self, path: Path, wanted: dict[str, Any]) -> float:
@@ -359,13 +413,30 @@ class Bench:
         _check(found, wanted)
         return seconds
 
-    def _into(self, target: Any, load: Callable[[], Any]) -> float:
+    def _rank_by_burnstore(self, target: Any, wanted: dict[str, Any], rules: bs.Partition) -> float:
+        load = partial(bs.load, target, self.safetensors, shard=rules, rank=_RANK, world=_WORLD)
+        return self._into(target, load, wanted)
+
+    def _rank_by_safetensors(self, wanted: dict[str, Any], axis: int) -> float:
+        begun = self._now()
+        found = {}
+        with safe_open(self.safetensors, framework="pt", device=self.device) as file:
+            for name, part in wanted.items():
+                first = _RANK * part.shape[axis]
+                mine = slice(first, first + part.shape[axis])
+                sliced = file.get_slice(name)[mine] if axis == 0 else file.get_slice(name)[:, mine]
+                found[name] = sliced.contiguous()
+        seconds = self._now() - begun
+        _check(found, wanted)
+        return seconds
+
+    def _into(self, target: Any, load: Callable[[], Any], wanted: dict[str, Any] | None = None) -> float:
         for parameter in target.parameters():
             parameter.detach().zero_()
         begun = self._now()
         load()
         seconds = self._now() - begun
-        _check(dict(target.state_dict()), self.tensors)
+        _check(dict(target.state_dict()), self.tensors if wanted is None else wanted)
         return seconds
 
     def _saved(self, save: Callable[[], Any]) -> float:
@@ -400,11 +471,12 @@ class Bench:
             self._say(f"{name}: {', '.join(f'{value:.3f}' for value in values)} s")
         return {name: statistics.median(values) for name, values in seconds.items()}
 
-    def _linears(self, *, fill: bool) -> Any:
+    def _linears(self, *, fill: bool, shape: tuple[int, int] | None = None) -> Any:
         model = torch.nn.Module()
+        outputs, inputs = (self.side, self.side) if shape is None else shape
         for number in range(self.options.tensors):
             linear = torch.nn.utils.skip_init(
-                torch.nn.Linear, self.side, self.side, bias=False, dtype=torch.bfloat16, device=self.device
+                torch.nn.Linear, inputs, outputs, bias=False, dtype=torch.bfloat16, device=self.device
             )
             if fill:
                 linear.weight.detach().view(torch.int16).random_(-(2**15), 2**15)
@@ -537,7 +609,7 @@ def _check(found: dict[str, Any], wanted: dict[str, Any]) -> None:
         other = found[name]
         if other.dtype is not tensor.dtype or other.shape != tensor.shape:
             raise AssertionError(f"{name}: {other.dtype} {list(other.shape)}")
-        if not torch.equal(other.view(torch.uint8), tensor.view(torch.uint8)):
+        if not torch.equal(other.contiguous().view(torch.uint8), tensor.contiguous().view(torch.uint8)):
             raise AssertionError(f"{name}: the bits differ")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,7 +57,6 @@ class Checkpoint(Mapping[str, TensorSnapshot]):
             self._contents: Contents = chosen.read(source, limits, **options)
         self._table = self._contents.table
         self._data = self._contents.source or source
-        self._rows = dict(zip(self._table.names, range(len(self._table.names)), strict=True))
 
     @property
     def path(self) -> str:
@@ -189,7 +189,7 @@ class Checkpoint(Mapping[str, TensorSnapshot]):
                 from .placement import place  # not at import: only who has a device needs it
 
                 tensors = place(plain, self._data, device)
-        named = dict(zip(plain.names, tensors, strict=True))
+            named = dict(zip(plain.names, tensors, strict=True))
         if plain is table:
             return named
         return _completed(table, named, lambda row: table.snapshot(row, self._data).torch(device=device))
@@ -248,6 +248,11 @@ class Checkpoint(Mapping[str, TensorSnapshot]):
     def __reduce__(self) -> tuple[Any, ...]:
         self._check_open()
         return Checkpoint, (self._source, self._format, self._limits, self._options)
+
+    @cached_property
+    def _rows(self) -> dict[str, int]:
+        """Where each name stands; made when one is asked for: who takes all tensors does not need it."""
+        return dict(zip(self._table.names, range(len(self._table.names)), strict=True))
 
     def _row(self, name: str) -> int:
         row = self._rows.get(name)

@@ -18,6 +18,7 @@
     │   └── MissingTensorsError             parameters found no tensor
     ├── MergeError (ValueError)             files disagree, and nothing says whose tensor counts
     ├── ConfigError (ValueError)            a configuration is not what the type asked for declares
+    ├── DeviceError (RuntimeError)          a GPU, or whatever else tensors are on, failed or has no memory left
     ├── ReadError (OSError)                 the operating system failed a read
     │   └── ChangedError                    the file was changed in place while it was open
     ├── SaveError (OSError)                 a save failed; ``stage`` says where, the old file is intact
@@ -231,6 +232,10 @@ class ConfigError(BurnstoreError, ValueError):
     def __init__(self, message: str, *, problems: Iterable[str] = (), **facts: Any) -> None:
         super().__init__(message, **facts)
         self.problems = tuple(problems)
+
+
+class DeviceError(BurnstoreError, RuntimeError):
+    """A device that tensors were to go to failed, or has no memory left; what torch said of it is the cause."""
 
 
 class ReadError(BurnstoreError, OSError):

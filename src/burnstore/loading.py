@@ -18,6 +18,7 @@ def load(model: Any, path: str | os.PathLike[str] | bytes | bytearray | memoryvi
     replacement}`` or ``remap=`` rename, ``from_adapter=`` changes form, ``zero_copy=True`` shares memory;
     ``top_level_key=`` names the part of a PyTorch file that is the model.
     ``in_place=False`` reads all of a torch model's tensors before any is changed.
+    ``device="cuda"`` makes the tensors there that the model has on the meta device; nothing is moved.
     ``shard=``, ``rank=`` and ``world=`` read only the part of every tensor that a rank has (`Partition`).
 
     Raises LoadError or MissingTensorsError with the report in ``result``; the model is then as it was.

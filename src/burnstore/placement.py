@@ -3,29 +3,36 @@
 A tensor of a megabyte or more has memory of its own there. Smaller ones share an allocation of up to 8 MiB with their
 neighbours in the file, as arrays on the host do. What a device cannot take as it lies in the file (bools, which must be
 looked at, and quantized tensors, which come dequantized) is made on the host and copied.
+
+There may be very many small ones, so what can be worked out for all of a kind is, and the rest by the column. Models
+repeat their layers: tensors of one kind that lie at equal distances are cut with one call.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from . import torch_tensor
 from .device.carriers import CudaCarrier, TensorCarrier
-from .device.engine import Range, carry
+from .device.engine import carry
 from .device.landings import SMALL, Fresh
-from .dtype import DType, Kind
-from .errors import UnsupportedError, located
-from .formats.base import Table
-from .io.gather import Groups, gather, grouped
+from .device.pieces import Range
+from .dtype import Kind
+from .errors import DTypeError, UnsupportedError
+from .formats.base import Kinds, Table
+from .io.gather import Column, Groups, gather, grouped
 from .io.joined import part_of
 from .io.source import Source
+from .series import series
 from .tensor_data import Shape
 from .torch_tensor import Device, Tensor
 
 _WIDEST = 16  # complex128: a view of it must begin at a multiple of its width
+_SHORTEST_SERIES = 8  # fewer views are made as fast one by one
 
 
 def place(table: Table, source: Source, device: Device) -> list[Tensor]:
@@ -33,16 +40,18 @@ def place(table: Table, source: Source, device: Device) -> list[Tensor]:
 
     DTypeError where torch has no such dtype.
     """
-    kinds = {dtype: dtype.kind not in (Kind.BOOL, Kind.QUANTIZED) for dtype in set(table.dtypes)}
     if not torch_tensor.carries_to(device):
         return _copied(table, source, device)
-    if all(kinds.values()):
-        return _carried(table, source, torch_tensor.carrier_to(device))
-    carried = [row for row, dtype in enumerate(table.dtypes) if kinds[dtype]]
-    others = [row for row, dtype in enumerate(table.dtypes) if not kinds[dtype]]
+    kinds = table.kinds()
+    are_taken = np.array([dtype.kind not in (Kind.BOOL, Kind.QUANTIZED) for dtype, _ in kinds.pairs], bool)
+    if are_taken.all():
+        return _carried(table, kinds, source, torch_tensor.carrier_to(device))
+    taken = are_taken[kinds.which]
+    carried, others = np.flatnonzero(taken).tolist(), np.flatnonzero(~taken).tolist()
     tensors = dict(zip(others, _copied(table.picked(others), source, device), strict=True))
     if carried:
-        found = _carried(table.picked(carried), source, torch_tensor.carrier_to(device))
+        part = table.picked(carried)
+        found = _carried(part, part.kinds(), source, torch_tensor.carrier_to(device))
         tensors.update(zip(carried, found, strict=True))
     return [tensors[row] for row in range(len(table.names))]
 
@@ -54,32 +63,18 @@ def _copied(table: Table, source: Source, device: Device) -> list[Tensor]:
     return [torch_tensor.placed(tensor, device) for tensor in made]
 
 
-def _carried(table: Table, source: Source, carrier: CudaCarrier | TensorCarrier) -> list[Tensor]:
-    """Tensors that are cut out of what was carried to the device; by the column, as there may be very many."""
+def _carried(table: Table, kinds: Kinds, source: Source, carrier: CudaCarrier | TensorCarrier) -> list[Tensor]:
+    """Tensors that are cut out of what was carried to the device."""
     if not table.names:
         return []
-    spelled = _spellings(table)
-    widths = np.array([max(dtype.bits // 8, 1) for dtype in spelled], np.int64)
-    numbers = {dtype: number for number, dtype in enumerate(spelled)}
-    kinds = np.fromiter(map(numbers.__getitem__, table.dtypes), np.int64, len(table.dtypes))
-    groups = grouped(table.offsets, table.sizes, widths[kinds], small=SMALL, widest=_WIDEST)
-    memories = _memories(table, source, groups, carrier)
-    begins = ((groups.places + groups.skipped[groups.which]) // widths[kinds]).tolist()
-    shapes = _held_shapes(table) if DType.F4 in spelled else table.shapes
-    steps = {shape: _row_major(shape) for shape in set(shapes)}
-    strides = list(map(steps.__getitem__, shapes))
-    changes = (np.diff(groups.which) != 0) | (np.diff(kinds) != 0)
-    bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), len(kinds)]
-    tensors: list[Tensor] = []
+    forms = _forms(table, kinds)
+    widths = np.array([form.width for form in forms], np.int64)[kinds.which]
+    groups = grouped(table.offsets, table.sizes, widths, small=SMALL, widest=_WIDEST)
+    with torch_tensor.device_errors(carrier.device, int(groups.lengths.sum())):
+        memories = _memories(table, source, groups, carrier)
+    begins = (groups.places + groups.skipped[groups.which]) // widths
     with torch_tensor.apart():
-        for row, stop in itertools.pairwise(bounds):
-            try:
-                view = memories[groups.which[row]].view(spelled[table.dtypes[row]]).as_strided
-                tensors += map(view, shapes[row:stop], strides[row:stop], begins[row:stop])
-            except (RuntimeError, TypeError, OverflowError) as error:  # too many axes, or extents beside a zero
-                shape, name = shapes[len(tensors)], table.names[len(tensors)]
-                raise UnsupportedError(f"there is no tensor of shape {list(shape)}: {error}", tensor=name) from error
-    return tensors
+        return _cut(table.names, memories, forms, _Places(groups.which, kinds.which, begins))
 
 
 def _memories(table: Table, source: Source, groups: Groups, carrier: CudaCarrier | TensorCarrier) -> list[Tensor]:
@@ -98,21 +93,25 @@ def _memories(table: Table, source: Source, groups: Groups, carrier: CudaCarrier
     return [landing.memory for landing in landings]
 
 
-def _held_shapes(table: Table) -> list[Shape]:
-    held = []
-    for name, dtype, shape in zip(table.names, table.dtypes, table.shapes, strict=True):
-        with located(tensor=name):
-            held.append(torch_tensor.held_shape(dtype, shape))
-    return held
+class _Form(NamedTuple):
+    """How the tensors of a kind lie in memory, in torch's terms."""
+
+    dtype: Any
+    width: int
+    shape: Shape
+    strides: Shape
 
 
-def _spellings(table: Table) -> dict[DType, Any]:
-    """Torch's dtype for each of the table's."""
-    spelled = {}
-    for dtype, name in dict(zip(reversed(table.dtypes), reversed(table.names), strict=True)).items():
-        with located(tensor=name):
-            spelled[dtype] = torch_tensor.torch_dtype(dtype)
-    return spelled
+def _forms(table: Table, kinds: Kinds) -> list[_Form]:
+    forms = []
+    for kind, (dtype, shape) in enumerate(kinds.pairs):
+        try:
+            held = torch_tensor.held_shape(dtype, shape)
+            forms.append(_Form(torch_tensor.torch_dtype(dtype), max(dtype.bits // 8, 1), held, _row_major(held)))
+        except DTypeError as error:
+            error.tensor = table.names[kinds.first_of(kind)]
+            raise
+    return forms
 
 
 def _row_major(shape: Shape) -> Shape:
@@ -122,3 +121,52 @@ def _row_major(shape: Shape) -> Shape:
         strides.append(step)
         step *= max(extent, 1)
     return tuple(reversed(strides))
+
+
+class _Places(NamedTuple):
+    """Where tensors lie, by the row: in which memory, of which form, and the element of it at which each begins."""
+
+    memory: Column
+    form: Column
+    begin: Column
+
+
+def _cut(names: Sequence[str], memories: Sequence[Tensor], forms: Sequence[_Form], places: _Places) -> list[Tensor]:
+    """The tensor of each row, a view of its memory."""
+    tensors: list[Tensor] = [None] * len(names)
+    is_left = np.ones(len(names), bool)
+    for rows in series(places.memory * len(forms) + places.form, places.begin, shortest=_SHORTEST_SERIES):
+        form = forms[places.form[rows.start]]
+        if 0 in form.shape:
+            continue  # beside a zero there may be extents of which there cannot be several
+        first, second = places.begin[rows][:2].tolist()
+        memory = memories[places.memory[rows.start]].view(form.dtype)
+        shape, strides = (len(tensors[rows]), *form.shape), (second - first, *form.strides)
+        tensors[rows] = memory.as_strided(shape, strides, first).unbind()
+        is_left[rows] = False
+    left = np.flatnonzero(is_left)
+    for row, tensor in zip(left.tolist(), _cut_singly(names, memories, forms, places, left), strict=True):
+        tensors[row] = tensor
+    return tensors
+
+
+def _cut_singly(
+    names: Sequence[str], memories: Sequence[Tensor], forms: Sequence[_Form], places: _Places, rows: Column
+) -> list[Tensor]:
+    """The tensors of some rows, one by one; a memory is seen as a dtype once for those that follow each other in it."""
+    numbers = {form.dtype: number for number, form in enumerate(forms)}
+    dtypes = np.array([numbers[form.dtype] for form in forms], np.int64)[places.form[rows]]
+    changes = (np.diff(places.memory[rows]) != 0) | (np.diff(dtypes) != 0)
+    bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), len(rows)] if len(rows) else []
+    memory, form, begins = (column[rows].tolist() for column in places)
+    shapes = list(map([each.shape for each in forms].__getitem__, form))
+    strides = list(map([each.strides for each in forms].__getitem__, form))
+    tensors: list[Tensor] = []
+    for start, stop in itertools.pairwise(bounds):
+        try:
+            view = memories[memory[start]].view(forms[form[start]].dtype).as_strided
+            tensors += map(view, shapes[start:stop], strides[start:stop], begins[start:stop])
+        except (RuntimeError, TypeError, OverflowError) as error:  # too many axes, or extents beside a zero
+            shape, name = list(shapes[len(tensors)]), names[rows[len(tensors)]]
+            raise UnsupportedError(f"there is no tensor of shape {shape}: {error}", tensor=name) from error
+    return tensors

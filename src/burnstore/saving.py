@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .chunking import chunks_of_each
+from .collector import collector_paused
 from .errors import CorruptError, located
 from .formats.base import LAYOUT_KEY, Format, WritePlan
 from .formats.registry import format_for_path, format_named
@@ -147,8 +149,9 @@ def _planned(
     wanted: _Wanted,
     options: dict[str, Any],
 ) -> WritePlan:
-    snapshots, texts = _contents(chosen, tensors, metadata, limits, wanted, options)
-    return chosen.plan(snapshots, texts, limits or Limits(), **options)
+    with collector_paused():
+        snapshots, texts = _contents(chosen, tensors, metadata, limits, wanted, options)
+        return chosen.plan(snapshots, texts, limits or Limits(), **options)
 
 
 def _contents(
@@ -249,12 +252,12 @@ def _batches(plan: WritePlan) -> Iterator[list[Any]]:
     """The file's bytes in order, as lists of buffers that go out in one write each."""
     batch: list[Any] = [plan.header]
     pending = position = len(plan.header)
-    for snapshot, offset in zip(plan.tensors, plan.offsets, strict=True):
+    for snapshot, offset, chunks in zip(plan.tensors, plan.offsets, chunks_of_each(plan.tensors), strict=True):
         if offset > position:
             batch.append(bytes(offset - position))
             position = offset
         written = 0
-        for chunk in snapshot.chunks():
+        for chunk in chunks:
             batch.append(chunk)
             written += len(chunk)
             pending += len(chunk)

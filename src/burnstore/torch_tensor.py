@@ -10,18 +10,27 @@ from __future__ import annotations
 import mmap
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import numpy as np
 
 from .device.buffers import settings
 from .device.carriers import CudaCarrier, TensorCarrier
-from .device.engine import Range, carry
-from .device.fetching import fetched
+from .device.engine import carry
+from .device.fetching import fetched, together
 from .device.landings import SMALL, Fresh
+from .device.pieces import Range
 from .dtype import DType, Kind
-from .errors import DTypeError, MissingDependencyError, ModelError, UnsupportedError, located
+from .errors import (
+    BurnstoreError,
+    DeviceError,
+    DTypeError,
+    MissingDependencyError,
+    ModelError,
+    UnsupportedError,
+    located,
+)
 from .io.joined import part_of
 from .io.source import Source
 from .tensor_data import Array, Shape, array_from_bytes, checked_array, little_endian
@@ -33,6 +42,8 @@ Device = Any
 """What torch takes for a device: a str, an int, a torch.device; None leaves a tensor where it is."""
 
 _CARRIED = {"cuda"}
+# Small tensors are put together on their device before they are fetched: so many bytes of them, and twice that at most.
+_TOGETHER = 4 << 20
 _BITS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 # Dtypes that NumPy proper has not travel as integers of the same width; all that matters is the bits.
 _CARRIERS: dict[int, np.dtype[Any]] = {8: np.dtype("u1"), 16: np.dtype("<i2"), 32: np.dtype("<i4")}
@@ -102,16 +113,35 @@ class TorchData:
     def chunks(self, nbytes: int) -> Iterator[memoryview]:
         if self.tensor.is_cpu or self.tensor.is_meta:
             if nbytes:
-                yield memoryview(flat_bytes(self.tensor).numpy())
-        elif self.tensor.is_cuda:
-            yield from fetched(_pieces(self.tensor), _pinned, _copied)
+                yield _host_bytes(self.tensor)
         else:
-            for piece in _pieces(self.tensor):
-                yield memoryview(piece.cpu().numpy())
+            yield from _fetched(_pieces(self.tensor), self.tensor.device)
 
     @property
     def streams(self) -> bool:
         return not self.tensor.is_cpu
+
+    @property
+    def company(self) -> Device:
+        """The device from which it is fetched together with others, see `burnstore.chunking`; None for large ones."""
+        tensor = self.tensor
+        if tensor.is_meta or (tensor.is_cpu and "cpu" not in _CARRIED):
+            return None
+        return tensor.device if 0 < tensor.nbytes < SMALL else None
+
+    @staticmethod
+    def fetch_together(company: Sequence[TorchData]) -> Iterator[memoryview]:
+        """The bytes of each of these, which are small and on one device."""
+        torch = torch_package()
+        most = min(_TOGETHER, settings().buffer_bytes)
+        batches = together([data.tensor for data in company], lambda tensor: tensor.nbytes, most)
+        joined = (torch.cat(list(map(flat_bytes, batch))) for batch in batches)
+        arriving = _fetched(joined, company[0].tensor.device)
+        left = memoryview(b"")
+        for data in company:
+            left = left or next(arriving)
+            yield left[: data.tensor.nbytes]
+            left = left[data.tensor.nbytes :]
 
     def transposed(self) -> TorchData | None:
         """The matrix turned on its device, which a GPU does faster than the bus carries it; None on the CPU."""
@@ -128,9 +158,23 @@ def flat_bytes(tensor: Tensor) -> Tensor:
     """The row-major bytes of a tensor, on its device; shares its memory where they lie like that already."""
     if tensor.is_meta:
         raise ModelError("it is on the meta device and has no values", hint="load or initialise the model first")
-    torch = torch_package()
-    plain = tensor.detach().resolve_conj().resolve_neg()
-    return as_bits(plain).contiguous().reshape(-1).view(torch.uint8)
+    plain = tensor.detach()
+    if not _lies_plainly(plain):
+        plain = as_bits(plain.resolve_conj().resolve_neg()).contiguous()
+    # Not reshaped: a single element may have any stride, and is then no bytes to torch.
+    return plain.as_strided((plain.numel(),), (1,)).view(torch_package().uint8)
+
+
+def _host_bytes(tensor: Tensor) -> memoryview:
+    """The row-major bytes of a tensor on the CPU that has some."""
+    if tensor.is_meta or not _lies_plainly(tensor):
+        return memoryview(flat_bytes(tensor).numpy())
+    return memoryview(as_bits(tensor.detach()).numpy()).cast("B")  # there may be very many: in as few calls as can be
+
+
+def _lies_plainly(tensor: Tensor) -> bool:
+    """Whether the memory of a tensor has its row-major bytes."""
+    return bool(tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg())
 
 
 def _pieces(tensor: Tensor) -> Iterator[Tensor]:
@@ -138,20 +182,31 @@ def _pieces(tensor: Tensor) -> Iterator[Tensor]:
 
     One that lies otherwise is brought into order piece by piece: there is never a second copy of it on the device.
     """
-    torch = torch_package()
     most = settings().buffer_bytes
-    todo = [as_bits(tensor.detach().resolve_conj().resolve_neg())]
+    todo = [tensor.detach()]
     while todo:
         part = todo.pop()
-        if part.is_contiguous():
-            yield from part.reshape(-1).view(torch.uint8).split(most)
-            continue
-        row_bytes = part[0].numel() * part.element_size()
-        if row_bytes > most:
-            todo += reversed(part.unbind())
+        if _lies_plainly(part):
+            yield from flat_bytes(part).split(most)
+        elif part.nbytes <= most:
+            yield flat_bytes(part)
         else:
-            for rows in part.split(most // row_bytes):
-                yield rows.contiguous().reshape(-1).view(torch.uint8)
+            row_bytes = part[0].nbytes
+            todo += reversed(part.unbind() if row_bytes > most else part.split(most // row_bytes))
+
+
+def _fetched(pieces: Iterator[Tensor], device: Device) -> Iterator[memoryview]:
+    """The bytes of pieces on the host; DeviceError where the device they are on fails."""
+    try:
+        if device.type == "cuda":
+            yield from fetched(pieces, _pinned, _copied)
+        else:
+            yield from (memoryview(piece.cpu().numpy()) for piece in pieces)
+    except RuntimeError as error:
+        if isinstance(error, BurnstoreError):
+            raise
+        said = str(error).strip().partition("\n")[0]
+        raise DeviceError(f"{device} failed when its tensors were to be read: {said}") from error
 
 
 def _pinned(nbytes: int) -> Tensor:
@@ -184,6 +239,28 @@ def carrier_to(device: Device) -> CudaCarrier | TensorCarrier:
     return CudaCarrier(torch, wanted if wanted.index is not None else torch.device("cuda", torch.cuda.current_device()))
 
 
+@contextmanager
+def device_errors(device: Device, nbytes: int) -> Iterator[None]:
+    """In the block, in which so many bytes go to a device, what torch says of its failures becomes a DeviceError."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, BurnstoreError):
+            raise
+        raise device_error(error, device, nbytes) from error
+
+
+def device_error(error: RuntimeError, device: Device, nbytes: int) -> DeviceError:
+    """The error of ours for one of torch's, when so many bytes were to go to a device."""
+    said = str(error).strip().partition("\n")[0]
+    if isinstance(error, torch_package().OutOfMemoryError):
+        return DeviceError(
+            f"{device} has no memory left, {nbytes:,} bytes were to go there: {said}",
+            hint="free what is not needed there, load only a part of the file, or take a smaller dtype",
+        )
+    return DeviceError(f"{device} failed when {nbytes:,} bytes were to go there: {said}")
+
+
 def apart() -> AbstractContextManager[None]:
     """In the block, views are made as tensors that know nothing of each other, as those of one NumPy array are.
 
@@ -196,9 +273,10 @@ def apart() -> AbstractContextManager[None]:
 
 def carried(source: Source, offset: int, nbytes: int, dtype: DType, shape: Shape, device: Device) -> Tensor:
     """The values that lie there in a source, on a device of which `carries_to` says so."""
-    carrier = carrier_to(device)
-    landing = Fresh(carrier, nbytes)
-    carry([Range(*part_of(source, offset, nbytes), nbytes, landing)], carrier, readers=carrier.readers)
+    with device_errors(device, nbytes):
+        carrier = carrier_to(device)
+        landing = Fresh(carrier, nbytes)
+        carry([Range(*part_of(source, offset, nbytes), nbytes, landing)], carrier, readers=carrier.readers)
     return landing.memory.view(torch_dtype(dtype)).view(held_shape(dtype, shape))
 
 
@@ -298,7 +376,10 @@ def placed(tensor: Tensor, device: Device, *, copy: bool = False) -> Tensor:
     if device is None and not copy:
         return tensor
     bits = as_bits(tensor)
-    moved = bits.clone() if device is None else bits.to(device, copy=copy)
+    try:
+        moved = bits.clone() if device is None else bits.to(device, copy=copy)
+    except RuntimeError as error:
+        raise device_error(error, tensor.device if device is None else device, bits.nbytes) from error
     return moved.view(tensor.dtype)
 
 

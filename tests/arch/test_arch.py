@@ -33,6 +33,7 @@ PUBLIC = [
     *("AlreadyExistsError", "ApplyError", "ApplyResult", "BurnToPyTorchAdapter", "BurnpackStore", "BurnstoreError"),
     *("ChainAdapter", "ChangedError", "Checkpoint", "ClosedError", "ContainerPath", "CorruptError", "DType"),
     *("DTypeError", "DuplicateNameError", "FloatCastAdapter", "FormatError", "HalfPrecisionAdapter", "IdentityAdapter"),
+    "DeviceError",
     *("KeyRemapper", "Kind", "LimitError", "Limits", "LoadError", "MissingDependencyError", "MissingTensor"),
     *("MissingTensorsError", "ModelError", "ModuleAdapter", "ParamId", "PathFilter", "PatternError"),
     *("Conversion", "SafetensorsStore", "convert", "guess_kinds", "PytorchStore"),

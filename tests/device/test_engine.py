@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -13,10 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from burnstore.device import readers
 from burnstore.device.buffers import Settings
 from burnstore.device.carriers import HostCarrier
-from burnstore.device.engine import NEAR, Landing, Range, carry, cut, longest_unit
-from burnstore.errors import ChangedError, ReadError, TruncatedError
+from burnstore.device.engine import carry
+from burnstore.device.pieces import NEAR, Landing, Range, cut, longest_unit
+from burnstore.device.readers import ThreadReaders
+from burnstore.errors import ChangedError, ClosedError, ReadError, TruncatedError
+from burnstore.io.kernel_reads import KernelReads
 from burnstore.io.pages import PAGE
 from burnstore.io.source import BytesSource, FileSource
 
@@ -95,8 +100,15 @@ def ring(buffers: int = 4) -> HostCarrier:
     return HostCarrier(Settings(buffers=buffers, buffer_bytes=SIZE))
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Iterator[FileSource]:
+def without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "kernel_reads", lambda *_: None)
+
+
+@pytest.fixture(params=["kernel", "threads"])
+def source(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileSource]:
+    """A file that is read by threads of the kernel, where there are such, and by threads of Python."""
+    if request.param == "threads":
+        without_the_kernel(monkeypatch)
     (tmp_path / "data").write_bytes(DATA)
     opened = FileSource(tmp_path / "data")
     yield opened
@@ -104,12 +116,12 @@ def source(tmp_path: Path) -> Iterator[FileSource]:
 
 
 @pytest.mark.parametrize("buffers", [1, 2, 5, 24])
-@pytest.mark.parametrize("readers", [1, 2, 12])
-def test_every_byte_arrives(source: FileSource, buffers: int, readers: int) -> None:
+@pytest.mark.parametrize("number", [1, 2, 12])
+def test_every_byte_arrives(source: FileSource, buffers: int, number: int) -> None:
     spans = [(0, len(DATA)), (5, 3), (SIZE - 1, 2), (7 * SIZE + 11, 3 * SIZE), (len(DATA) - 1, 1), (9, 0)]
     landings = [Into(length) for _, length in spans]
     ranges = [Range(source, at, length, landing) for (at, length), landing in zip(spans, landings, strict=True)]
-    carry(ranges, ring(buffers), readers=readers)
+    carry(ranges, ring(buffers), readers=number)
     for (at, length), landing in zip(spans, landings, strict=True):
         assert landing.memory == DATA[at : at + length]
 
@@ -287,6 +299,53 @@ def test_a_file_that_is_cut_meanwhile_is_reported(source: FileSource) -> None:
     assert (caught.value.path, caught.value.tensor) == (source.name, "w")
 
 
+@pytest.mark.parametrize("refusal", [errno.EINVAL, errno.EIO])
+def test_what_the_kernel_refuses_is_read_the_usual_way(
+    source: FileSource, monkeypatch: pytest.MonkeyPatch, refusal: int
+) -> None:
+    found = KernelReads.finished
+    refused = []
+
+    def refusing(self: KernelReads, most: int, *, wait: bool = False) -> list[tuple[int, int]]:
+        done = found(self, most, wait=wait)
+        refused.extend(done[::2])
+        return [(key, -refusal if row % 2 == 0 else count) for row, (key, count) in enumerate(done)]
+
+    monkeypatch.setattr(KernelReads, "finished", refusing)
+    landing = Into(len(DATA))
+    carry([Range(source, 0, len(DATA), landing)], ring(), readers=4)
+    assert landing.memory == DATA
+    assert refused or readers.kernel_reads(1, 1) is None
+
+
+def test_a_file_that_is_not_cached_is_read_past_the_cache(source: FileSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("burnstore.io.source.is_cached", lambda *_: False)
+    spans = [(3, 5 * SIZE + 1), (7 * SIZE + 9, 4 * SIZE), (len(DATA) - 5, 5)]
+    landings = [Into(length) for _, length in spans]
+    carry([Range(source, *span, each) for span, each in zip(spans, landings, strict=True)], ring(), readers=4)
+    for (at, length), landing in zip(spans, landings, strict=True):
+        assert landing.memory == DATA[at : at + length]
+
+
+def test_a_file_that_is_closed_meanwhile_is_reported(source: FileSource) -> None:
+    class Closing(Into):
+        def land(self, memory: Any, place: int) -> None:
+            source.close()
+
+    with pytest.raises(ClosedError):
+        carry([Range(source, 0, len(DATA), Closing(len(DATA)))], ring(), readers=2)
+
+
+def test_a_kernel_that_takes_no_more_reads_is_reported(source: FileSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object, **__: object) -> list[tuple[int, int]]:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    monkeypatch.setattr(KernelReads, "finished", failing)
+    monkeypatch.setattr(ThreadReaders, "begin", failing)
+    with pytest.raises(OSError, match="no memory"):
+        carry([Range(source, 0, len(DATA), Into(len(DATA)))], ring(), readers=2)
+
+
 def test_a_file_that_is_changed_meanwhile_is_reported(source: FileSource) -> None:
     class Changing(Into):
         def land(self, memory: Any, place: int) -> None:
@@ -307,6 +366,7 @@ def test_one_reader_is_enough_where_the_system_gives_no_more(
         started.append(self)
         start(self)
 
+    without_the_kernel(monkeypatch)
     monkeypatch.setattr(threading.Thread, "start", few)
     landing = Into(len(DATA))
     carry([Range(source, 0, len(DATA), landing)], ring(), readers=4)
@@ -326,6 +386,7 @@ def test_an_interrupt_while_readers_are_awaited_waits_for_them_all_the_same(
             raise KeyboardInterrupt
         join(self, timeout)
 
+    without_the_kernel(monkeypatch)
     slow = threading.Event()
 
     class Slow(Into):

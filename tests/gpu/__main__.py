@@ -8,6 +8,9 @@ import time
 import traceback
 from pathlib import Path
 
+import tests.gpu.cast_checks  # it adds to the checks
+import tests.gpu.load_checks  # it adds to the checks
+import tests.gpu.rank_checks  # noqa: F401  # it adds to the checks
 from tests.gpu.checks import CHECKS, ring_for
 
 

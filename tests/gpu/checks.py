@@ -179,6 +179,29 @@ def many_small_tensors_arrive_and_share_few_allocations(device: str, folder: Pat
     assert torch.equal(bits(found["layer.5.w"]), bits(other)) and bool((found["layer.1.w"] == 7).all())
 
 
+@check
+def repeated_layers_are_cut_in_their_order_and_know_nothing_of_each_other(device: str, folder: Path) -> None:
+    layer = {"q": (8, 8), "k": (8, 8), "up": (16, 8), "down": (8, 16), "norm": (8,), "one": (1, 1), "none": (0, 3)}
+    dtypes = ("bfloat16", "float32")
+    tensors = {
+        f"{dtype}.layers.{i}.{name}": noise(dtype, *shape)
+        for dtype in dtypes
+        for i in range(120)
+        for name, shape in layer.items()
+    }
+    torch.save(tensors, folder / "layers.pt")
+    bs.save(tensors, folder / "layers.bpk", layout="torch")
+    bs.save(tensors, folder / "layers.safetensors")
+    for suffix in ("pt", "bpk", "safetensors"):
+        with bs.open(folder / f"layers.{suffix}") as file:
+            found, wanted = file.torch(device=device), file.torch()
+        assert list(found) == list(wanted)
+        assert_same(found, wanted)
+        for name, tensor in found.items():
+            assert tensor.stride() == wanted[name].stride() and tensor.is_contiguous(), name
+            assert not tensor._is_view() and tensor.is_leaf and tensor._version == 0, name
+
+
 class Mixed(nn.Module):
     """Layers of which each arrives in another way: turned, joined, of other strides, small, large."""
 
@@ -264,27 +287,6 @@ def a_state_dict_on_the_device_is_replaced_there(device: str, folder: Path) -> N
     bs.load(old, folder / "model.safetensors")
     assert_same(old, state(source))
     assert all(torch.equal(bits(held[name]), before[name]) for name in held)
-
-
-@check
-def tied_weights_and_other_dtypes_take_the_way_over_the_host(device: str, folder: Path) -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = nn.Embedding(400, 300)
-            self.head = nn.Linear(300, 400, bias=False)
-            self.head.weight = self.table.weight
-            self.flags = nn.Buffer(torch.tensor([True, False, True]))
-
-    source = Tied()
-    bs.save(source, folder / "tied.safetensors")
-    model = Tied().to(device)
-    assert bs.load(model, folder / "tied.safetensors").is_complete
-    assert_same(state(model), state(source))
-    assert model.head.weight is model.table.weight
-    half = Tied().to(device, torch.bfloat16)
-    assert bs.load(half, folder / "tied.safetensors").is_complete
-    assert torch.equal(half.table.weight.cpu(), source.table.weight.bfloat16())
 
 
 @check

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import tests.gpu.cast_checks  # it adds to the checks
+import tests.gpu.load_checks  # it adds to the checks
+import tests.gpu.rank_checks  # noqa: F401  # it adds to the checks
 import torch
 from tests.gpu.checks import CHECKS, Check, ring_for
 from tests.gpu.fake_cuda import FakeTorch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import burnstore as bs
-from burnstore.io import pages, parallel
+from burnstore.device.buffers import page_aligned
+from burnstore.io import cached_runs, pages, parallel
 from burnstore.io.joined import JoinedSource
-from burnstore.io.runs import read_runs
+from burnstore.io.pages import PAGE, page_reader
+from burnstore.io.runs import RunsSource, read_runs
 from burnstore.io.source import BytesSource, FileSource, MmapSource
 from burnstore.testing.counting import CountingSource
+
+needs_vectors = pytest.mark.skipif(
+    not hasattr(os, "RWF_NOWAIT") or cached_runs._vector_copy() is None, reason="needs process_vm_writev of Linux"
+)
 
 
 def content(nbytes: int) -> bytes:
@@ -30,7 +37,7 @@ def wanted(data: bytes, offset: int, row: int, run: int, count: int) -> bytes:
 
 def read(source: Any, offset: int, row: int, run: int, count: int) -> bytes:
     buffer = np.empty(run * count, np.uint8)
-    read_runs(source, offset, row, run, buffer)
+    read_runs(source, offset, row, run, memoryview(buffer))
     return buffer.tobytes()
 
 
@@ -77,33 +84,162 @@ def test_a_file_gives_them_however_much_of_it_is_cached(
     source.close()
 
 
-@pytest.mark.parametrize("behaviour", ["not cached", "refused", "every other", "short"])
-def test_what_is_not_in_the_page_cache_is_read_through(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behaviour: str
-) -> None:
-    row, run, count = 16 << 10, 2048, 400
-    raw = content(row * count)
-    (tmp_path / "file").write_bytes(raw)
-    source = FileSource(tmp_path / "file")
-    real, asked = os.preadv, []
+def vector_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many runs are copied by each call, from now on."""
+    real, calls = cached_runs._vector_copy(), []
+    assert real is not None
 
-    def preadv(fd: int, buffers: Any, offset: int, flags: int = 0) -> int:
-        if flags:
-            asked.append(offset)
-            if behaviour == "not cached" or (behaviour == "every other" and offset // row % 2):
+    def noted(pid: int, runs: int, count: int, target: int, targets: int, flags: int) -> int:
+        calls.append(count)
+        return real(pid, runs, count, target, targets, flags)
+
+    monkeypatch.setattr(cached_runs, "_vector_copy", lambda: noted)
+    return calls
+
+
+class System:
+    """The system as a `FileSource` sees it, with a page cache that has what it is told; notes what is asked for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, is_cached: Callable[[int], bool]) -> None:
+        self.asked: list[int] = []
+        self.read: list[tuple[int, int]] = []
+        real = os.preadv
+
+        def preadv(fd: int, buffers: Any, offset: int, flags: int = 0) -> int:
+            if not flags:
+                self.read.append((offset, len(buffers[0])))
+                return real(fd, buffers, offset)
+            self.asked.append(offset)
+            if not is_cached(offset):
                 raise BlockingIOError(errno.EAGAIN, "would wait")
-            if behaviour == "refused":
-                raise OSError(errno.EOPNOTSUPP, "no such flag here")
-            if behaviour == "short":
-                return real(fd, [buffers[0][:100]], offset)
-        return real(fd, buffers, offset)
+            return real(fd, buffers, offset)
 
-    monkeypatch.setattr(os, "preadv", preadv)
-    monkeypatch.setattr(pages, "_NOWAIT", 8)
-    assert read(source, 0, row, run, count) == wanted(raw, 0, row, run, count)
-    bands = -(-count // 64)
-    assert len(asked) == (2 * bands if behaviour == "every other" else bands)  # asked once in vain, not for each run
-    source.close()
+        monkeypatch.setattr(os, "preadv", preadv)
+        monkeypatch.setattr(pages, "_NOWAIT", 8)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[FileSource]:
+    (tmp_path / "file").write_bytes(CONTENT)
+    opened = FileSource(tmp_path / "file")
+    yield opened
+    opened.close()
+
+
+ROW, RUN, COUNT = 16 << 10, 2048, 3000
+CONTENT = content(ROW * COUNT)
+
+
+@needs_vectors
+def test_cached_runs_are_copied_very_many_with_one_call(source: FileSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    system = System(monkeypatch, lambda offset: True)
+    calls = vector_calls(monkeypatch)
+    assert read(source, 0, ROW, RUN, 1500) == wanted(CONTENT, 0, ROW, RUN, 1500)
+    assert system.read == [] and len(system.asked) == 2  # of 16 MiB of the file one run is asked for
+    assert calls == [1023, 475]
+
+
+@needs_vectors
+def test_runs_that_are_not_in_the_page_cache_are_read_through(
+    source: FileSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = System(monkeypatch, lambda offset: offset >= 1000 * ROW)
+    assert read(source, 0, ROW, RUN, 1500) == wanted(CONTENT, 0, ROW, RUN, 1500)
+    bands = -(-1000 // 64)
+    assert len(system.read) == bands == len(system.asked) - 1  # asked once in vain for each megabyte, not for each run
+    assert all(length <= 1 << 20 for _, length in system.read)
+
+
+@pytest.mark.parametrize("answer", [-1, 0])
+def test_a_system_that_does_not_copy_runs_is_not_needed(
+    source: FileSource, monkeypatch: pytest.MonkeyPatch, answer: int
+) -> None:
+    System(monkeypatch, lambda offset: True)
+    monkeypatch.setattr(cached_runs, "_vector_copy", lambda: lambda *_: answer)
+    assert read(source, 0, ROW, RUN, 1500) == wanted(CONTENT, 0, ROW, RUN, 1500)
+    monkeypatch.setattr(cached_runs, "_vector_copy", lambda: None)
+    assert read(source, 0, ROW, RUN, 1500) == wanted(CONTENT, 0, ROW, RUN, 1500)
+
+
+def test_a_file_that_cannot_be_mapped_is_read(source: FileSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    System(monkeypatch, lambda offset: True)
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENODEV, "not here")
+
+    monkeypatch.setattr(cached_runs.mmap, "mmap", refused)
+    assert read(source, 0, ROW, RUN, 1500) == wanted(CONTENT, 0, ROW, RUN, 1500)
+
+
+@pytest.mark.parametrize("error", [errno.EOPNOTSUPP, errno.EINVAL])
+def test_a_system_that_does_not_tell_what_is_cached_is_not_needed(
+    source: FileSource, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    def refused(offset: int) -> bool:
+        raise OSError(error, "no such flag here")
+
+    System(monkeypatch, refused)
+    assert read(source, 0, ROW, RUN, 1500) == wanted(CONTENT, 0, ROW, RUN, 1500)
+
+
+@needs_vectors
+@pytest.mark.parametrize("left", [0, 100 * ROW, 100 * ROW + 7])
+def test_a_file_that_is_cut_while_it_is_mapped_kills_nobody(
+    tmp_path: Path, source: FileSource, monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
+    real = cached_runs._vector_copy()
+    assert real is not None
+
+    def cut_before(*arguments: int) -> int:
+        os.truncate(tmp_path / "file", left)
+        return real(*arguments)
+
+    System(monkeypatch, lambda offset: True)
+    monkeypatch.setattr(cached_runs, "_vector_copy", lambda: cut_before)
+    with pytest.raises((bs.TruncatedError, bs.ChangedError)):
+        read(source, 0, ROW, RUN, COUNT)
+
+
+# --- as a source ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("row", "run"), [(512, 100), (16 << 10, 2048), (130 << 10, 5000), (3 << 20, 2 << 20)])
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_pages_of_runs_are_read_in_the_thread_that_asks(
+    source: FileSource, monkeypatch: pytest.MonkeyPatch, row: int, run: int, is_cached: bool
+) -> None:
+    System(monkeypatch, lambda offset: is_cached)
+    monkeypatch.setattr("burnstore.io.runs.for_each", None)
+    monkeypatch.setattr("burnstore.io.source.for_each", None)
+    count = len(CONTENT) // row
+    everything = wanted(CONTENT, 3, row, run, count - 1)
+    for behind in (source, JoinedSource("all", [BytesSource(b"before"), source])):
+        at = 3 if behind is source else 8192 + 3
+        runs = RunsSource(behind, at, row=row, run=run, count=count - 1)
+        for offset in (0, 1, run - 1, run, 5 * run // 2, PAGE + 1):
+            length = min(runs.size - offset, (8 << 20) + 17)
+            memory = memoryview(page_aligned(length + 2 * PAGE))
+            page_reader(runs)(offset, length, memory)
+            first = offset % PAGE
+            assert memory[first : first + length] == everything[offset : offset + length]
+        runs.check_unchanged()
+        with pytest.raises(bs.TruncatedError):
+            page_reader(runs)(runs.size - 3, 4, memory)
+
+
+def test_a_part_of_runs_is_runs_and_tells_of_a_change(tmp_path: Path, source: FileSource) -> None:
+    inner = RunsSource(source, 0, row=ROW, run=RUN, count=COUNT)
+    outer = RunsSource(inner, 10, row=RUN, run=64, count=COUNT)
+    memory = memoryview(page_aligned(-(-outer.size // PAGE) * PAGE))
+    page_reader(outer)(0, outer.size, memory)
+    assert memory[: outer.size] == wanted(CONTENT, 10, ROW, 64, COUNT) == outer.read_at(0, outer.size)
+    RunsSource(BytesSource(CONTENT[:100]), 0, row=10, run=2, count=10).check_unchanged()
+    os.utime(tmp_path / "file", ns=(1, 1))
+    with pytest.raises(bs.ChangedError):
+        outer.check_unchanged()
+
+
+# --- by several threads, and failing ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [FileSource, MmapSource])
@@ -115,7 +251,7 @@ def test_much_is_read_by_several_threads(tmp_path: Path, monkeypatch: pytest.Mon
     source = kind(tmp_path / "file")
     row, run, count = 10 << 10, 700, 4096
     buffer = np.empty(run * count, np.uint8)
-    read_runs(source, 5, row, run, buffer)
+    read_runs(source, 5, row, run, memoryview(buffer))
     rows = np.frombuffer(raw, np.uint8).reshape(count, row)
     assert (buffer.reshape(count, run) == rows[:, 5 : 5 + run]).all()
     source.close()

@@ -35,10 +35,10 @@ _NOT_BRACKETS = re.compile(r"[^][{}]+")
 
 def decode(raw: bytes, *, most_nodes: int, most_strings: int) -> str:
     """The bytes as text, if they can be JSON of at most so many objects, arrays and strings (both are upper bounds)."""
-    nodes, quotes = _count(raw, b"{["), _count(raw, b'"')
-    if nodes > most_nodes:
+    # A text that is shorter than that cannot have so many: most need no counting.
+    if len(raw) > most_nodes and (nodes := _count(raw, b"{[")) > most_nodes:
         raise LimitError(f"JSON with {nodes} brackets, more than the limit of {most_nodes}")
-    if quotes > 2 * most_strings:
+    if len(raw) > 2 * most_strings and (quotes := _count(raw, b'"')) > 2 * most_strings:
         raise LimitError(f"JSON with {quotes} quotes, more than {most_strings} strings need")
     try:
         return raw.decode("utf-8")

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from .buffers import POOL, Settings, page_aligned, settings
+from .casts import SCRATCH_BYTES
 from .engine import Ticket
 
 # What passes through staging may take so much memory of the device, and so many pieces are moved at once.
 _STAGING_BYTES = 48 << 20
-_MOST_STAGED = 3
+_MOST_STAGED = 4
 
 Torch = Any
 """The torch package, which this package is given by its callers and does not import."""
@@ -88,6 +89,10 @@ class TensorCarrier(HostCarrier):
         """The bytes on the device, until the next ones are staged: for what is more than a copy."""
         return memory.clone()
 
+    def scratch(self) -> Tensor:
+        """Memory on the device beside what is staged, for casts; as long as that."""
+        return self.empty([SCRATCH_BYTES])[0]
+
 
 def _shaped(memory: Tensor, dtype: Any, row_shape: tuple[int, ...]) -> Tensor:
     """Memory as rows of elements, as many as there are whole ones in it."""
@@ -96,7 +101,7 @@ def _shaped(memory: Tensor, dtype: Any, row_shape: tuple[int, ...]) -> Tensor:
 
 
 class _Copies:
-    """Copies that are to be started with one call, which waits only once for the interpreter's lock."""
+    """Copies that are to be started with one call."""
 
     __slots__ = ("_sources", "_targets")
 
@@ -152,10 +157,11 @@ class CudaCarrier:
         self._staged_copies = _Copies()
         self._staged_rows = _Copies()
         self._staging: tuple[list[Tensor], list[Tensor]] = [], []
+        self._scratch: dict[int, Tensor] = {}
         self._most_staged = max(min(_MOST_STAGED, _STAGING_BYTES // self.buffer_bytes // 2), 1)
         self._shaped: dict[tuple[Any, ...], Tensor] = {}
         self._turn = 0
-        self._has_staged = False
+        self._has_changed = False
         self._callers: Any = None
 
     def buffer(self, index: int) -> memoryview:
@@ -168,10 +174,6 @@ class CudaCarrier:
     def begin(self) -> None:
         self.torch.cuda.set_stream(self._streams[self._turn])
 
-    def _take_turn(self) -> None:
-        self._turn ^= 1
-        self.torch.cuda.set_stream(self._streams[self._turn])
-
     def memory(self, index: int) -> Tensor:
         return self._pinned[index][0]
 
@@ -181,24 +183,32 @@ class CudaCarrier:
 
     def copy_rows(self, rows: Tensor, memory: Tensor, dtype: Any) -> None:
         """Fill rows of a tensor with elements of this dtype, whatever its own strides and dtype, as `copy`."""
+        if len(self._staged_copies) == self._most_staged:
+            self._change_streams()
         slot = len(self._staged_copies)
         staging = self._staging_slot(slot)
-        row_shape = tuple(rows.shape[1:])
-        key = self._turn, slot, dtype, row_shape
+        shape = rows.shape
+        key = self._turn, slot, dtype, shape[1:]
         shaped = self._shaped.get(key)
         if shaped is None:
-            shaped = self._shaped[key] = _shaped(staging, dtype, row_shape)
-        self._staged_copies.add(staging[: memory.numel()], memory)
-        self._staged_rows.add(rows, shaped[: rows.shape[0]])
-        if slot + 1 == self._most_staged:
-            self._start_staged()
+            shaped = self._shaped[key] = _shaped(staging, dtype, tuple(shape[1:]))
+        nbytes, count = len(memory), shape[0]
+        self._staged_copies.add(staging if nbytes == self.buffer_bytes else staging[:nbytes], memory)
+        self._staged_rows.add(rows, shaped if count == len(shaped) else shaped[:count])
 
     def staged(self, memory: Tensor) -> Tensor:
         """The bytes on the device, until the next ones are staged: for what is more than a copy."""
-        self._start_staged()
+        self._change_streams()
         staged = self._staging_slot(0)[: memory.numel()]
         staged.copy_(memory, non_blocking=True)
         return staged
+
+    def scratch(self) -> Tensor:
+        """Memory on the device beside what is staged, for casts; as long as that."""
+        scratch = self._scratch.get(self._turn)
+        if scratch is None:
+            scratch = self._scratch[self._turn] = self.empty([SCRATCH_BYTES])[0]
+        return scratch
 
     def _staging_slot(self, slot: int) -> Tensor:
         slots = self._staging[self._turn]
@@ -206,21 +216,24 @@ class CudaCarrier:
             slots += self.empty([self.buffer_bytes])
         return slots[slot]
 
-    def _start_staged(self) -> None:
-        """Start what waits for staging; then the other stream is next: while one moves rows, the other has the bus."""
-        if len(self._staged_copies):
-            self._staged_copies.start(self.torch)
-            self._staged_rows.start(self.torch)
-        self._has_staged = True
-        self._take_turn()
+    def _start(self) -> None:
+        """Start what waits to be started, in the stream whose turn it is."""
+        self._copies.start(self.torch)
+        self._staged_copies.start(self.torch)
+        self._staged_rows.start(self.torch)
+
+    def _change_streams(self) -> None:
+        """Start what waits, and go on in the other stream: while one moves rows, the other has the bus."""
+        self._start()
+        self._turn ^= 1
+        self._has_changed = True
+        self.torch.cuda.set_stream(self._streams[self._turn])
 
     def sent(self) -> Ticket:
-        """Start all copies, with one call; an event behind them, and one behind what was staged before."""
-        self._copies.start(self.torch)
-        if len(self._staged_copies):
-            self._start_staged()
-        if self._has_staged:
-            self._has_staged = False
+        """Start all copies; an event behind them, or one in each stream if both have some."""
+        self._start()
+        if self._has_changed:
+            self._has_changed = False
             return _Both(*map(self._event_in, self._streams))
         event = self._event_in(self._streams[self._turn])
         self._turn ^= 1
@@ -273,6 +286,7 @@ class CudaCarrier:
             self._callers = None
             self._selected.__exit__(*failure)
             self._staging = [], []
+            self._scratch.clear()
             self._shaped.clear()
             for copies in (self._copies, self._staged_copies, self._staged_rows):
                 copies.clear()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 from .buffers import lent
 
 Tensor = Any
 """A flat torch.Tensor of bytes."""
+
+Each = TypeVar("Each")
 
 # Whoever takes many small chunks before it writes them would hold a pinned buffer for each.
 _WORTH_PINNING = 1 << 20
@@ -41,6 +43,24 @@ def fetched(
     finally:
         while coming:  # a buffer that is still being written must not be lent again
             _awaited(coming)
+
+
+def together(tensors: Sequence[Each], nbytes: Callable[[Each], int], most: int) -> Iterator[list[Each]]:
+    """Tensors in their order, as many at a time as have no more than so many bytes in all, and at least one.
+
+    >>> list(together(["one", "two", "three", "four"], len, 6))
+    [['one', 'two'], ['three'], ['four']]
+    """
+    batch: list[Each] = []
+    room = most
+    for tensor in tensors:
+        room -= nbytes(tensor)
+        if batch and room < 0:
+            yield batch
+            batch, room = [], most - nbytes(tensor)
+        batch.append(tensor)
+    if batch:
+        yield batch
 
 
 def _started(

@@ -1,14 +1,17 @@
 """Landings: where bytes of a file end in the memory of a device, and what happens to them on arrival.
 
-`Straight` are bytes that are wanted as they are. `Rows` go through a small staging area on the device: values for
-a tensor whose memory lies otherwise (transposed, of other strides) or that has another dtype. `Scattered` are many
-small tensors that come as one range, and are distributed on the device.
+`Straight` are bytes that are wanted as they are. The others go through a small staging area on the device: `Rows` are
+for a tensor whose memory lies otherwise (transposed, of other strides), `CastRows` for one of another dtype.
+`Scattered` are many small tensors that come as one range, and are distributed on the device. `Looks` land nowhere:
+they find out between which bounds the values are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
+
+from .casts import Cast
 
 SMALL = 1 << 20
 """Tensors below this travel with their neighbours in the file."""
@@ -35,6 +38,9 @@ class TensorCarrier(Protocol):
 
     def staged(self, memory: Tensor) -> Tensor:
         """The bytes on the device, until the next ones are staged: for what is more than a copy."""
+
+    def scratch(self) -> Tensor:
+        """Memory on the device beside what is staged, for casts; as long as that."""
 
 
 class Fresh:
@@ -90,38 +96,61 @@ class Straight:
 
 
 class Rows:
-    """A tensor of any strides, filled by whole rows of its first axis; values of another dtype are cast."""
+    """A tensor of any strides, filled by whole rows of its first axis."""
 
-    __slots__ = ("_carrier", "_dtype", "_row_bytes", "_target")
+    __slots__ = ("_carrier", "_row_bytes", "_target")
 
-    def __init__(self, carrier: TensorCarrier, target: Tensor, dtype: Any, row_bytes: int) -> None:
+    def __init__(self, carrier: TensorCarrier, target: Tensor, row_bytes: int) -> None:
         self._carrier = carrier
         self._target = target
-        self._dtype = dtype
         self._row_bytes = row_bytes
 
     def land(self, memory: Tensor, place: int) -> None:
         first = place // self._row_bytes
         count = memory.numel() // self._row_bytes
-        self._carrier.copy_rows(self._target[first : first + count], memory, self._dtype)
+        self._carrier.copy_rows(self._target[first : first + count], memory, self._target.dtype)
+
+
+class CastRows:
+    """A tensor of any strides, filled by whole rows of its first axis with values of another dtype."""
+
+    __slots__ = ("_carrier", "_cast", "_row_bytes", "_target")
+
+    def __init__(self, carrier: TensorCarrier, target: Tensor, cast: Cast, row_bytes: int) -> None:
+        self._carrier = carrier
+        self._target = target
+        self._cast = cast
+        self._row_bytes = row_bytes
+
+    def land(self, memory: Tensor, place: int) -> None:
+        first = place // self._row_bytes
+        rows = self._target[first : first + memory.numel() // self._row_bytes]
+        values = self._carrier.staged(memory).view(self._cast.given).view(rows.shape)
+        self._cast.fill(rows, values, self._carrier.scratch())
 
 
 class Scattered:
     """Tensors that lie near each other in the file; what lies between them is dropped on the device.
 
-    A target is a contiguous tensor of ``dtype``, and its place the byte at which its values begin. All must come at
-    once: the range is a single unit.
+    A target is a contiguous tensor, and its place the byte at which its values begin. All must come at once: the range
+    is a single unit. With a cast all of the range is cast, so all places must be multiples of an element's width.
     """
 
-    __slots__ = ("_carrier", "_places", "_targets")
+    __slots__ = ("_carrier", "_cast", "_places", "_targets")
 
-    def __init__(self, carrier: TensorCarrier, targets: Sequence[Tensor], places: Sequence[int]) -> None:
+    def __init__(
+        self, carrier: TensorCarrier, targets: Sequence[Tensor], places: Sequence[int], cast: Cast | None = None
+    ) -> None:
         self._carrier = carrier
         self._targets = targets
         self._places = places
+        self._cast = cast
 
     def land(self, memory: Tensor, place: int) -> None:
         staged = self._carrier.staged(memory)
+        if self._cast is not None:
+            self._distribute_cast(staged, self._cast)
+            return
         batches: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
         typed: dict[Any, Tensor] = {}
         for target, at in zip(self._targets, self._places, strict=True):
@@ -133,9 +162,42 @@ class Scattered:
                 seen = typed.get(dtype)
                 if seen is None:
                     seen = typed[dtype] = staged[: staged.numel() // width * width].view(dtype)
-                values = seen.as_strided(target.shape, target.stride(), at // width)
+                values = seen.as_strided(target.shape, target.stride(), seen.storage_offset() + at // width)
             into, given = batches.setdefault(dtype, ([], []))
             into.append(target)
             given.append(values)
         for into, given in batches.values():
             self._carrier.torch._foreach_copy_(into, given)
+
+    def _distribute_cast(self, staged: Tensor, cast: Cast) -> None:
+        width = cast.given.itemsize
+        values = cast.cast(staged.view(cast.given), self._carrier.scratch())
+        first = values.storage_offset()
+        given = [
+            values.as_strided(target.shape, target.stride(), first + at // width)
+            for target, at in zip(self._targets, self._places, strict=True)
+        ]
+        self._carrier.torch._foreach_copy_(self._targets, given)
+
+
+class Looks:
+    """Values that are looked at on the device, and go nowhere.
+
+    With spans only what lies in these is looked at: bytes from the first to the last of the range, which then is
+    a single unit.
+    """
+
+    __slots__ = ("_carrier", "_dtype", "_spans", "found")
+
+    def __init__(self, carrier: TensorCarrier, dtype: Any, spans: Sequence[tuple[int, int]] = ()) -> None:
+        self._carrier = carrier
+        self._dtype = dtype
+        self._spans = spans
+        self.found: list[Tensor] = []
+        """The least and the greatest value of each piece that came; NaN if one is among them."""
+
+    def land(self, memory: Tensor, place: int) -> None:
+        torch, staged = self._carrier.torch, self._carrier.staged(memory)
+        if self._spans:
+            staged = torch.cat([staged[first:last] for first, last in self._spans])
+        self.found += torch.aminmax(staged.view(self._dtype))

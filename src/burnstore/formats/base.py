@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
 from ..dtype import DType
+from ..io.gather import Column
 from ..io.source import Source
 from ..limits import Limits
 from ..snapshot import Data, SourceData, TensorSnapshot
@@ -14,6 +17,21 @@ from ..tensor_data import Shape
 
 LAYOUT_KEY = "burnstore.layout"
 """Where a file's metadata says whose layout its tensors have (``burn``, ``torch``), if not the format's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """The dtypes and shapes of a table, each pair once, and which of them each row is of.
+
+    Most tensors of a model are of the dtype and shape of others: what follows from it is worked out once for all.
+    """
+
+    pairs: Sequence[tuple[DType, Shape]]
+    which: Column
+
+    def first_of(self, kind: int) -> int:
+        """The first row of a kind."""
+        return int((self.which == kind).argmax())
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +46,20 @@ class Table:
     param_ids: list[int | None]
     apart: Mapping[int, Data] = field(default_factory=dict)
     """The rows whose bytes do not lie in the source as they are, and what gives them instead."""
+    known_kinds: Kinds | None = field(default=None, repr=False, compare=False)
+    """What `kinds` would find, where the reader has found it already."""
+
+    def kinds(self) -> Kinds:
+        """Which rows are of the same dtype and shape."""
+        if self.known_kinds is not None:
+            return self.known_kinds
+        count = len(self.names)
+        firsts: dict[tuple[DType, Shape], int] = {}
+        pairs = zip(self.dtypes, self.shapes, strict=True)
+        alike = np.fromiter(map(firsts.setdefault, pairs, range(count)), np.int64, count)
+        numbers = np.zeros(count, np.int64)
+        numbers[list(firsts.values())] = np.arange(len(firsts))
+        return Kinds(list(firsts), numbers[alike])
 
     def picked(self, rows: Sequence[int]) -> Table:
         """These rows only, in this order."""

@@ -35,6 +35,17 @@ class ReadsPages(Protocol):
         """Raise ChangedError if the file was changed in place: `read_pages` leaves that to the end of many reads."""
 
 
+@runtime_checkable
+class AskedOfKernel(Protocol):
+    """A source of which a range is what the kernel reads through a descriptor (`burnstore.io.kernel_reads`)."""
+
+    def asked_for(self, offset: int, length: int) -> tuple[int, int, int]:
+        """The descriptor, and from where and how much is to be read through it, at least this range.
+
+        From the page cache, if that has the first byte; otherwise past it, which is the pages that the range touches.
+        """
+
+
 PageReader = Callable[[int, int, memoryview], None]
 
 
@@ -79,22 +90,9 @@ def read_cached(fd: int, offset: int, buffer: memoryview) -> int | None:
     return done
 
 
-def read_cached_runs(fd: int, offset: int, row: int, run: int, buffer: memoryview) -> int:
-    """Fill the buffer with runs, each ``row`` bytes after the last, as far as they are cached; how many that were."""
-    if _NOWAIT is None:
-        return 0
-    done, preadv = 0, os.preadv
-    try:
-        for at in range(0, len(buffer), run):
-            if preadv(fd, [buffer[at : at + run]], offset + done * row, _NOWAIT) < run:
-                break
-            done += 1
-    except BlockingIOError:
-        pass
-    except OSError as error:
-        if error.errno not in _REFUSALS:
-            raise
-    return done
+def is_cached(fd: int, offset: int) -> bool:
+    """Whether the page cache has the byte at an offset; True where nobody tells."""
+    return read_cached(fd, offset, memoryview(bytearray(1))) != 0
 
 
 def open_direct(fd: int) -> int | None:

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ..errors import ChangedError, ClosedError, ReadError, TruncatedError
-from .pages import PAGE, open_direct, read_cached, read_cached_runs, read_directly
+from .cached_runs import read_cached_runs
+from .pages import PAGE, is_cached, open_direct, read_cached, read_directly
 from .parallel import for_each
 
 # One pread of more than this blocks Ctrl-C for long and cannot be shared between threads; Linux caps one at 2 GiB.
@@ -172,6 +173,19 @@ class FileSource:
             raise self._read_error(error, offset) from error
         if done is None or done < length:
             self._fill(offset + (done or 0), wanted[done or 0 :])
+
+    def asked_for(self, offset: int, length: int) -> tuple[int, int, int]:
+        """How the kernel is to be asked for a range; see `burnstore.io.pages.AskedOfKernel`."""
+        self._check_inside(offset, length)
+        fd = self._open_fd()
+        try:
+            direct = None if is_cached(fd, offset) else self._direct_fd()
+        except OSError as error:
+            raise self._read_error(error, offset) from error
+        if direct is None:
+            return fd, offset, length
+        first = offset // PAGE * PAGE
+        return direct, first, -(-(offset + length) // PAGE) * PAGE - first
 
     def read_cached_runs(self, offset: int, row: int, run: int, buffer: memoryview) -> int:
         """Read as many of these runs as are in the page cache; see `burnstore.io.runs`."""

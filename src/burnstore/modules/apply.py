@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from ..errors import BurnstoreError, LoadError, MissingTensorsError
+from ..errors import BurnstoreError, DeviceError, LoadError, MissingTensorsError
 from ..snapshot import TensorSnapshot, read_all
 from ..tensor_data import Array, TensorData, bytes_of_array
 from ..transforms.adapters import ModuleAdapter
 from ..transforms.filter import PathFilter
 from .binding import Slot
-from .in_place import Matched, StraightRead, read_straight, straight_reads
+from .in_place import Matched, StraightRead, failed_load, read_straight, straight_reads
 from .layouts import KeepsPartIds
 from .matching import LoadPlan, Stages, load_error, match, target_of
 from .result import ApplyResult, MissingTensor
@@ -55,11 +55,15 @@ def apply(
 def carry_out(plan: LoadPlan, *, allow_partial: bool, validate: bool, in_place: bool) -> ApplyResult:
     """Read what was planned and put it into the model, as `apply` promises it."""
     plan.seen.prove()
-    straight, others = straight_reads(plan.matched, plan.target.slots) if in_place else ([], plan.matched)
-    values = _with_shared(plan, _read(others, plan.result))
+    try:
+        straight, others = straight_reads(plan.matched, plan.followers) if in_place else ([], plan.matched)
+    except DeviceError as error:
+        raise failed_load(error, plan.result, unchanged=True) from error
+    read = [slot for each in straight for slot, _ in each.holders]
+    values = _with_shared(plan, _read(others, plan.result), apart_from=set(map(id, read)))
     raise_if_refused(plan.result, allow_partial=allow_partial, validate=validate)
     _assign(values, straight, plan.result)
-    for slot in (*(slot for slot, _, _ in values), *(read.slot for read in straight)):
+    for slot in (*(slot for slot, _, _ in values), *read):
         if slot.path in plan.seen.part_ids and isinstance(slot, KeepsPartIds):
             slot.part_ids = plan.seen.part_ids[slot.path]
     return plan.result
@@ -102,8 +106,11 @@ def _refuse(result: ApplyResult, slot: Slot, why: object) -> None:
     result.errors.append(load_error(slot.path, why))
 
 
-def _with_shared(plan: LoadPlan, values: list[_Value]) -> list[_Value]:
-    """The values with one for every slot that shares its tensor with another; two that differ are an error."""
+def _with_shared(plan: LoadPlan, values: list[_Value], *, apart_from: Collection[int]) -> list[_Value]:
+    """The values with one for every slot that shares its tensor with another; two that differ are an error.
+
+    ``apart_from`` are the ids of the slots that are dealt with otherwise.
+    """
     identities = {slot.identity() for slot, _, _ in values}
     if len(identities) == len(values) and not plan.followers:
         return values  # nothing is shared
@@ -117,6 +124,8 @@ def _with_shared(plan: LoadPlan, values: list[_Value]) -> list[_Value]:
             _refuse(plan.result, slot, f"it is shared with '{leader[0].path}', for which the source has other values")
     for slot in plan.followers:
         shared = first.get(slot.identity())
+        if id(slot) in apart_from:
+            continue
         if shared is not None:
             kept.append((slot, shared[1], shared[2]))
         else:  # what it was to take could not be read
@@ -134,7 +143,10 @@ def _assign(values: Sequence[_Value], straight: Sequence[StraightRead], result: 
         values[row][0].check_fill(values[row][1])
     read_straight(straight, result)
     for row, (slot, value, param_id) in enumerate(values):
-        slot.assign(value, param_id, fill=row in filled)
+        try:
+            slot.assign(value, param_id, fill=row in filled)
+        except DeviceError as error:
+            raise failed_load(error, result, unchanged=not row and not straight) from error
 
 
 def _same_bits(first: Array | TensorData, second: Array | TensorData) -> bool:

@@ -150,7 +150,8 @@ class KeepsPartIds(Protocol):
 
 def part_ids_of(slot: Slot) -> Sequence[int | None] | None:
     """The ids that a slot keeps for the parts of its tensor, if any."""
-    return slot.part_ids if isinstance(slot, KeepsPartIds) else None
+    found: Sequence[int | None] | None = getattr(slot, "part_ids", None)  # of every slot, and a protocol is slow
+    return found
 
 
 # --- what a file says of its modules ----------------------------------------------------------------------------------

@@ -1,24 +1,27 @@
 """On a device: tensors that are carried straight into the memory of a model on a GPU.
 
 Values that lie in the file as they lie in the model arrive where they belong. What layouts turn, strides change or
-joints put together passes through a staging area of two buffers on the device and is moved there. Small tensors travel
-with their neighbours in the file, and are distributed there. Bits are kept whatever the dtype.
+joints put together, and what has another dtype, passes through a staging area of two buffers on the device and is moved
+or cast there (`burnstore.modules.casting`). Small tensors travel with their neighbours in the file, and are distributed
+there. Bits are kept whatever the dtype.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from ..device.engine import NEAR, Range, carry, longest_unit
-from ..device.landings import SMALL, Rows, Scattered, Straight
+from ..device.casts import AT_ONCE, Cast
+from ..device.engine import carry
+from ..device.landings import SMALL, CastRows, Looks, Rows, Scattered, Straight
+from ..device.pieces import NEAR, Range, longest_unit
 from ..io.joined import part_of
-from ..io.source import Source
-from ..snapshot import Data, SourceData
-from ..torch_tensor import Tensor, as_bits, carrier_to, flat_bytes
+from ..io.source import BytesSource, Source
+from ..snapshot import ArrayData, Data, HeldData, SourceData
+from ..torch_tensor import Device, Tensor, as_bits, carrier_to, device_errors, flat_bytes
 from ..transforms.axes import JoinedData, TransposedData
+from .casting import Casting
 
 
 class OnDevice(Protocol):
@@ -28,114 +31,265 @@ class OnDevice(Protocol):
 
     @property
     def is_carried(self) -> bool:
-        """Whether it may be on one: then `target` is asked."""
+        """Whether it may be on one: then `home` is asked."""
 
-    def target(self) -> tuple[Tensor, bool] | None:
-        """The tensor on a GPU that the values are to arrive in; None if it is on none, or takes values otherwise.
+    def home(self) -> Device | None:
+        """The GPU that the values are to arrive on; None if the tensor is on none, or takes values otherwise."""
 
-        It is the one that is there, or a new one, and then True, which `filled` puts in its place.
+    def target(self) -> tuple[Tensor, bool]:
+        """The tensor there that they are to arrive in: the one of the slot, or a new one, and then True.
+
+        `filled` puts the new one in its place.
         """
 
 
-@dataclass(frozen=True, slots=True)
+@runtime_checkable
+class Permutable(Protocol):
+    """Data that may lie in a source as they are, but for the order of the axes."""
+
+    def permuted(self) -> tuple[SourceData, tuple[int, ...]] | None:
+        """Where they lie, and which axis of the tensor is the first there, the second and so on; None if not so."""
+
+
+@dataclass(slots=True, eq=False)
 class Delivery:
-    """Data of a file for a tensor on a GPU: that of a slot, or one that replaces it."""
+    """Data of a file for a slot on a GPU, and what is to be done to them there."""
 
-    name: str
+    slot: OnDevice
     data: Data
-    target: Tensor
-    replaces: bool
+    casting: Casting
+    device: Device
+
+    target: Tensor = None
+    """The tensor that they arrive in: the slot's own, or one that replaces it; there once `prepare` was called."""
+
+    replaces: bool = False
+
+    def prepare(self) -> Delivery:
+        """Have the tensor there; DeviceError if there is no memory for it."""
+        self.target, self.replaces = self.slot.target()
+        return self
 
 
-def delivery(slot: OnDevice, data: Data) -> Delivery | None:
-    """How these data come to the slot; None if they cannot be carried to where it has its tensor."""
-    target = slot.target() if _is_deliverable(data) else None
-    return None if target is None else Delivery(slot.path, data, *target)
+def delivery(slot: OnDevice, data: Data, casting: Casting) -> Delivery | None:
+    """These data for the slot; None if they cannot be carried to where it has its tensor."""
+    device = slot.home() if _is_deliverable(data) else None
+    return None if device is None else Delivery(slot, data, casting, device)
 
 
 def _is_deliverable(data: Data) -> bool:
     """Whether these bytes can be carried: they lie in a source, turned or joined at most."""
-    if isinstance(data, JoinedData):
-        return all(_is_deliverable(part) for part, _ in data.parts)
-    return isinstance(data.data if isinstance(data, TransposedData) else data, SourceData)
+    if isinstance(data, SourceData):
+        return True
+    if isinstance(data, TransposedData):
+        return _is_deliverable(data.data)
+    if isinstance(data, JoinedData):  # zeros stand for parts that the file has not
+        return all(_is_deliverable(part) or isinstance(part, (ArrayData, HeldData)) for part, _ in data.parts)
+    return isinstance(data, Permutable) and data.permuted() is not None
+
+
+def _held(data: Data, nbytes: int) -> SourceData:
+    """Data that are in memory, as a range of a source."""
+    return SourceData(BytesSource(data.window(0, nbytes)), 0, nbytes)
+
+
+# --- looking ----------------------------------------------------------------------------------------------------------
+
+
+def out_of_bounds(deliveries: Iterable[Delivery]) -> list[Delivery]:
+    """Those among which a value was found that the host must deal with; nothing is changed by looking.
+
+    Some may be named for a neighbour's sake: small tensors that lie together are looked at as one.
+    """
+    looked_at: dict[tuple[Any, str], list[Delivery]] = {}
+    for each in deliveries:
+        if each.casting.bounds is not None:
+            looked_at.setdefault((each.device, each.casting.compared), []).append(each)
+    return [odd for (device, compared), group in looked_at.items() for odd in _found_odd(group, device, compared)]
+
+
+_Span = tuple[int, int, Delivery]
+"""Where values of a delivery begin and end in their source."""
+
+
+def _found_odd(group: Sequence[Delivery], device: Device, compared: str) -> Iterator[Delivery]:
+    carrier = carrier_to(device)
+    dtype = getattr(carrier.torch, compared)
+    looks: list[tuple[Looks, list[Delivery]]] = []
+    ranges: list[Range] = []
+    for source, spans in _spans_by_source(group):
+        for near in _neighbours(spans, min(SMALL, longest_unit(carrier.buffer_bytes))):
+            first = near[0][0]
+            length = max(last for _, last, _ in near) - first
+            crowd = [(begin - first, end - first) for begin, end, _ in near] if len(near) > 1 else []
+            look = Looks(carrier, dtype, crowd)
+            looks.append((look, [each for _, _, each in near]))
+            name = near[0][2].slot.path if len(near) == 1 else None
+            ranges.append(Range(source, first, length, look, name, length if crowd else dtype.itemsize))
+    with device_errors(device, sum(range_.length for range_ in ranges)):
+        carry(ranges, carrier, readers=carrier.readers)
+        every = [found for look, _ in looks for found in look.found]
+        values = iter(carrier.torch.stack(every).tolist() if every else [])
+    odd: dict[int, Delivery] = {}
+    for look, members in looks:
+        extremes = [next(values) for _ in look.found]
+        odd |= {id(each): each for each in members if not each.casting.takes(extremes)}
+    yield from odd.values()
+
+
+def _spans_by_source(group: Iterable[Delivery]) -> Iterator[tuple[Source, list[_Span]]]:
+    """Where the values of these lie, in the order of the file."""
+    by_source: dict[int, tuple[Source, list[_Span]]] = {}
+    for each in group:
+        for part in _parts(each.data):
+            source, offset = part_of(part.source, part.offset, part.nbytes)
+            by_source.setdefault(id(source), (source, []))[1].append((offset, offset + part.nbytes, each))
+    for source, spans in by_source.values():
+        spans.sort(key=_first)
+        yield source, spans
+
+
+def _parts(data: Data) -> Iterator[SourceData]:
+    """The ranges of sources that data are made of."""
+    if isinstance(data, SourceData):
+        yield from [data] if data.nbytes else []
+    elif isinstance(data, TransposedData):
+        yield from _parts(data.data)
+    elif isinstance(data, JoinedData):
+        for part, nbytes in data.parts:
+            yield from _parts(part if _is_deliverable(part) else _held(part, nbytes))
+    elif isinstance(data, Permutable) and (found := data.permuted()) is not None:
+        yield from _parts(found[0])
+
+
+_Place = TypeVar("_Place", bound="tuple[int, int, Any]")
+
+
+def _neighbours(places: Iterable[_Place], most: int, width: int = 1) -> Iterator[list[_Place]]:
+    """Those that lie near each other, as far as they have room together; places are in order.
+
+    From one to the next it must be whole elements of this width.
+    """
+    batch: list[_Place] = []
+    end = 0
+    for place in places:
+        first, last, _ = place
+        if batch and (first > end + NEAR or last - batch[0][0] > most or (first - batch[0][0]) % width):
+            yield batch
+            batch = []
+        batch.append(place)
+        end = max(end, last)
+    if batch:
+        yield batch
+
+
+def _first(place: tuple[int, int, Any]) -> int:
+    return place[0]
+
+
+# --- carrying ---------------------------------------------------------------------------------------------------------
 
 
 def deliver(deliveries: Sequence[Delivery]) -> None:
-    """Carry them all, device by device."""
+    """Carry them all, device by device; DeviceError if one of these fails, or has no memory left."""
     by_device: dict[Any, list[Delivery]] = {}
     for each in deliveries:
         by_device.setdefault(each.target.device, []).append(each)
     for device, group in by_device.items():
-        carrier = carrier_to(device)
-        carry(_ranges(carrier, group), carrier, readers=carrier.readers)
+        with device_errors(device, sum(each.target.nbytes for each in group)):
+            carrier = carrier_to(device)
+            carry(_ranges(carrier, group), carrier, readers=carrier.readers)
 
 
 def _ranges(carrier: Any, deliveries: Iterable[Delivery]) -> Iterator[Range]:
-    most = longest_unit(carrier.buffer_bytes)
-    small: list[tuple[SourceData, Delivery]] = []
+    casts: dict[Casting, Cast | None] = {}
+    small: dict[tuple[int, Cast | None], tuple[Source, list[_Span]]] = {}
     for each in deliveries:
-        data, target = each.data, each.target
-        if isinstance(data, SourceData) and data.nbytes < min(SMALL, most) and target.is_contiguous():
-            small.append((data, each))
+        data, target, way = each.data, each.target, each.casting
+        if way not in casts:
+            casts[way] = None if way.make is None else way.make(carrier.torch, target.device)
+        cast = casts[way]
+        if isinstance(data, SourceData) and data.nbytes < min(SMALL, _most(carrier, cast)) and target.is_contiguous():
+            if data.nbytes:
+                source, offset = part_of(data.source, data.offset, data.nbytes)
+                small.setdefault((id(source), cast), (source, []))[1].append((offset, offset + data.nbytes, each))
         else:
-            yield from _laid_out(carrier, each.name, data, as_bits(target), most)
-    yield from _scattered(carrier, small, most)
+            bits = as_bits(target) if cast is None else target.view(cast.held)
+            yield from _Laying(carrier, each.slot.path, cast).out(data, bits)
+    for (_, cast), (source, found) in small.items():
+        found.sort(key=_first)
+        for near in _neighbours(found, _most(carrier, cast), 1 if cast is None else cast.given.itemsize):
+            yield _scattered(carrier, source, near, cast)
 
 
-def _laid_out(carrier: Any, name: str, data: Data, target: Tensor, most: int) -> Iterator[Range]:
-    """The ranges of data that fill a tensor, whose values are bits."""
-    if isinstance(data, JoinedData):
-        row_bytes = target.element_size() * math.prod(target.shape[1:])
-        first = 0
-        for part, nbytes in data.parts:
-            rows = nbytes // row_bytes if row_bytes else 0
-            yield from _laid_out(carrier, name, part, target[first : first + rows], most)
-            first += rows
-    elif isinstance(data, TransposedData):
-        yield from _laid_out(carrier, name, data.data, target.t(), most)
-    elif isinstance(data, SourceData) and data.nbytes:
-        source, offset = part_of(data.source, data.offset, data.nbytes)
-        yield from _by_rows(carrier, name, source, offset, target, most)
+def _most(carrier: Any, cast: Cast | None) -> int:
+    """How many bytes can be dealt with at once on the device."""
+    most = longest_unit(carrier.buffer_bytes)
+    return most if cast is None else min(most, AT_ONCE * cast.given.itemsize)
 
 
-def _by_rows(carrier: Any, name: str, source: Source, offset: int, target: Tensor, most: int) -> Iterator[Range]:
-    if target.is_contiguous():
-        yield Range(source, offset, target.nbytes, Straight(carrier, flat_bytes(target)), name)
-        return
-    row_bytes = target[0].nbytes
-    if row_bytes <= most:
-        yield Range(source, offset, target.nbytes, Rows(carrier, target, target.dtype, row_bytes), name, row_bytes)
-        return
-    for row, each in enumerate(target):
-        yield from _by_rows(carrier, name, source, offset + row * row_bytes, each, most)
+class _Laying:
+    """The ranges of data that fill a tensor."""
+
+    __slots__ = ("_carrier", "_cast", "_most", "_name")
+
+    def __init__(self, carrier: Any, name: str, cast: Cast | None) -> None:
+        self._carrier = carrier
+        self._name = name
+        self._cast = cast
+        self._most = _most(carrier, cast)
+
+    def out(self, data: Data, target: Tensor) -> Iterator[Range]:
+        """The ranges for a tensor that is seen as bits, or as what a cast holds."""
+        if isinstance(data, JoinedData):
+            row_bytes = self._nbytes(target[:1])
+            first = 0
+            for part, nbytes in data.parts:
+                rows = nbytes // row_bytes if row_bytes else 0
+                whole = part if _is_deliverable(part) else _held(part, nbytes)
+                yield from self.out(whole, target[first : first + rows])
+                first += rows
+        elif isinstance(data, TransposedData):
+            yield from self.out(data.data, target.t())
+        elif isinstance(data, SourceData):
+            if data.nbytes:
+                yield from self._by_rows(*part_of(data.source, data.offset, data.nbytes), target)
+        elif isinstance(data, Permutable) and (found := data.permuted()) is not None:
+            whole, order = found
+            yield from self.out(whole, target.permute(order))
+
+    def _by_rows(self, source: Source, offset: int, target: Tensor) -> Iterator[Range]:
+        if target.is_contiguous():  # its rows may be of any length
+            flat = target.view(-1)
+            if self._cast is None:
+                yield Range(source, offset, flat.nbytes, Straight(self._carrier, flat_bytes(flat)), self._name)
+                return
+            target = flat
+        row_bytes = self._nbytes(target[:1])
+        if row_bytes > self._most:
+            for row, each in enumerate(target):
+                yield from self._by_rows(source, offset + row * row_bytes, each)
+            return
+        landing = (
+            Rows(self._carrier, target, row_bytes)
+            if self._cast is None
+            else CastRows(self._carrier, target, self._cast, row_bytes)
+        )
+        yield Range(source, offset, self._nbytes(target), landing, self._name, row_bytes)
+
+    def _nbytes(self, target: Tensor) -> int:
+        """How many bytes of the file a tensor takes."""
+        width = target.element_size() if self._cast is None else self._cast.given.itemsize
+        return int(target.numel() * width)
 
 
-def _scattered(carrier: Any, small: Iterable[tuple[SourceData, Delivery]], most: int) -> Iterator[Range]:
-    """Small tensors, those that lie together in one range, as far as a buffer takes them."""
-    by_source: dict[int, list[tuple[int, int, Delivery]]] = {}
-    sources: dict[int, Source] = {}
-    for data, each in small:
-        source, offset = part_of(data.source, data.offset, data.nbytes)
-        sources[id(source)] = source
-        by_source.setdefault(id(source), []).append((offset, offset + data.nbytes, each))
-    for key, found in by_source.items():
-        found.sort(key=lambda each: each[0])
-        batch: list[tuple[int, int, Delivery]] = []
-        end = 0
-        for first, last, each in found:
-            if batch and (first > end + NEAR or last - batch[0][0] > most):
-                yield _batched(carrier, sources[key], batch)
-                batch = []
-            batch.append((first, last, each))
-            end = max(end, last)
-        if batch:
-            yield _batched(carrier, sources[key], batch)
-
-
-def _batched(carrier: Any, source: Source, batch: Sequence[tuple[int, int, Delivery]]) -> Range:
+def _scattered(carrier: Any, source: Source, batch: Sequence[_Span], cast: Cast | None) -> Range:
+    """Small tensors that come as one range."""
     first = batch[0][0]
     length = max(end for _, end, _ in batch) - first
-    if len(batch) == 1:
-        return Range(source, first, length, Straight(carrier, flat_bytes(batch[0][2].target)), batch[0][2].name)
-    targets = [as_bits(each.target) for _, _, each in batch]
-    return Range(source, first, length, Scattered(carrier, targets, [at - first for at, _, _ in batch]), None, length)
+    targets = [as_bits(each.target) if cast is None else each.target.view(cast.held) for _, _, each in batch]
+    if len(batch) == 1 and cast is None:
+        return Range(source, first, length, Straight(carrier, flat_bytes(targets[0])), batch[0][2].slot.path)
+    places = [at - first for at, _, _ in batch]
+    name = batch[0][2].slot.path if len(batch) == 1 else None
+    return Range(source, first, length, Scattered(carrier, targets, places, cast), name, length)

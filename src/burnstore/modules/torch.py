@@ -3,8 +3,8 @@
 A module's tensors are those of its ``state_dict()``, under its names and in its order: parameters and persistent
 buffers, a shared one under each of its names. What is loaded goes into the tensors that are there, in place, so their
 dtype, device, strides and ``requires_grad`` stay, and so does whatever else holds them (an optimizer, a tie). Only
-a tensor on the meta device is replaced, by one on torch's default device. In a mapping, a list or an attribute a tensor
-is replaced, as a NumPy array is.
+a tensor on the meta device is replaced, by one on the device that was asked for, or on torch's default one. In
+a mapping, a list or an attribute a tensor is replaced, as a NumPy array is.
 
 A parameter's Burn id is its attribute ``burn_param_id``, and so survives loads, ``module.to()`` and pickling; a
 ``deepcopy`` of a parameter and the tensors of a ``state_dict()`` are new tensors and have none. Loading does not run
@@ -16,20 +16,22 @@ Torch is imported already wherever this is: someone made the model.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ..dtype import DType
-from ..errors import ModelError, located
+from ..errors import DeviceError, ModelError, located
 from ..param_id import ParamId
 from ..snapshot import TensorSnapshot
 from ..tensor_data import Array, Shape, TensorData
 from ..torch_tensor import (
+    Device,
     Tensor,
     TorchData,
     as_bits,
     carries_to,
     described,
+    device_errors,
     flat_bytes,
     is_tensor,
     placed,
@@ -55,7 +57,8 @@ class TensorSlot:
     """A torch tensor: a parameter or buffer of a module, or what an attribute or an item holds."""
 
     __slots__ = (
-        "_arriving",
+        "_arrivals",
+        "_home",
         "_identity",
         "_replacements",
         "container_stack",
@@ -78,17 +81,19 @@ class TensorSlot:
         self.put = put
         self._identity = id(tensor)
         self._replacements: dict[int, Tensor] = {}
-        self._arriving: Tensor | None = None
+        self._arrivals: dict[int, Tensor] = {}
+        self._home: Device = None
         with located(tensor=path):
             self.dtype, self.shape = described(tensor)
 
-    def join(self, identities: dict[Any, int], replacements: dict[int, Tensor]) -> None:
+    def join(self, identities: dict[Any, int], replacements: dict[int, Tensor], arrivals: dict[int, Tensor]) -> None:
         """Meet the other slots of the model: those that hold the same memory are one, and are replaced by one."""
         tensor = self.tensor
         if not tensor.is_meta and tensor.numel():
             memory = (tensor.data_ptr(), self.shape, tensor.stride(), self.dtype, tensor.device)
             self._identity = identities.setdefault(memory, id(tensor))
         self._replacements = replacements
+        self._arrivals = arrivals
 
     def snapshot(self) -> TensorSnapshot:
         given = getattr(self.tensor, _ID, None)
@@ -111,7 +116,7 @@ class TensorSlot:
             reason, hint = "on the meta device and has no memory", "hold it where it can be replaced"
         elif tensor.is_inference() and not torch_package().is_inference_mode_enabled():
             reason, hint = "an inference tensor", "load it under torch.inference_mode()"
-        elif any(step == 0 and extent > 1 for step, extent in zip(tensor.stride(), tensor.shape, strict=True)):
+        elif _overlaps(tensor):
             reason, hint = "expanded: several of its elements are one number in memory", "make it contiguous() first"
         else:
             return
@@ -130,36 +135,69 @@ class TensorSlot:
         """Whether its tensor is, or may come to be, where values are carried through a ring of buffers."""
         return not self.tensor.is_cpu or carries_to("cpu")
 
-    def target(self) -> tuple[Tensor, bool] | None:
-        """The tensor on a GPU in which values are to arrive; see `burnstore.modules.on_device.OnDevice`."""
+    def settle(self, device: Device) -> None:
+        """Have the values made on this device; ModelError if the tensor is on another already."""
+        held = self.tensor.device
+        if self.tensor.is_meta:
+            self._home = device
+        elif held.type != device.type or device.index not in (None, held.index):
+            raise ModelError(
+                f"it is on {held}, and {device} was asked for",
+                tensor=self.path,
+                hint="move the model there first, or leave device= out: what has memory is filled where it is",
+            )
+
+    def home(self) -> Device | None:
+        """The GPU on which values are to arrive; see `burnstore.modules.on_device.OnDevice`."""
         tensor = self.tensor
-        device = _home(tensor)
+        device = self._device()
         if not carries_to(device) or tensor.is_conj() or tensor.is_neg() or tensor.is_inference():
             return None
+        return None if self.put is None and _overlaps(tensor) else device
+
+    def target(self) -> tuple[Tensor, bool]:
+        tensor = self.tensor
         if self.put is None:
-            overlaps = any(step == 0 and extent > 1 for step, extent in zip(tensor.stride(), tensor.shape, strict=True))
-            return None if overlaps else (tensor.detach(), False)
-        self._arriving = torch_package().empty_like(tensor, device=device, requires_grad=False)
-        return self._arriving, True
+            return tensor.detach(), False
+        device = self._device()
+        with located(tensor=self.path), device_errors(device, tensor.nbytes):
+            arriving = torch_package().empty_like(tensor, device=device, requires_grad=False)
+        self._arrivals[self._identity] = arriving
+        return arriving, True
 
     def filled(self, param_id: int | None) -> None:
-        if self._arriving is None:
+        if self.put is None:
             torch_package().autograd.graph.increment_version(self.tensor)
-        elif self.put is not None:
-            self.tensor, self._arriving = _standing_for(self.tensor, self._arriving), None
-            self.put(self.tensor)
+        else:
+            self._replace(lambda: self._arrivals[self._identity].detach())
         self._keep(param_id)
 
     def assign(self, value: Array | TensorData, param_id: int | None, *, fill: bool = False) -> None:
-        if fill or self.put is None:
-            _copy_bits(_tensor(value), self.tensor)
-        else:
-            replacement = self._replacements.get(id(self.tensor))
-            if replacement is None:
-                replacement = self._replacements[id(self.tensor)] = _like(self.tensor, _tensor(value))
-            self.put(replacement)
-            self.tensor = replacement
+        with located(tensor=self.path):
+            if fill or self.put is None:
+                _copy_bits(_tensor(value), self.tensor)
+            else:
+                self._replace(lambda: placed(_tensor(value), self._device()))
         self._keep(param_id)
+
+    def _replace(self, make: Callable[[], Tensor]) -> None:
+        """Put another tensor in the place of this one, and wherever else it is held the same."""
+        replacement = self._replacements.get(id(self.tensor))
+        if replacement is None:
+            replacement = self._replacements[id(self.tensor)] = _standing_for(self.tensor, make())
+        assert self.put is not None
+        self.put(replacement)
+        self.tensor = replacement
+
+    def _device(self) -> Device:
+        """The device of the tensor's values; those without any get the one that was asked for, or torch's default."""
+        if not self.tensor.is_meta:
+            return self.tensor.device
+        if self._home is not None:
+            return self._home
+        torch = torch_package()
+        device = torch.get_default_device()
+        return torch.device("cpu") if device.type == "meta" else device
 
     def _keep(self, param_id: int | None) -> None:
         if param_id is not None:
@@ -194,10 +232,31 @@ def walk(model: Any, *, skip_enum_variants: bool = False) -> Iterator[Slot]:
             _check_state_dict(path, module, tensors)
     identities: dict[Any, int] = {}
     replacements: dict[int, Tensor] = {}
+    arrivals: dict[int, Tensor] = {}
     for slot in slots:
         if isinstance(slot, TensorSlot):
-            slot.join(identities, replacements)
+            slot.join(identities, replacements, arrivals)
     return iter(slots)
+
+
+def settle(slots: Iterable[Slot], device: Device) -> None:
+    """Have the tensors that have no memory yet made on this device.
+
+    ModelError if one has its memory elsewhere: nothing is moved. DeviceError if there is no such device.
+    """
+    torch = torch_package()
+    try:
+        wanted = torch.device(device)
+        if wanted.type == "meta":
+            raise ValueError("tensors that are loaded have values, on the meta device there are none")
+        torch.empty(1, device=wanted)
+    except (RuntimeError, AssertionError, TypeError, ImportError) as error:  # which one, depends on torch's build
+        raise DeviceError(f"{device!r} is no device that can be used: {error}") from error
+    held = [slot for slot in slots if isinstance(slot, TensorSlot)]
+    if not held:
+        raise ModelError("a model without tensors of PyTorch is on no device", hint="leave device= out")
+    for slot in held:
+        slot.settle(wanted)
 
 
 def holds_tensors(model: Any) -> bool:
@@ -300,6 +359,12 @@ def _same(given: Any, found: Tensor) -> bool:
     )
 
 
+def _overlaps(tensor: Tensor) -> bool:
+    """Whether several of its elements are one number in memory."""
+    steps = tensor.stride()
+    return 0 in steps and any(step == 0 and extent > 1 for step, extent in zip(steps, tensor.shape, strict=True))
+
+
 def _tensor(value: Array | TensorData) -> Tensor:
     if isinstance(value, TensorData):
         return tensor_from_bytes(value.raw, value.dtype, value.shape)
@@ -312,21 +377,8 @@ def _copy_bits(source: Tensor, target: Tensor) -> None:
         if target.is_conj() or target.is_neg():
             target.detach().copy_(source)
         else:
-            as_bits(target.detach()).copy_(as_bits(source))
-
-
-def _like(held: Tensor, values: Tensor) -> Tensor:
-    """A tensor with these values to stand where the held one did."""
-    return _standing_for(held, placed(values, _home(held)))
-
-
-def _home(held: Tensor) -> Any:
-    """The device of a tensor's values; those that have none yet get torch's default one."""
-    if not held.is_meta:
-        return held.device
-    torch = torch_package()
-    device = torch.get_default_device()
-    return torch.device("cpu") if device.type == "meta" else device
+            with device_errors(target.device, target.nbytes):
+                as_bits(target.detach()).copy_(as_bits(source))
 
 
 def _standing_for(held: Tensor, values: Tensor) -> Tensor:

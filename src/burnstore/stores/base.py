@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..checkpoint import Checkpoint, open_checkpoint
+from ..collector import collector_paused
 from ..errors import ModelError, ReadError, located
 from ..formats.registry import format_for_path, format_named
 from ..modules.apply import carry_out
@@ -112,14 +113,20 @@ class Store(Options):
         Raises LoadError when a tensor does not fit (unless ``validate(False)``), MissingTensorsError when a parameter
         finds none (unless ``allow_partial(True)``); the model is then as it was.
         """
-        plan, _ = self.plan_for(self.target_of(model))
-        return carry_out(plan, allow_partial=self._allow_partial, validate=self._validate, in_place=self._in_place)
+        with collector_paused():
+            plan, _ = self.plan_for(self.target_of(model))
+            return carry_out(plan, allow_partial=self._allow_partial, validate=self._validate, in_place=self._in_place)
 
     apply_to = load
 
     def target_of(self, model: Any) -> Target:
         """A model as the load of this store sees it."""
-        return target_of(model, skip_enum_variants=self._skips_enum_variants(), rules=self._rules)
+        target = target_of(model, skip_enum_variants=self._skips_enum_variants(), rules=self._rules)
+        if self._device is not None:
+            from ..modules.torch import settle  # not at import: who names a device has torch
+
+            settle(target.slots, self._device)
+        return target
 
     def plan_for(self, target: Target) -> tuple[LoadPlan, dict[str, str]]:
         """What a load into this target will do, and under which names the file has its tensors; nothing is read."""

@@ -37,6 +37,7 @@ class Options:
         self._allow_partial = False
         self._validate = True
         self._in_place = True
+        self._device: Any = None  # None: where torch's default device is
         self._skip_enum_variants: bool | None = None  # None: as the format of the file wants it
         self._overwrite = False
         self._auto_extension = True
@@ -213,6 +214,14 @@ class Options:
         self._in_place = _bool(on, "in_place")
         return self
 
+    def device(self: S, device: Any) -> S:
+        """Make the tensors of a torch model on this device (``"cuda"``, a torch.device) that are on the meta device.
+
+        Those that have memory are filled where they are; a load is refused if that is on another device.
+        """
+        self._device = device
+        return self
+
     def zero_copy(self: S, on: bool) -> S:
         """Share the memory of the file (mapped) or of the bytes instead of copying; arrays are then read-only."""
         self._zero_copy = _bool(on, "zero_copy")
@@ -270,6 +279,7 @@ _KEYWORDS = {
     "allow_partial": "allow_partial",
     "validate": "validate",
     "in_place": "in_place",
+    "device": "device",
     "zero_copy": "zero_copy",
     "overwrite": "overwrite",
     "durable": "durable",

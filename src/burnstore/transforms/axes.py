@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 
@@ -61,6 +61,18 @@ def rearranged(snapshot: TensorSnapshot, shape: Sequence[int], move: Callable[[A
     )
 
 
+def _is_movable(data: Data) -> TypeGuard[Movable]:
+    """Whether data move themselves; found out once per type, as a protocol has a whole class looked through."""
+    kind = type(data)
+    found = _MOVABLE.get(kind)
+    if found is None:
+        found = _MOVABLE[kind] = isinstance(data, Movable)
+    return found
+
+
+_MOVABLE: dict[type, bool] = {}
+
+
 def transposed(snapshot: TensorSnapshot) -> TensorSnapshot:
     """A matrix with its axes exchanged.
 
@@ -75,7 +87,7 @@ def transposed(snapshot: TensorSnapshot) -> TensorSnapshot:
         )
     rows, columns = snapshot.shape
     held = snapshot._data
-    turned = held.transposed() if isinstance(held, Movable) else None
+    turned = held.transposed() if _is_movable(held) else None
     data = TransposedData(held, rows, columns, width) if turned is None else turned
     return _moved(snapshot, (columns, rows), data, snapshot._param_id)
 
@@ -126,7 +138,7 @@ def sliced_data(data: Data, bits: int, shape: Shape, axis: int, start: int, stop
         return _sliced_parts(data, bits, shape, axis, start, stop)
     if isinstance(data, ArrayData):
         return ArrayData(data.array[(slice(None),) * axis + (slice(start, stop),)])
-    if isinstance(data, Movable):
+    if _is_movable(data):
         return data.sliced(axis, start, stop)
     if count == 1:
         return range_of(data, first, run)

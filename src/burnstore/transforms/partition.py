@@ -73,8 +73,8 @@ class Partition:
     def slice(self, snapshots: Iterable[TensorSnapshot], *, rank: int, world: int) -> list[TensorSnapshot]:
         """The part that a rank has of each of these tensors, under the same names; nothing is read yet.
 
-        Rows are later read as one range. Other parts are read by the runs of bytes that they consist of where rows are
-        long (128 KiB), and with what lies between them where they are short.
+        Rows are later read as one range. Other parts are read by the runs of bytes that they consist of where these are
+        in the page cache or rows are long (128 KiB), and otherwise with what lies between them.
 
         Raises ModelError for a name that no rule matches, for a tensor without the axis, and for an extent that does
         not divide by ``world``; DTypeError where a block of a quantized tensor would be cut.

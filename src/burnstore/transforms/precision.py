@@ -95,8 +95,7 @@ class CastData:
             del chunk, raw  # or they would live on while the next is made
 
     def _cast(self, values: Array) -> Array:
-        with np.errstate(over="ignore", invalid="ignore"):
-            converted = values.astype(self.dtype.numpy)
+        converted = _converted(values, self.dtype)
         if _lost(values, converted).any():
             raise self._too_large()
         return converted
@@ -105,8 +104,7 @@ class CastData:
         """The error that speaks of the whole tensor, whichever piece of it was asked for."""
         count, largest = 0, 0.0
         for values in self._values():
-            with np.errstate(over="ignore", invalid="ignore"):
-                lost = _lost(values, values.astype(self.dtype.numpy))
+            lost = _lost(values, _converted(values, self.dtype))
             if lost.any():
                 count += int(lost.sum())
                 largest = max(largest, _largest(values[lost]))
@@ -115,20 +113,30 @@ class CastData:
 
 def cast_array(values: Array, dtype: DType) -> Array:
     """The values in that dtype; DTypeError where a finite one does not fit."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        converted = values.astype(dtype.numpy)
+    converted = _converted(values, dtype)
     lost = _lost(values, converted)
     if lost.any():
         raise _too_large(int(lost.sum()), _largest(values[lost]), dtype)
     return converted
 
 
+def _converted(values: Array, dtype: DType) -> Array:
+    with np.errstate(over="ignore", invalid="ignore"):
+        try:
+            return values.astype(dtype.numpy)
+        except (
+            TypeError
+        ):  # between F8_E8M0 and other floats of 8 bits there is a way by way of F32 alone, which has all
+            return values.astype(np.float32).astype(dtype.numpy)
+
+
 def _lost(values: Array, converted: Array) -> Array:
     """Where a finite value became something else; empty where none can."""
     if converted.dtype.itemsize > values.dtype.itemsize:  # F16 has the width of BF16 and not its range
         return np.empty(0, np.bool_)
-    lost = ~np.isfinite(converted)
-    return lost & np.isfinite(values) if lost.any() else lost
+    with np.errstate(invalid="ignore"):  # ml_dtypes asks after a signalling NaN in a way that raises it
+        lost = ~np.isfinite(converted)
+        return lost & np.isfinite(values) if lost.any() else lost
 
 
 def _largest(values: Array) -> float:

@@ -10,10 +10,10 @@ import numpy as np
 
 from ...dtype import DType, Kind
 from ...errors import UnsupportedError
-from ...snapshot import CHUNK_BYTES, Data
+from ...snapshot import CHUNK_BYTES, Data, SourceData
 from ...tensor_data import Array
 from .storages import ITEM_SIZES
-from .tensors import PickledTensor
+from .tensors import PickledTensor, is_contiguous
 
 _UNITS: dict[int, np.dtype[Any]] = {
     1: np.dtype("u1"),
@@ -51,6 +51,21 @@ class StridedData:
 
     def owned(self, start: int, stop: int) -> Array:
         return np.array(np.frombuffer(self.window(start, stop), np.uint8))
+
+    def permuted(self) -> tuple[SourceData, tuple[int, ...]] | None:
+        """Where the values lie one after the other, and in which order of the axes; None if they do not do so."""
+        tensor, stored = self.tensor, self.storage
+        is_other = self.big_endian or tensor.conjugated or tensor.negated or tensor.dtype in (DType.Bool, DType.F4)
+        if is_other or not isinstance(stored, SourceData):
+            return None
+        axes = range(len(tensor.shape))
+        order = tuple(sorted(axes, key=lambda axis: (-tensor.strides[axis], -tensor.shape[axis])))
+        if not is_contiguous(
+            tuple(tensor.shape[axis] for axis in order), tuple(tensor.strides[axis] for axis in order)
+        ):
+            return None
+        begin = tensor.offset * ITEM_SIZES[tensor.dtype]
+        return SourceData(stored.source, stored.offset + begin, tensor.nbytes), order
 
     def chunks(self, nbytes: int) -> Iterator[memoryview]:
         strides = self.tensor.strides

@@ -16,7 +16,7 @@ from ...io.source import Source
 from ...limits import Limits
 from ...tensor_data import Shape
 from .. import sharded
-from ..base import LAYOUT_KEY, Contents, Table
+from ..base import LAYOUT_KEY, Contents, Kinds, Table
 from ..folder import begins_like_index
 from . import scan
 from .columns import Columns, Int64s
@@ -159,19 +159,22 @@ def _check_length(size: int, expected: int) -> None:
 
 
 def _table(columns: Columns, order: Int64s, starts: Int64s, ends: Int64s, data_start: int) -> Table:
-    kind = columns.kind[order]
+    kinds = Kinds(columns.kinds, columns.kind[order])
     return Table(
         names=_gathered(columns.names, order),
-        dtypes=_gathered([dtype for dtype, _ in columns.kinds], kind),
-        shapes=_gathered([shape for _, shape in columns.kinds], kind),
+        dtypes=_gathered([dtype for dtype, _ in columns.kinds], kinds.which),
+        shapes=_gathered([shape for _, shape in columns.kinds], kinds.which),
         offsets=(starts + data_start).tolist(),
         sizes=(ends - starts).tolist(),
         param_ids=[None] * len(columns.names),
+        known_kinds=kinds,
     )
 
 
 def _gathered(values: list[Any], rows: Int64s) -> list[Any]:
     """The values at these places, in one step."""
+    if np.array_equal(rows, np.arange(len(values))):
+        return values  # as most files have it: in the order of the header
     column = np.empty(len(values), object)
     column[:] = values
     return column[rows].tolist()  # type: ignore[no-any-return]  # NumPy does not know what an object array holds

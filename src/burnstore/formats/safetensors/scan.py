@@ -1,38 +1,49 @@
 """The header at full speed, where it is written as the package and every writer after its manner write it.
 
 A tree of Python objects for 20,000 tensors, and a look at each of them, takes some 100 ms. Nearly all files spell a
-descriptor in one form, so here one regular expression cuts the header into columns, in C, and NumPy takes it from
-there. It is a recogniser, not a second parser: whatever does not fit the form to the last character gives None and is
-left to the strict reader, which accepts it or says what is wrong. Both give the same columns; a test compares them on
-every file and on mutants.
+descriptor in one form, in which a tensor has ten quotes:
 
-Why it cannot be fooled: splitting by the expression leaves what lies between its matches, and that must be nothing, so
-the matches tile the text. There is no backslash and no control character in it, so a name ends at its quote and means
-what it shows; a number has no sign, no fraction, no leading zero and few enough digits for int64; what is taken for a
-dtype and a shape is judged once for all tensors that share it. No part of the expression runs past the next quote or
-number, so that a header made to match almost everywhere costs no more than its length.
+    ,"name":{"dtype":"F32","shape":[16,16],"data_offsets":[0,1024]}
+     0    1  2     3 4   5 6     7         8            9
+
+So NumPy finds the quotes, by which the header is cut into columns. It is a recogniser, not a second parser: whatever
+does not fit the form to the last character gives None and is left to the strict reader, which accepts it or says what
+is wrong. Both give the same columns; a test compares them on every file and on mutants.
+
+Why it cannot be fooled: each character of the text is looked at as part of exactly one thing. There is no backslash and
+no control character in it, so a name ends at its next quote and means what it shows. What lies between that quote and
+the offsets is the same for all tensors of a dtype and shape, and is judged to the last character once for all of them.
+The offsets fill what is left: digits, a comma, digits, without sign, fraction or leading zero, few enough for int64.
+Then come ``]}`` and, directly, the comma and quote of the next name or the end. Each step is one pass over the header,
+so one made to fit almost everywhere costs no more than its length.
 """
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 
 from ...codec import json
+from ...dtype import DType
 from ...errors import FormatError
 from ...limits import Limits
-from .columns import Columns
+from ...tensor_data import Shape
+from .columns import Columns, Int64s
 from .dtypes import BY_SPELLING
 from .header import METADATA
 
-_NUMBER = "(0|[1-9][0-9]{0,17})"
-_TENSOR = re.compile(
-    r',"([^"]*)":\{"dtype":"([^"]+","shape":\[[0-9,]*)\],"data_offsets":\['
-    rf"{_NUMBER},{_NUMBER}\]\}}"
-)
-_PARTS = 5  # what lies before a match, and its four groups
-_SHAPE = re.compile("(?:[1-9][0-9]{0,17}|0)(?:,(?:[1-9][0-9]{0,17}|0))*")
+Codes = np.ndarray[Any, np.dtype[np.uint8]]
+"""The bytes of the text, as numbers."""
+
+_QUOTES = 10
+_EXTENT = "(?:0|[1-9][0-9]{0,17})"
+_KIND = re.compile(rf'":\{{"dtype":"([^"]+)","shape":\[((?:{_EXTENT}(?:,{_EXTENT})*)?)\],"data_offsets":\[')
+_MOST_DIGITS = 18  # what int64 can hold for sure
+_WORD = 8
+_LONGEST_PIECE = 128  # more than a dtype and shape in use need
+_MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], np.uint64)
 _METADATA = f'{{"{METADATA}":'
 _WHITE = " \t\n\r"
 
@@ -42,48 +53,128 @@ def scan_header(text: str, limits: Limits) -> Columns | None:
     text = text.strip(_WHITE)
     if text[:1] != "{" or text[-1:] != "}":
         return None
-    texts: dict[str, str] = {}
-    body = "," + text[1:-1]
-    if text.startswith(_METADATA):
-        try:
-            found = json.parse_texts(text, len(_METADATA))
-        except FormatError:
-            return None
-        if found is None or len(found[0]) > limits.metadata_entries:
-            return None
-        texts, end = found
-        body = text[end:-1]
-    if len(body) < 2:
-        return None  # no tensors: not worth a form of its own
-    if "\\" in body or (np.frombuffer(body.encode(), np.uint8) < ord(" ")).any():
+    if not text.startswith(_METADATA):
+        return _scan_tensors("," + text[1:-1], {}, limits)
+    try:
+        found = json.parse_texts(text, len(_METADATA))
+    except FormatError:
         return None
-    parts = _TENSOR.split(body)
-    if any(parts[::_PARTS]):
+    if found is None or len(found[0]) > limits.metadata_entries:
         return None
-    names = parts[1::_PARTS]
-    if len(names) > (limits.tensors or 0) or len(set(names)) != len(names) or METADATA in names:
+    texts, end = found
+    return _scan_tensors(text[end:-1], texts, limits)
+
+
+def _scan_tensors(body: str, texts: dict[str, str], limits: Limits) -> Columns | None:
+    """The columns of what is left of a header without its braces and metadata: of each tensor a comma and its entry."""
+    if body[:2] != ',"' or "\\" in body:
+        return None  # also where there are no tensors: not worth a form of its own
+    codes: Codes = np.frombuffer(body.encode(), np.uint8)
+    quotes = np.flatnonzero(codes == ord('"'))
+    count, odd = divmod(len(quotes), _QUOTES)
+    if odd or count > (limits.tensors or 0) or codes.min() < ord(" "):
         return None
-    if len(max(names, key=len)) * 4 > limits.name_bytes:
+    begins, ends = quotes[::_QUOTES] + 1, quotes[1::_QUOTES].copy()
+    if int((ends - begins).max()) > limits.name_bytes:
         return None
-    spelled = parts[2::_PARTS]
-    numbers = {kind: number for number, kind in enumerate(dict.fromkeys(spelled))}
+    offsets = quotes[_QUOTES - 1 :: _QUOTES] + len('":[')
+    found = _scan_offsets(codes, offsets, np.append(begins[1:] - len(']},"'), len(codes) - len("]}")))
+    if found is None:
+        return None
+    names = _pieces(body, codes, begins, ends)
+    distinct = set(names)
+    if len(distinct) != count or METADATA in distinct:
+        return None
+    alike = _first_alike(codes, ends, offsets)
+    if alike is None:
+        return None
+    firsts = np.flatnonzero(alike == np.arange(count))
     kinds = []
-    for kind in numbers:
-        spelling, _, extents = kind.partition('","shape":[')
-        dtype = BY_SPELLING.get(spelling)
-        if dtype is None or (extents and not _SHAPE.fullmatch(extents)):
+    for piece in _pieces(body, codes, ends[firsts], offsets[firsts]):
+        kind = _kind(piece, limits)
+        if kind is None:
             return None
-        shape = tuple(map(int, extents.split(","))) if extents else ()
-        if len(shape) > limits.rank:
-            return None
-        kinds.append((dtype, shape))
-    from_, to = parts[3::_PARTS], parts[4::_PARTS]
-    ends = np.array(list(map(int, to)), np.int64)
-    if from_[0] == "0" and from_[1:] == to[:-1]:  # end to end, as most files have it: no need to read a number twice
-        starts = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
-    else:
-        starts = np.array(list(map(int, from_)), np.int64)
-    if (starts > ends).any():
+        kinds.append(kind)
+    return Columns(names, kinds, np.searchsorted(firsts, alike), *found, texts)
+
+
+def _scan_offsets(codes: Codes, begins: Int64s, stops: Int64s) -> tuple[Int64s, Int64s] | None:
+    """The two numbers that fill what lies between these places, if ``]},"`` or the end follows each pair."""
+    after = stops[:-1] + len("]}")
+    if (codes[stops] != ord("]")).any() or (codes[stops + 1] != ord("}")).any() or (codes[after] != ord(",")).any():
         return None
-    kind_column = np.fromiter(map(numbers.__getitem__, spelled), np.int64, len(spelled))
-    return Columns(names, kinds, kind_column, starts, ends, texts)
+    ends, at = _naturals_before(codes, stops)
+    commas = at - 1
+    starts, first = _naturals_before(codes, commas)
+    if (first != begins).any() or (codes[commas] != ord(",")).any() or (starts > ends).any():
+        return None
+    for digits, stop in ((first, commas), (at, stops)):
+        if ((digits == stop) | ((codes[digits] == ord("0")) & (stop - digits > 1))).any():
+            return None
+    return starts, ends
+
+
+def _naturals_before(codes: Codes, stops: Int64s) -> tuple[Int64s, Int64s]:
+    """The number whose digits end before each place, and where they begin; of longer ones as much as int64 can hold."""
+    values = np.zeros(len(stops), np.int64)
+    last = stops - 1
+    for power in range(_MOST_DIGITS):
+        digits = codes[last] - np.uint8(ord("0"))  # what is no digit is then 10 or more: uint8 wraps around
+        is_digit = digits < 10
+        if not is_digit.any():
+            break
+        values += np.multiply(digits * is_digit, 10**power, dtype=np.int64)
+        last -= is_digit
+    return values, last + 1
+
+
+def _first_alike(codes: Codes, begins: Int64s, ends: Int64s) -> Int64s | None:
+    """For each piece of the text the first one that is equal to it; None where a piece is of an unusual length.
+
+    A dict of as many str takes twice as long. Pieces are compared by words of eight bytes, the last of which overlaps
+    the one before. A hash of them says with which one to compare a piece, and those that met a stranger try another.
+    """
+    lengths = ends - begins
+    if lengths.min() < _WORD or lengths.max() > _LONGEST_PIECE:
+        return None
+    at = np.ndarray(len(codes) - _WORD + 1, np.uint64, codes, strides=(1,))
+    last = ends - _WORD
+    words = [at[np.minimum(begins + place, last)] for place in range(0, int(lengths.max()), _WORD)]
+    words.append(lengths.astype(np.uint64))
+    alike = np.arange(len(begins))
+    todo = alike.copy()
+    for multiplier in _MULTIPLIERS:
+        mixed = np.zeros(len(todo), np.uint64)
+        for word in words:
+            mixed = (mixed ^ word) * multiplier
+            mixed ^= mixed >> np.uint64(32)
+        slots = (mixed >> np.uint64(48)).astype(np.int64)
+        first = np.empty(1 << 16, np.int64)
+        first[slots[::-1]] = np.arange(len(todo))[::-1]  # of several that are put into one slot the last stays there
+        met = first[slots]
+        strange = np.logical_or.reduce([word != word[met] for word in words])
+        alike[todo] = todo[met]
+        if not strange.any():
+            return alike
+        todo = todo[strange]
+        words = [word[strange] for word in words]
+    return None
+
+
+def _pieces(body: str, codes: Codes, begins: Int64s, ends: Int64s) -> list[str]:
+    """The text between each two places, which are no part of a longer character."""
+    places = zip(begins.tolist(), ends.tolist(), strict=True)
+    if body.isascii():
+        return [body[begin:end] for begin, end in places]
+    raw = codes.tobytes()
+    return [raw[begin:end].decode() for begin, end in places]
+
+
+def _kind(piece: str, limits: Limits) -> tuple[DType, Shape] | None:
+    """The dtype and shape that the part of a descriptor before its offsets says."""
+    match = _KIND.fullmatch(piece)
+    if match is None:
+        return None
+    dtype = BY_SPELLING.get(match[1])
+    shape = tuple(map(int, match[2].split(","))) if match[2] else ()
+    return None if dtype is None or len(shape) > limits.rank else (dtype, shape)

@@ -1,0 +1,153 @@
+"""Pieces: ranges of sources, cut into what one buffer takes; the plan of a transfer.
+
+A piece is as much of a source as a buffer holds: a part of one large range, or many small ones that lie together. All
+pieces can be read with the pages around them, so that a file can be read past the page cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from ..errors import BurnstoreError, located
+from ..io.kernel_reads import Asked
+from ..io.pages import PAGE, PageReader, page_reader
+from ..io.source import Source
+
+NEAR = 64 << 10
+"""What lies between two ranges is read with them up to here: a read of its own would cost more."""
+
+# So many pieces are small, for the first of them to be there soon: nothing is on the bus until then.
+_EARLY = 16
+
+Memory = Any
+"""A part of a buffer, as its carrier gives it to landings; slices of it are parts of it."""
+
+
+class Landing(Protocol):
+    """Where bytes go."""
+
+    def land(self, memory: Memory, place: int) -> None:
+        """Take these bytes, the first of which is the landing's byte ``place``; the copy may end after the return."""
+
+
+class Range(NamedTuple):
+    """Bytes of a source and where they go; ``unit`` is what must not be cut: the landing gets multiples of it.
+
+    A unit must be no longer than `longest_unit` allows. ``name`` is whose bytes these are, for errors.
+    """
+
+    source: Source
+    offset: int
+    length: int
+    landing: Landing
+    name: str | None = None
+    unit: int = 1
+
+
+def longest_unit(buffer_bytes: int) -> int:
+    """The longest unit that fits into a buffer wherever in a file it lies."""
+    return buffer_bytes - 2 * PAGE
+
+
+class Part(NamedTuple):
+    """What a range has in a piece: where in the piece, how much, and where it goes."""
+
+    start: int
+    length: int
+    landing: Landing
+    place: int
+    name: str | None
+
+
+@dataclass(slots=True)
+class Piece:
+    """A stretch of a source that one buffer takes."""
+
+    source: Source
+    read: PageReader
+    offset: int
+    end: int
+    """Where it ends at most."""
+    length: int = 0
+    parts: list[Part] = field(default_factory=list)
+
+    def fill(self, buffer: memoryview) -> None:
+        """Read it into a buffer, so that every byte lies where it lies in its page."""
+        try:
+            self.read(self.offset, self.length, buffer)
+        except BurnstoreError as error:
+            with located(path=self.source.name, tensor=self._name_at(error.offset)):
+                raise
+
+    def asked(self) -> Asked:
+        """What the kernel is to be asked to read for it, of a source that is read by a descriptor."""
+        source: Any = self.source
+        try:
+            found: Asked = source.asked_for(self.offset, self.length)
+            return found
+        except BurnstoreError as error:
+            with located(path=self.source.name, tensor=self._name_at(error.offset)):
+                raise
+
+    def _name_at(self, offset: int | None) -> str | None:
+        """Whose bytes lie at an offset of the source; None if that is not known."""
+        if offset is None:
+            return self.parts[0].name if len(self.parts) == 1 else None
+        at = offset - self.offset
+        return next((part.name for part in self.parts if at < part.start + part.length), None)
+
+
+def cut(groups: Iterable[Sequence[Range]], buffer_bytes: int) -> Iterator[Piece]:
+    """The pieces in which ranges are carried, file by file in the order of the bytes.
+
+    A group has the ranges of one source, sorted. It is cut while the first pieces are being read already.
+    """
+    begun = 0
+    for group in groups:
+        read = page_reader(group[0].source)
+        piece: Piece | None = None
+        for range_ in group:
+            done = 0
+            while done < range_.length:
+                at, left = range_.offset + done, range_.length - done
+                taken = 0
+                if piece is not None and piece.offset <= at <= piece.offset + piece.length + NEAR:
+                    taken = _fitting(left, piece.end - at, range_.unit)
+                if piece is None or not taken:
+                    begin = at // PAGE * PAGE
+                    size = buffer_bytes >> 3 if begun < _EARLY else buffer_bytes
+                    taken = _fitting(left, begin + size - at, range_.unit)
+                    if not taken:
+                        size = buffer_bytes
+                        taken = _fitting(left, begin + size - at, range_.unit)
+                    if piece is not None:
+                        yield piece
+                    piece = Piece(range_.source, read, at, begin + size)
+                    begun += 1
+                piece.parts.append(Part(at - piece.offset, taken, range_.landing, done, range_.name))
+                piece.length = max(piece.length, at - piece.offset + taken)
+                done += taken
+        if piece is not None:
+            yield piece
+
+
+def _fitting(left: int, room: int, unit: int) -> int:
+    """How much of what is left fits into the room, in whole units."""
+    return left if left <= room else max(room, 0) // unit * unit
+
+
+def by_source(ranges: Iterable[Range]) -> list[list[Range]]:
+    """The ranges of each source that have bytes, sorted."""
+    groups: dict[int, list[Range]] = {}
+    for range_ in ranges:
+        if range_.length:
+            groups.setdefault(id(range_.source), []).append(range_)
+    for group in groups.values():
+        group.sort(key=_offset_of)
+    return list(groups.values())
+
+
+def _offset_of(range_: Range) -> int:
+    return range_.offset

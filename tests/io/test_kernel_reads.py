@@ -1,0 +1,169 @@
+"""Reads by threads of the kernel: the right bytes under the right key, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import errno
+import os
+import platform
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from burnstore.io import kernel_reads as module
+from burnstore.io.kernel_reads import KernelReads, kernel_reads
+
+DATA = np.random.default_rng(3).integers(0, 256, 3_000_017, np.uint8)
+BLOCK = 100_003
+
+
+@pytest.fixture
+def fd(tmp_path: Path) -> Iterator[int]:
+    DATA.tofile(tmp_path / "data")
+    opened = os.open(tmp_path / "data", os.O_RDONLY)
+    yield opened
+    os.close(opened)
+
+
+@pytest.fixture
+def reads() -> Iterator[KernelReads]:
+    made = kernel_reads(8, 3)
+    if made is None:
+        pytest.skip("this system does no reads of this kind for us")
+    yield made
+    made.settle()
+    made.close()
+
+
+def address(memory: np.ndarray[tuple[int], np.dtype[np.uint8]], at: int = 0) -> int:
+    found: int = memory.__array_interface__["data"][0]
+    return found + at
+
+
+def test_every_byte_comes_under_its_key(fd: int, reads: KernelReads) -> None:
+    memory = np.zeros(len(DATA), np.uint8)
+    starts = iter(range(0, len(DATA), BLOCK))
+    under_way, done = 0, {}
+    while True:
+        while under_way < 8 and (start := next(starts, None)) is not None:
+            reads.ask((fd, start, min(BLOCK, len(DATA) - start)), address(memory, start), start)
+            under_way += 1
+        if not under_way:
+            break
+        found = reads.finished(3, wait=True)
+        assert len(found) <= 3
+        done.update(found)
+        under_way -= len(found)
+    assert done == {start: min(BLOCK, len(DATA) - start) for start in range(0, len(DATA), BLOCK)}
+    assert (memory == DATA).all()
+
+
+def test_the_counters_may_run_over(fd: int, reads: KernelReads) -> None:
+    memory = np.zeros(8, np.uint8)
+    for number in range(100):  # the queues have 8 and 16 places
+        reads.ask((fd, number, 8), address(memory), number)
+        while not (found := reads.finished(1, wait=True)):
+            pass
+        assert found == [(number, 8)] and memory.tolist() == DATA[number : number + 8].tolist()
+
+
+def test_a_read_beyond_the_end_is_short_and_one_that_fails_tells_the_error(fd: int, reads: KernelReads) -> None:
+    memory = np.zeros(64, np.uint8)
+    reads.ask((fd, len(DATA) - 10, 64), address(memory), 1)
+    reads.ask((fd, len(DATA) + 10, 64), address(memory), 2)
+    reads.ask((9_999, 0, 64), address(memory), 3)
+    reads.ask((fd, 0, 64), 1, 4)  # memory that is not there
+    found: dict[int, int] = {}
+    while len(found) < 4:
+        found.update(reads.finished(4, wait=True))
+    assert found == {1: 10, 2: 0, 3: -errno.EBADF, 4: -errno.EFAULT}
+
+
+def test_without_waiting_nothing_is_found_before_it_is_there(reads: KernelReads) -> None:
+    inlet, outlet = os.pipe()
+    memory = np.zeros(4, np.uint8)
+    try:
+        reads.ask((inlet, 2**64 - 1, 4), address(memory), 7)  # a pipe has no positions
+        assert reads.finished(4) == []
+        threading.Timer(0.05, os.write, (outlet, b"late")).start()
+        assert reads.finished(4, wait=True) == [(7, 4)]
+        assert memory.tobytes() == b"late"
+        assert reads.finished(4, wait=True) == []  # nothing is under way, so nothing is waited for
+    finally:
+        os.close(inlet)
+        os.close(outlet)
+
+
+def test_a_signal_ends_the_wait_and_settling_does_not_end_before_the_reads_do(reads: KernelReads) -> None:
+    class Stop(KeyboardInterrupt):
+        pass
+
+    def stop(*_: object) -> None:
+        raise Stop
+
+    inlet, outlet = os.pipe()
+    memory = np.zeros(4, np.uint8)
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        reads.ask((inlet, 2**64 - 1, 4), address(memory), 7)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(Stop):
+            collections.deque(iter(lambda: reads.finished(1, wait=True), [7]))
+        writer = threading.Timer(0.3, os.write, (outlet, b"late"))
+        writer.start()
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        begun = time.monotonic()
+        with pytest.raises(Stop):
+            reads.settle()
+        assert time.monotonic() - begun > 0.1 and memory.tobytes() == b"late"
+        writer.join()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        os.close(inlet)
+        os.close(outlet)
+
+
+def test_what_was_only_asked_for_is_not_done(fd: int, reads: KernelReads) -> None:
+    memory = np.zeros(4, np.uint8)
+    reads.ask((fd, 0, 4), address(memory), 1)
+    reads.settle()
+    assert not memory.any()
+
+
+def test_descriptors_are_given_back_and_the_number_of_workers_is_as_before(reads: KernelReads) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    workers = reads._set_workers(0, 0)
+    for _ in range(3):
+        other = kernel_reads(4, 1)
+        assert other is not None and reads._set_workers(0, 0)[0] == 1
+        other.close()
+    assert set(os.listdir("/proc/self/fd")) == before
+    assert reads._set_workers(0, 0) == workers
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM, errno.ENOMEM])
+@pytest.mark.parametrize("call", ["setup", "register"])
+def test_there_is_none_where_the_system_refuses(monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None:
+    def refused(*_: object) -> int:
+        ctypes.set_errno(number)
+        return -1
+
+    calls = module._calls()._replace(**{call: refused})
+    monkeypatch.setattr(module, "_calls", lambda: calls)
+    assert kernel_reads(4, 1) is None
+
+
+def test_there_is_none_on_other_systems_and_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(platform, "machine", lambda: "aarch64")
+        assert kernel_reads(4, 1) is None
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert kernel_reads(4, 1) is None
