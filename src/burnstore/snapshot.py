@@ -225,14 +225,14 @@ class TensorSnapshot:
         cls, path: str, tensor: Tensor, *, param_id: int | None = None, container_stack: Sequence[str] = ()
     ) -> TensorSnapshot:
         """A snapshot of a torch tensor, which it shares; it is copied, from its device too, when it is read."""
-        from . import torch_tensor  # not at import: whoever has a torch tensor has torch
+        from . import torch_bytes, torch_tensor  # not at import: whoever has a torch tensor has torch
 
         path = _checked_path(path)
         if not torch_tensor.is_tensor(tensor):
             raise TypeError(f"from_torch takes a torch tensor, not {type(tensor).__name__}")
         with located(tensor=path):
             dtype, shape = torch_tensor.described(tensor)
-        data = torch_tensor.TorchData(tensor)
+        data = torch_bytes.TorchData(tensor)
         return cls(path, dtype, shape, data, param_id=_checked(param_id), container_stack=tuple(container_stack))
 
     @classmethod
@@ -366,11 +366,11 @@ class TensorSnapshot:
 
         Raises MissingDependencyError without PyTorch, DTypeError for a dtype that it has not (F6).
         """
-        from . import torch_tensor  # not at import: torch is imported when a tensor of it is asked for
+        from . import torch_bytes, torch_tensor  # not at import: torch is imported when one of its tensors is wanted
 
         data = self._data
         with located(tensor=self._path, path=data.file):
-            if isinstance(data, torch_tensor.TorchData):
+            if isinstance(data, torch_bytes.TorchData):
                 return torch_tensor.placed(data.tensor.detach(), device, copy=copy)
             if isinstance(data, ArrayData):
                 return torch_tensor.placed(torch_tensor.tensor_from_array(data.array), device, copy=copy)

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import burnstore as bs
-from burnstore import TensorSnapshot, torch_tensor
+from burnstore import TensorSnapshot, torch_bytes
 from burnstore.chunking import chunks_of_each
 from burnstore.device.buffers import POOL
 from burnstore.device.fetching import fetched
-from burnstore.torch_tensor import TorchData, _pieces
+from burnstore.torch_bytes import TorchData, _pieces
 
 LARGE = 1 << 20
 
@@ -146,8 +146,8 @@ class OnGpu(TorchData):
 def arrivals(monkeypatch: pytest.MonkeyPatch) -> Arrivals:
     """What is on a GPU that is none arrives here."""
     found = Arrivals()
-    monkeypatch.setattr(torch_tensor, "_pinned", pin)
-    monkeypatch.setattr(torch_tensor, "_copied", found)
+    monkeypatch.setattr(torch_bytes, "_pinned", pin)
+    monkeypatch.setattr(torch_bytes, "_copied", found)
     return found
 
 
@@ -196,7 +196,7 @@ def small() -> dict[str, torch.Tensor]:
 def test_small_tensors_of_a_gpu_are_written_as_those_of_the_host(
     arrivals: Arrivals, monkeypatch: pytest.MonkeyPatch, configured: None, together: int, buffer_bytes: int
 ) -> None:
-    monkeypatch.setattr(torch_tensor, "_TOGETHER", together)
+    monkeypatch.setattr(torch_bytes, "_TOGETHER", together)
     bs.configure_transfers(buffer_bytes=buffer_bytes)
     for format_name in ("safetensors", "burnpack"):
         given = small()
@@ -246,7 +246,7 @@ def test_a_device_that_fails_is_an_error_of_ours_with_the_tensor(
     def fail(*_: object) -> torch.Tensor:
         raise RuntimeError("CUDA error: an illegal address\nmore lines")
 
-    monkeypatch.setattr(torch_tensor, "_pinned", fail)
+    monkeypatch.setattr(torch_bytes, "_pinned", fail)
     for tensor in (torch.rand(600, 600), torch.rand(3)):
         monkeypatch.setattr(torch, "cat", fail)
         with pytest.raises(bs.DeviceError, match=r"tensor 'w': cuda:0 failed .* illegal address$") as caught:

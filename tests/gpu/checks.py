@@ -37,8 +37,8 @@ def check(function: Check) -> Check:
 @contextmanager
 def ring_for(device: str) -> Iterator[None]:
     """Let the ring carry to this device, also if it is the CPU."""
-    before = set(torch_tensor._CARRIED)
-    torch_tensor._CARRIED.add(torch.device(device).type)
+    before = set(torch_tensor.CARRIED)
+    torch_tensor.CARRIED.add(torch.device(device).type)
     threads = threading.active_count()
     try:
         yield
@@ -47,8 +47,8 @@ def ring_for(device: str) -> Iterator[None]:
         if torch.device(device).type == "cuda":
             assert torch.cuda.current_stream() == torch.cuda.default_stream(), "the stream was not given back"
     finally:
-        torch_tensor._CARRIED.clear()
-        torch_tensor._CARRIED.update(before)
+        torch_tensor.CARRIED.clear()
+        torch_tensor.CARRIED.update(before)
         bs.configure_transfers()
 
 

@@ -223,4 +223,6 @@ def many_small_tensors_on_the_device_are_saved_as_those_of_the_host(device: str,
         found["repeated"] = few.to(where).expand(40, 9)
     bs.save(tensors, folder / "host.safetensors")
     bs.save(there, folder / "device.safetensors")
+    with bs.open(folder / "device.safetensors") as saved, bs.open(folder / "host.safetensors") as wanted:
+        assert_same(saved.torch(), wanted.torch())
     assert (folder / "device.safetensors").read_bytes() == (folder / "host.safetensors").read_bytes()

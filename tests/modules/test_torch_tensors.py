@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import burnstore as bs
+from burnstore.torch_bytes import flat_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")  # of the tests' own copies, once a process
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "burn"
@@ -343,3 +344,26 @@ def test_from_torch_takes_tensors_only() -> None:
         bs.TensorSnapshot.from_torch("a", np.zeros(1))
     with pytest.raises(TypeError, match="a path is a str"):
         bs.TensorSnapshot.from_torch(1, torch.zeros(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.complex32, torch.complex64, torch.complex128])
+def test_what_torch_only_noted_changes_signs_and_nothing_else_not_even_in_a_nan(dtype: torch.dtype) -> None:
+    width = torch.empty(0, dtype=dtype).element_size()
+    raw = torch.randint(0, 256, (6, 5 * width), dtype=torch.uint8)
+    values = raw.view(dtype)
+    values.view(torch.uint8)[0] = 0xFF  # NaNs
+    half = {4: np.uint16, 8: np.uint32, 16: np.uint64}[width]
+    parts = values.contiguous().view(torch.uint8).numpy().view(half).reshape(6, 5, 2)
+    sign = half(1) << half(8 * width // 2 - 1)
+
+    def held(tensor: torch.Tensor) -> bytes:
+        return flat_bytes(tensor).numpy().tobytes()
+
+    conjugated = np.stack((parts[..., 0], parts[..., 1] ^ sign), -1)
+    assert held(values.conj()) == conjugated.tobytes()
+    assert held(values.conj().t()) == np.ascontiguousarray(conjugated.swapaxes(0, 1)).tobytes()
+    assert held(values.conj().imag) == np.ascontiguousarray(parts[..., 1] ^ sign).tobytes()
+    assert held(torch._neg_view(values)) == (parts ^ sign).tobytes()
+    assert held(torch._neg_view(values.conj())) == np.stack((parts[..., 0] ^ sign, parts[..., 1]), -1).tobytes()
+    assert held(values[:, 2].conj()) == np.ascontiguousarray(conjugated[:, 2]).tobytes()
+    assert held(values[3, 2].conj()) == conjugated[3, 2].tobytes()

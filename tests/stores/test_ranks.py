@@ -113,7 +113,7 @@ def test_the_parts_compute_together_what_the_whole_computes(tmp_path: Path, kind
 def test_parts_are_carried_to_a_device_like_whole_tensors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, width: int
 ) -> None:
-    monkeypatch.setattr(torch_tensor, "_CARRIED", ("cuda", "cpu"))  # the engine takes the CPU for a GPU
+    monkeypatch.setattr(torch_tensor, "CARRIED", ("cuda", "cpu"))  # the engine takes the CPU for a GPU
     whole = block(width, 4 * width, dtype=torch.bfloat16)
     path = saved(whole, tmp_path, kind)
     parts = [block(width, width, dtype=torch.bfloat16) for _ in range(4)]

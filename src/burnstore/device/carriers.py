@@ -192,9 +192,9 @@ class CudaCarrier:
         shaped = self._shaped.get(key)
         if shaped is None:
             shaped = self._shaped[key] = _shaped(staging, dtype, tuple(shape[1:]))
-        nbytes, count = len(memory), shape[0]
+        nbytes, count = memory.numel(), shape[0]  # what is taken whole need not be sliced, which costs a call
         self._staged_copies.add(staging if nbytes == self.buffer_bytes else staging[:nbytes], memory)
-        self._staged_rows.add(rows, shaped if count == len(shaped) else shaped[:count])
+        self._staged_rows.add(rows, shaped if count == shaped.shape[0] else shaped[:count])
 
     def staged(self, memory: Tensor) -> Tensor:
         """The bytes on the device, until the next ones are staged: for what is more than a copy."""

@@ -90,6 +90,7 @@ class _Transfer:
         self._readers: Readers = readers_for(self._sources, readers, self._most_buffers)
         self._pieces = cut(groups, carrier.buffer_bytes)
         self._buffers: list[memoryview] = []
+        self._free: list[int] = []
         self._reading = 0
         self._landed = 0
         self._in_flight: deque[tuple[Ticket, list[int]]] = deque()
@@ -104,7 +105,7 @@ class _Transfer:
                     self._issue(found)
                 if self._refill() or found:
                     self._patient_until = perf_counter() + self._readers.patience
-                elif not (self._reading < self._readers.ahead and self._grow()) and self._has_no_patience():
+                elif self._has_no_patience():
                     self._wait()
             if self._landed != self._nbytes:
                 raise AssertionError(f"{self._landed} of {self._nbytes} bytes were carried")
@@ -128,18 +129,22 @@ class _Transfer:
         self._in_flight.append((carrier.sent(), [index for index, _ in batch]))
 
     def _refill(self) -> bool:
-        """Have pieces read into the buffers whose copies are done; False if none is."""
-        in_flight = self._in_flight
-        if not (in_flight and in_flight[0][0].query()):
-            return False
-        for index in in_flight.popleft()[1]:
-            self._begin(index)
-        return True
+        """Take back the buffers whose copies are done, and have the next pieces read; False if there was nothing to do.
+
+        The buffer that came last is used first: it is the one that is still in the processor's cache.
+        """
+        in_flight, ahead = self._in_flight, self._readers.ahead
+        is_done = bool(in_flight) and in_flight[0][0].query()
+        if is_done:
+            self._free += in_flight.popleft()[1]
+        while self._reading < ahead and self._free and self._begin(self._free[-1]):
+            self._free.pop()
+        return is_done or (self._reading < ahead and self._grow())
 
     def _grow(self) -> bool:
-        """Add a buffer to the ring; False if it may not grow, or need not.
+        """Add a buffer to the ring, and have a piece read into it; False if it may not grow, or need not.
 
-        It grows while nothing else is to be done, as it takes a while to pin memory.
+        One at a time, as it takes a while to pin memory.
         """
         index = len(self._buffers)
         if index >= self._most_buffers:
@@ -162,7 +167,7 @@ class _Transfer:
 
     def _wait(self) -> None:
         """Wait for the buffers that were sent first, if readers could use them; otherwise for what is read next."""
-        if self._in_flight and self._reading < self._readers.ahead:
+        if self._in_flight and self._reading < self._readers.workers:
             self._in_flight[0][0].synchronize()
         else:
             found = self._readers.finished(_MOST_AT_ONCE, wait=True)

@@ -20,6 +20,9 @@ NEAR = 64 << 10
 
 # So many pieces are small, for the first of them to be there soon: nothing is on the bus until then.
 _EARLY = 16
+# What is only copied is read in such pieces, whatever a buffer could hold: more of it would have left the processor's
+# cache before the GPU comes for it. What is worked on there is worth larger ones, as that costs more calls.
+_COPIED = 4 << 20
 
 Memory = Any
 """A part of a buffer, as its carrier gives it to landings; slices of it are parts of it."""
@@ -117,7 +120,8 @@ def cut(groups: Iterable[Sequence[Range]], buffer_bytes: int) -> Iterator[Piece]
                     taken = _fitting(left, piece.end - at, range_.unit)
                 if piece is None or not taken:
                     begin = at // PAGE * PAGE
-                    size = buffer_bytes >> 3 if begun < _EARLY else buffer_bytes
+                    most = buffer_bytes if range_.unit > 1 else min(buffer_bytes, _COPIED)
+                    size = min(most, buffer_bytes >> 3) if begun < _EARLY else most
                     taken = _fitting(left, begin + size - at, range_.unit)
                     if not taken:
                         size = buffer_bytes

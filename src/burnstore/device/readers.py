@@ -20,6 +20,9 @@ from ..io.pages import PAGE, AskedOfKernel
 from ..io.source import Source
 from .pieces import Piece
 
+# More would wait in vain, in buffers that leave the processor's cache meanwhile.
+_FEW = 4
+
 Filled = tuple[int, Piece]
 """A buffer, and the piece that was read into it."""
 
@@ -27,8 +30,10 @@ Filled = tuple[int, Piece]
 class Readers(Protocol):
     """Who reads. After `close` nobody does, and all buffers may be used by others."""
 
+    workers: int
+    """How many pieces are read at a time."""
     ahead: int
-    """How many pieces it is worth to have begun at a time."""
+    """How many are to be begun at a time, so that nobody has to wait for the next one."""
     patience: float
     """For how many seconds what happens next is looked for again and again, before one waits for it.
 
@@ -53,17 +58,18 @@ def readers_for(sources: Sequence[Source], readers: int, buffers: int) -> Reader
     if all(isinstance(source, AskedOfKernel) for source in sources):
         reads = kernel_reads(buffers, readers)
         if reads is not None:
-            return KernelReaders(reads, buffers)
+            return KernelReaders(reads, readers)
     return ThreadReaders(readers)
 
 
 class KernelReaders:
-    """Threads of the kernel. Pieces are asked for as soon as there is a buffer, so that none of them has to wait."""
+    """Threads of the kernel."""
 
     patience = 0.001
 
-    def __init__(self, reads: KernelReads, buffers: int) -> None:
-        self.ahead = buffers
+    def __init__(self, reads: KernelReads, workers: int) -> None:
+        self.workers = workers
+        self.ahead = workers + _FEW
         self._reads = reads
         self._begun: dict[int, tuple[Piece, memoryview, int]] = {}
         self._addresses: dict[int, int] = {}
@@ -107,8 +113,9 @@ class ThreadReaders:
 
     patience = 0.0
 
-    def __init__(self, most: int) -> None:
-        self.ahead = most
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self.ahead = 2 * workers
         self._threads: list[Thread] = []
         self._under_way = 0
         self._jobs: SimpleQueue[tuple[int, Piece, memoryview] | None] = SimpleQueue()
@@ -118,7 +125,7 @@ class ThreadReaders:
     def begin(self, index: int, piece: Piece, buffer: memoryview) -> None:
         self._under_way += 1
         self._jobs.put((index, piece, buffer))
-        if len(self._threads) < min(self._under_way, self.ahead):
+        if len(self._threads) < min(self._under_way, self.workers):
             self._start()
 
     def _start(self) -> None:
@@ -128,7 +135,7 @@ class ThreadReaders:
             thread.start()
         except RuntimeError:  # the system gives no more threads; one is enough
             self._threads.pop()
-            self.ahead = len(self._threads)
+            self.workers = len(self._threads)
             if not self._threads:
                 raise
 

@@ -19,7 +19,8 @@ from ..device.pieces import NEAR, Range, longest_unit
 from ..io.joined import part_of
 from ..io.source import BytesSource, Source
 from ..snapshot import ArrayData, Data, HeldData, SourceData
-from ..torch_tensor import Device, Tensor, as_bits, carrier_to, device_errors, flat_bytes
+from ..torch_bytes import flat_bytes
+from ..torch_tensor import Device, Tensor, as_bits, carrier_to, device_errors
 from ..transforms.axes import JoinedData, TransposedData
 from .casting import Casting
 

@@ -24,15 +24,14 @@ from ..errors import DeviceError, ModelError, located
 from ..param_id import ParamId
 from ..snapshot import TensorSnapshot
 from ..tensor_data import Array, Shape, TensorData
+from ..torch_bytes import TorchData, flat_bytes
 from ..torch_tensor import (
     Device,
     Tensor,
-    TorchData,
     as_bits,
     carries_to,
     described,
     device_errors,
-    flat_bytes,
     is_tensor,
     placed,
     tensor_from_array,
