@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from burnstore.io import kernel_reads as module
-from burnstore.io.kernel_reads import KernelReads, kernel_reads
+from burnstore.io.kernel_reads import KernelReads, kernel_reads, set_workers
 
 DATA = np.random.default_rng(3).integers(0, 256, 3_000_017, np.uint8)
 BLOCK = 100_003
@@ -140,13 +140,28 @@ def test_what_was_only_asked_for_is_not_done(fd: int, reads: KernelReads) -> Non
 
 def test_descriptors_are_given_back_and_the_number_of_workers_is_as_before(reads: KernelReads) -> None:
     before = set(os.listdir("/proc/self/fd"))
-    workers = reads._set_workers(0, 0)
+    workers = set_workers(reads._fd, 0, 0)
     for _ in range(3):
         other = kernel_reads(4, 1)
-        assert other is not None and reads._set_workers(0, 0)[0] == 1
+        assert other is not None and set_workers(reads._fd, 0, 0)[0] == 1
         other.close()
     assert set(os.listdir("/proc/self/fd")) == before
-    assert reads._set_workers(0, 0) == workers
+    assert set_workers(reads._fd, 0, 0) == workers
+
+
+def test_one_that_nobody_closed_is_closed_with_its_last_reference(fd: int, reads: KernelReads) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    memory = np.zeros(1 << 20, np.uint8)
+    forgotten = kernel_reads(4, 2)
+    assert forgotten is not None
+    for row in range(4):
+        forgotten.ask((fd, row << 18, 1 << 18), address(memory, row << 18), row)
+    forgotten.finished(1)
+    del forgotten
+    assert set(os.listdir("/proc/self/fd")) == before
+    found = memory.copy()
+    time.sleep(0.02)
+    assert found.any() and (found == memory).all()  # what was begun is done: nobody writes there any more
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM, errno.ENOMEM])

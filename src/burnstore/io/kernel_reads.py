@@ -18,7 +18,7 @@ import platform
 import struct
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache, partial
 from time import sleep
 from typing import NamedTuple
@@ -53,8 +53,8 @@ class KernelReads:
         parameters = bytearray(_PARAMETERS.size + 2 * _OFFSETS.size)
         shared = (ctypes.c_char * len(parameters)).from_buffer(parameters)
         self._fd = _called(_calls().setup(most, ctypes.addressof(shared)))
-        self._enter = _calls().enter
         self._held = ExitStack()
+        self._enter = _calls().enter
         self._held.callback(os.close, self._fd)
         try:
             entries, results, _, _, _, features = _PARAMETERS.unpack_from(parameters)
@@ -71,8 +71,8 @@ class KernelReads:
             self._asked_mask, self._done_mask, self._results = words[asked[2] // 4], words[done[2] // 4], done[5]
             order = asked[6] // 4
             words[order : order + entries] = memoryview(struct.pack(f"<{entries}I", *range(entries))).cast("I")
-            before = self._set_workers(workers, 0)  # they are the thread's, which may have reads of others
-            self._held.callback(self._set_workers, *before)
+            before = set_workers(self._fd, workers, 0)  # they are the thread's, which may have reads of others
+            self._held.callback(_give_back_workers, self._fd, before)
         except BaseException:
             self.close()
             raise
@@ -121,6 +121,13 @@ class KernelReads:
         """Let go of the queues, when nothing is under way."""
         self._held.close()
 
+    def __del__(self) -> None:
+        # Only where a signal came before anybody could close it. What was never made, or is closed, raises here.
+        with suppress(AttributeError, ValueError):
+            self.settle()
+        with suppress(AttributeError):
+            self.close()
+
     @property
     def _under_way(self) -> int:
         """How many reads the kernel has begun and not ended; it counts them itself, so that no signal confuses that."""
@@ -138,10 +145,20 @@ class KernelReads:
         words[self._noted] = noted + count & _WRAP
         return found
 
-    def _set_workers(self, bounded: int, unbounded: int) -> tuple[int, int]:
-        numbers = (ctypes.c_uint * 2)(bounded, unbounded)
-        _called(_calls().register(self._fd, _SET_WORKERS, ctypes.addressof(numbers), 2))
-        return numbers[0], numbers[1]
+
+def set_workers(fd: int, bounded: int, unbounded: int) -> tuple[int, int]:
+    """How many threads of the kernel may read for this thread, of files and of what may never end; as before if zero.
+
+    What it was before.
+    """
+    numbers = (ctypes.c_uint * 2)(bounded, unbounded)
+    _called(_calls().register(fd, _SET_WORKERS, ctypes.addressof(numbers), 2))
+    return numbers[0], numbers[1]
+
+
+def _give_back_workers(fd: int, before: tuple[int, int]) -> None:
+    with suppress(OSError):
+        set_workers(fd, *before)
 
 
 def kernel_reads(most: int, workers: int) -> KernelReads | None:
