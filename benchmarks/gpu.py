@@ -17,7 +17,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -34,7 +33,8 @@ import burnstore as bs
 from burnstore import torch_tensor
 from burnstore.device.buffers import settings
 
-_WINDOW = 16 << 20
+from .gpu_tools import bus, check, drop_from_cache, first_load, mb, reading, status, write_raw
+
 # So many ranks share the large model, and this is the one whose part is loaded.
 _WORLD, _RANK = 8, 3
 
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     if torch.device(options.device).type == "cpu":
         torch_tensor.CARRIED.add("cpu")
     if options.first:
-        print(_first_load(options.first[0], options.first[1], options.device))
+        print(first_load(options.first[0], options.first[1], options.device))
         return 0
     with tempfile.TemporaryDirectory(prefix="burnstore-gpu-", dir=options.dir) as folder:
         bench = Bench(options, Path(folder))
@@ -100,7 +100,7 @@ class Bench:
 
     def run(self) -> None:
         """All parts, or those asked for."""
-        self.limit, self.limit_back = _bus(self.device)
+        self.limit, self.limit_back = bus(self.device)
         self.figures["limit"] = self.limit, self.limit_back
         self._say(f"pinned limit {self.limit / 1e9:.1f} GB/s there, {self.limit_back / 1e9:.1f} GB/s back")
         self.model = self._linears(fill=True)
@@ -109,7 +109,7 @@ class Bench:
         self.bpk = self.folder / "model.bpk"
         self.pt = self.folder / "model.pt"
         bs.save(self.model, self.safetensors)  # durable: what is still being written to the disk would be in the way
-        self.reading = _reading(self.safetensors)
+        self.reading = reading(self.safetensors)
         self.figures["reading"] = self.reading
         self._say(f"{settings().readers} threads that only read: {self.reading / 1e9:.1f} GB/s")
         self.parts: dict[str, Callable[[], None]] = {
@@ -179,12 +179,12 @@ class Bench:
         others = f"{self._rate(times['safetensors'])}; torch.load with mmap {self._rate(times['torch'])}"
         self._row("the same, against `safetensors.torch.load_file`", "≥ 8 ×", f"{ratio:.1f} × ({others})", ratio >= 8)
         extra = memory["device"] - self.nbytes
-        self._row("peak GPU memory of that load beyond the tensors", "≤ 64 MB", _mb(extra), extra <= 64e6)
+        self._row("peak GPU memory of that load beyond the tensors", "≤ 64 MB", mb(extra), extra <= 64e6)
         ring = settings().buffers * settings().buffer_bytes
         self._row(
             "peak host memory of that load",
             f"≤ the ring ({ring / 1e6:.0f} MB) + 64 MB",
-            _mb(memory["host"]),
+            mb(memory["host"]),
             memory["host"] <= ring + 64e6,
         )
         self.pt.unlink()
@@ -208,8 +208,7 @@ class Bench:
             f"{speed / self.limit:.0%} ({speed / 1e9:.1f} GB/s); {times['safetensors'] / times['burnstore']:.1f} ×",
             speed >= 0.9 * self.limit,
         )
-        extra = memory["device"] - memory["device before"]
-        self._row("peak GPU memory of that load beyond the model", "≤ 64 MB", _mb(extra), extra <= 64e6)
+        self._extra_memory(memory)
 
     def _burn(self) -> None:
         bs.save(self.model, self.bpk)
@@ -224,9 +223,12 @@ class Bench:
             f"{speed / self.limit:.0%} ({speed / 1e9:.1f} GB/s)",
             speed >= 0.75 * self.limit,
         )
-        extra = memory["device"] - memory["device before"]
-        self._row("peak GPU memory of that load beyond the model", "≤ 64 MB", _mb(extra), extra <= 64e6)
+        self._extra_memory(memory)
         self.bpk.unlink()
+
+    def _extra_memory(self, memory: dict[str, int]) -> None:
+        extra = memory["device"] - memory["device before"]
+        self._row("peak GPU memory of that load beyond the model", "≤ 64 MB", mb(extra), extra <= 64e6)
 
     def _small_tensors(self) -> dict[str, Any]:
         shapes = ((64,), (16, 16), (8, 64), (1,), (3, 3, 4, 4))
@@ -298,7 +300,7 @@ class Bench:
                 "burnstore": lambda: self._loaded_by_burnstore(self.safetensors, self.tensors),
                 "safetensors": lambda: self._loaded_by_safetensors(self.safetensors, self.tensors),
             },
-            before=lambda: _drop_from_cache(self.safetensors),
+            before=lambda: drop_from_cache(self.safetensors),
             rounds=min(self.options.rounds, 2),
         )
         ratio = times["safetensors"] / times["burnstore"]
@@ -329,7 +331,7 @@ class Bench:
         durable = self._turns(
             {
                 "burnstore, durable": lambda: self._saved(lambda: bs.save(self.model, path)),
-                "raw write, fsync": lambda: self._saved(lambda: _write_raw(host, raw, sync=True)),
+                "raw write, fsync": lambda: self._saved(lambda: write_raw(host, raw, sync=True)),
             },
             before=fresh,
             rounds=rounds,
@@ -337,7 +339,7 @@ class Bench:
         quick = self._turns(
             {
                 "burnstore, not durable": lambda: self._saved(lambda: bs.save(self.model, path, durable=False)),
-                "raw write": lambda: self._saved(lambda: _write_raw(host, raw, sync=False)),
+                "raw write": lambda: self._saved(lambda: write_raw(host, raw, sync=False)),
                 "safetensors, save": lambda: self._saved(lambda: save_file(self.tensors, path)),
             },
             before=fresh,
@@ -362,7 +364,7 @@ class Bench:
         )
         ring = settings().buffers * settings().buffer_bytes
         self._row(
-            "peak host memory of that save", "≤ the ring + 64 MB", _mb(memory["host"]), memory["host"] <= ring + 64e6
+            "peak host memory of that save", "≤ the ring + 64 MB", mb(memory["host"]), memory["host"] <= ring + 64e6
         )
 
     def _save_small(self) -> None:
@@ -370,7 +372,7 @@ class Bench:
         host = {name: tensor.cpu() for name, tensor in tensors.items()}
         bs.save(tensors, path, durable=False)
         with bs.open(path) as file:
-            _check(file.torch(device=self.device), tensors)
+            check(file.torch(device=self.device), tensors)
         times = self._turns(
             {
                 "burnstore, small": lambda: self._saved(lambda: bs.save(tensors, path, durable=False)),
@@ -395,14 +397,14 @@ class Bench:
         with bs.open(path) as file:
             found = file.torch(device=self.device)
         seconds = self._now() - begun
-        _check(found, wanted)
+        check(found, wanted)
         return seconds
 
     def _loaded_by_safetensors(self, path: Path, wanted: dict[str, Any]) -> float:
         begun = self._now()
         found = load_file(path, device=self.device)
         seconds = self._now() - begun
-        _check(found, wanted)
+        check(found, wanted)
         return seconds
 
     def _loaded_by_torch(self, path: Path, wanted: dict[str, Any]) -> float:
@@ -411,7 +413,7 @@ class Bench:
             name: tensor.to(self.device) for name, tensor in torch.load(path, mmap=True, map_location="cpu").items()
         }
         seconds = self._now() - begun
-        _check(found, wanted)
+        check(found, wanted)
         return seconds
 
     def _rank_by_burnstore(self, target: Any, wanted: dict[str, Any], rules: bs.Partition) -> float:
@@ -428,7 +430,7 @@ class Bench:
                 sliced = file.get_slice(name)[mine] if axis == 0 else file.get_slice(name)[:, mine]
                 found[name] = sliced.contiguous()
         seconds = self._now() - begun
-        _check(found, wanted)
+        check(found, wanted)
         return seconds
 
     def _into(self, target: Any, load: Callable[[], Any], wanted: dict[str, Any] | None = None) -> float:
@@ -437,7 +439,7 @@ class Bench:
         begun = self._now()
         load()
         seconds = self._now() - begun
-        _check(dict(target.state_dict()), self.tensors if wanted is None else wanted)
+        check(dict(target.state_dict()), self.tensors if wanted is None else wanted)
         return seconds
 
     def _saved(self, save: Callable[[], Any]) -> float:
@@ -447,7 +449,7 @@ class Bench:
 
     def _check_saved(self, path: Path) -> None:
         with bs.open(path) as file:
-            _check(file.torch(device=self.device), self.tensors)
+            check(file.torch(device=self.device), self.tensors)
 
     # Tools
 
@@ -496,9 +498,9 @@ class Bench:
             before = torch.cuda.memory_allocated()
         with open("/proc/self/clear_refs", "w") as file:
             file.write("5")
-        resident = _status("VmRSS")
+        resident = status("VmRSS")
         yield found
-        found["host"] = _status("VmHWM") - resident
+        found["host"] = status("VmHWM") - resident
         if cuda:
             found["device"] = torch.cuda.max_memory_allocated() - before
         self._say(f"memory: {found}")
@@ -522,105 +524,6 @@ class Bench:
 
     def _say(self, text: str) -> None:
         print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
-
-
-def _bus(device: str) -> tuple[float, float]:
-    """Bytes per second of large copies from pinned memory to the device, and back."""
-    cuda = torch.device(device).type == "cuda"
-    size = 256 << 20 if cuda else 16 << 20
-    host = torch.empty(size, dtype=torch.uint8, pin_memory=cuda)
-    there = torch.empty(size, dtype=torch.uint8, device=device)
-    speeds = []
-    for target, source in ((there, host), (host, there)):
-        best = 0.0
-        for _ in range(5):
-            if cuda:
-                torch.cuda.synchronize()
-            begun = time.perf_counter()
-            for _ in range(8):
-                target.copy_(source, non_blocking=True)
-            if cuda:
-                torch.cuda.synchronize()
-            best = max(best, 8 * size / (time.perf_counter() - begun))
-        speeds.append(best)
-    return speeds[0], speeds[1]
-
-
-def _reading(path: Path) -> float:
-    """Bytes per second that the readers' number of threads take out of the page cache, into a buffer each."""
-    readers, size = settings().readers, settings().buffer_bytes
-    end = path.stat().st_size
-    best = 0.0
-    for _ in range(3):
-        buffers = [bytearray(size) for _ in range(readers)]
-        descriptor = os.open(path, os.O_RDONLY)
-
-        def read(number: int, descriptor: int = descriptor, buffers: list[bytearray] = buffers) -> None:
-            for offset in range(number * size, end, readers * size):
-                os.preadv(descriptor, [buffers[number]], offset)
-
-        threads = [threading.Thread(target=read, args=(number,)) for number in range(readers)]
-        begun = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        best = max(best, end / (time.perf_counter() - begun))
-        os.close(descriptor)
-    return best
-
-
-def _first_load(who: str, path: str, device: str) -> float:
-    torch.empty(1, device=device)
-    begun = time.perf_counter()
-    if who == "burnstore":
-        with bs.open(path) as file:
-            found = file.torch(device=device)
-    else:
-        found = load_file(path, device=device)
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize()
-    seconds = time.perf_counter() - begun
-    if not found:
-        raise AssertionError("nothing was loaded")
-    return seconds
-
-
-def _drop_from_cache(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(descriptor)
-
-
-def _write_raw(host: Any, path: Path, *, sync: bool) -> None:
-    rest = memoryview(host.numpy())
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    while rest:
-        rest = rest[os.write(descriptor, rest[:_WINDOW]) :]
-    if sync:
-        os.fsync(descriptor)
-    os.close(descriptor)
-
-
-def _check(found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    if found.keys() != wanted.keys():
-        raise AssertionError("the names differ")
-    for name, tensor in wanted.items():
-        other = found[name]
-        if other.dtype is not tensor.dtype or other.shape != tensor.shape:
-            raise AssertionError(f"{name}: {other.dtype} {list(other.shape)}")
-        if not torch.equal(other.contiguous().view(torch.uint8), tensor.contiguous().view(torch.uint8)):
-            raise AssertionError(f"{name}: the bits differ")
-
-
-def _status(name: str) -> int:
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(name))
-
-
-def _mb(nbytes: int) -> str:
-    return f"{nbytes / 1e6:.1f} MB"
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from burnstore.device.buffers import Settings
 from burnstore.device.carriers import HostCarrier
 from burnstore.device.engine import carry
 from burnstore.device.pieces import NEAR, Landing, Range, cut, longest_unit
-from burnstore.device.readers import ThreadReaders
+from burnstore.device.readers import KernelReaders, ThreadReaders, readers_for
 from burnstore.errors import ChangedError, ClosedError, ReadError, TruncatedError
 from burnstore.io.kernel_reads import KernelReads
 from burnstore.io.pages import PAGE
@@ -340,10 +340,21 @@ def test_a_kernel_that_takes_no_more_reads_is_reported(source: FileSource, monke
     def failing(*_: object, **__: object) -> list[tuple[int, int]]:
         raise OSError(errno.ENOMEM, "no memory")
 
+    if not isinstance(readers_for([source], 1, 1), KernelReaders):
+        pytest.skip("this file is not read by the kernel")
     monkeypatch.setattr(KernelReads, "finished", failing)
-    monkeypatch.setattr(ThreadReaders, "begin", failing)
-    with pytest.raises(OSError, match="no memory"):
+    with pytest.raises(ReadError, match="takes no more reads: no memory"):
         carry([Range(source, 0, len(DATA), Into(len(DATA)))], ring(), readers=2)
+
+
+def test_the_kernel_reads_files_where_it_can_and_threads_all_else(source: FileSource) -> None:
+    reads = readers.kernel_reads(1, 1)
+    found = readers_for([source], 2, 3)
+    assert isinstance(found, ThreadReaders if reads is None else KernelReaders)
+    found.close()
+    if reads is not None:
+        reads.close()
+    assert isinstance(readers_for([source, BytesSource(b"")], 2, 3), ThreadReaders)
 
 
 def test_a_file_that_is_changed_meanwhile_is_reported(source: FileSource) -> None:
@@ -375,15 +386,16 @@ def test_one_reader_is_enough_where_the_system_gives_no_more(
         carry([Range(source, 0, len(DATA), landing)], ring(), readers=4)
 
 
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, TimeoutError])
 def test_an_interrupt_while_readers_are_awaited_waits_for_them_all_the_same(
-    source: FileSource, monkeypatch: pytest.MonkeyPatch
+    source: FileSource, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
 ) -> None:
     join, interrupted = threading.Thread.join, []
 
     def interrupt(self: threading.Thread, timeout: float | None = None) -> None:
         if not interrupted:
             interrupted.append(True)
-            raise KeyboardInterrupt
+            raise kind
         join(self, timeout)
 
     without_the_kernel(monkeypatch)
@@ -402,7 +414,7 @@ def test_an_interrupt_while_readers_are_awaited_waits_for_them_all_the_same(
 
     monkeypatch.setattr(source, "read_pages", read)
     monkeypatch.setattr(threading.Thread, "join", interrupt)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(kind):
         carry([Range(source, 0, len(DATA), Slow(len(DATA)))], ring(), readers=4)
 
 

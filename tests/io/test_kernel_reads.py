@@ -101,8 +101,11 @@ def test_without_waiting_nothing_is_found_before_it_is_there(reads: KernelReads)
         os.close(outlet)
 
 
-def test_a_signal_ends_the_wait_and_settling_does_not_end_before_the_reads_do(reads: KernelReads) -> None:
-    class Stop(KeyboardInterrupt):
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, TimeoutError, SystemExit])
+def test_a_signal_ends_the_wait_and_settling_does_not_end_before_the_reads_do(
+    reads: KernelReads, kind: type[BaseException]
+) -> None:
+    class Stop(kind):  # type: ignore[valid-type, misc]  # whatever a handler raises
         pass
 
     def stop(*_: object) -> None:

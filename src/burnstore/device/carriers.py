@@ -298,7 +298,7 @@ class CudaCarrier:
         try:
             for stream in self._streams:
                 stream.synchronize()
-        except KeyboardInterrupt:  # memory that is being copied into must not be let go
+        except BaseException:  # of a signal, say: memory that is being copied into must not be let go
             for stream in self._streams:
                 stream.synchronize()
             raise

@@ -167,12 +167,14 @@ class ThreadReaders:
         self._has_ended = True
         for _ in self._threads:
             self._jobs.put(None)
-        interrupted: KeyboardInterrupt | None = None
-        for thread in self._threads:
-            while thread.is_alive():  # one that still reads would write into a buffer that is somebody else's by then
-                try:
+        self._join()
+
+    def _join(self) -> None:
+        """Wait for all threads: one that still reads would write into a buffer that is somebody else's by then."""
+        try:
+            for thread in self._threads:
+                if thread.is_alive():
                     thread.join()
-                except KeyboardInterrupt as error:  # raised again when nobody reads any more: a few milliseconds
-                    interrupted = error
-        if interrupted is not None:
-            raise interrupted
+        except BaseException:  # of a signal, whatever its handler raises: told when nobody reads any more
+            self._join()
+            raise

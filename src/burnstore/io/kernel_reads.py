@@ -52,9 +52,9 @@ class KernelReads:
     def __init__(self, most: int, workers: int) -> None:
         parameters = bytearray(_PARAMETERS.size + 2 * _OFFSETS.size)
         shared = (ctypes.c_char * len(parameters)).from_buffer(parameters)
-        self._fd = _called(_calls().setup(most, ctypes.addressof(shared)))
         self._held = ExitStack()
         self._enter = _calls().enter
+        self._fd = _called(_calls().setup(most, ctypes.addressof(shared)))
         self._held.callback(os.close, self._fd)
         try:
             entries, results, _, _, _, features = _PARAMETERS.unpack_from(parameters)
@@ -108,24 +108,21 @@ class KernelReads:
 
     def settle(self) -> None:
         """Return when nothing is under way: nobody writes into memory any more. What was only asked for is not done."""
-        interrupted: KeyboardInterrupt | None = None
-        while self._under_way:
-            try:
+        try:
+            while self._under_way:
                 sleep(0.0002)
-            except KeyboardInterrupt as error:  # raised again when it is over: a few milliseconds
-                interrupted = error
-        if interrupted is not None:
-            raise interrupted
+        except BaseException:  # of a signal, whatever its handler raises: told when it is over
+            self.settle()
+            raise
 
     def close(self) -> None:
         """Let go of the queues, when nothing is under way."""
         self._held.close()
+        self._fd = -1
 
     def __del__(self) -> None:
-        # Only where a signal came before anybody could close it. What was never made, or is closed, raises here.
-        with suppress(AttributeError, ValueError):
+        if getattr(self, "_fd", -1) >= 0:  # a signal came before anybody could close it
             self.settle()
-        with suppress(AttributeError):
             self.close()
 
     @property
@@ -167,7 +164,7 @@ def kernel_reads(most: int, workers: int) -> KernelReads | None:
         return None
     try:
         return KernelReads(most, workers)
-    except (OSError, ValueError, AttributeError):  # not built in, not allowed, too old; memory that cannot be shared
+    except OSError:  # not built in, not allowed, too old; no memory for it
         return None
 
 

@@ -124,9 +124,7 @@ def _converted(values: Array, dtype: DType) -> Array:
     with np.errstate(over="ignore", invalid="ignore"):
         try:
             return values.astype(dtype.numpy)
-        except (
-            TypeError
-        ):  # between F8_E8M0 and other floats of 8 bits there is a way by way of F32 alone, which has all
+        except TypeError:  # from F8_E8M0 to others of 8 bits, or back: F32 has all numbers of both
             return values.astype(np.float32).astype(dtype.numpy)
 
 

@@ -1,0 +1,122 @@
+"""What the benchmark of GPUs measures with: the bus, the page cache, a file without it, and whether bits are equal."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+import burnstore as bs
+from burnstore.device.buffers import settings
+
+_WINDOW = 16 << 20
+
+
+def bus(device: str) -> tuple[float, float]:
+    """Bytes per second of large copies from pinned memory to the device, and back."""
+    cuda = torch.device(device).type == "cuda"
+    size = 256 << 20 if cuda else 16 << 20
+    host = torch.empty(size, dtype=torch.uint8, pin_memory=cuda)
+    there = torch.empty(size, dtype=torch.uint8, device=device)
+    speeds = []
+    for target, source in ((there, host), (host, there)):
+        best = 0.0
+        for _ in range(5):
+            if cuda:
+                torch.cuda.synchronize()
+            begun = time.perf_counter()
+            for _ in range(8):
+                target.copy_(source, non_blocking=True)
+            if cuda:
+                torch.cuda.synchronize()
+            best = max(best, 8 * size / (time.perf_counter() - begun))
+        speeds.append(best)
+    return speeds[0], speeds[1]
+
+
+def reading(path: Path) -> float:
+    """Bytes per second that the readers' number of threads take out of the page cache, into a buffer each."""
+    readers, size = settings().readers, settings().buffer_bytes
+    end = path.stat().st_size
+    best = 0.0
+    for _ in range(3):
+        buffers = [bytearray(size) for _ in range(readers)]
+        descriptor = os.open(path, os.O_RDONLY)
+
+        def read(number: int, descriptor: int = descriptor, buffers: list[bytearray] = buffers) -> None:
+            for offset in range(number * size, end, readers * size):
+                os.preadv(descriptor, [buffers[number]], offset)
+
+        threads = [threading.Thread(target=read, args=(number,)) for number in range(readers)]
+        begun = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        best = max(best, end / (time.perf_counter() - begun))
+        os.close(descriptor)
+    return best
+
+
+def first_load(who: str, path: str, device: str) -> float:
+    """Seconds that a file takes onto the device, where nothing was pinned or allocated before."""
+    torch.empty(1, device=device)
+    begun = time.perf_counter()
+    if who == "burnstore":
+        with bs.open(path) as file:
+            found = file.torch(device=device)
+    else:
+        found = load_file(path, device=device)
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - begun
+    if not found:
+        raise AssertionError("nothing was loaded")
+    return seconds
+
+
+def drop_from_cache(path: Path) -> None:
+    """Have the page cache forget a file."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+
+
+def write_raw(host: Any, path: Path, *, sync: bool) -> None:
+    """Write memory of the host into a new file, and nothing else."""
+    rest = memoryview(host.numpy())
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    while rest:
+        rest = rest[os.write(descriptor, rest[:_WINDOW]) :]
+    if sync:
+        os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def check(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Raise AssertionError if these are not the same tensors, bit by bit."""
+    if found.keys() != wanted.keys():
+        raise AssertionError("the names differ")
+    for name, tensor in wanted.items():
+        other = found[name]
+        if other.dtype is not tensor.dtype or other.shape != tensor.shape:
+            raise AssertionError(f"{name}: {other.dtype} {list(other.shape)}")
+        if not torch.equal(other.contiguous().view(torch.uint8), tensor.contiguous().view(torch.uint8)):
+            raise AssertionError(f"{name}: the bits differ")
+
+
+def status(name: str) -> int:
+    """A figure of this process's memory, in bytes."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(name))
+
+
+def mb(nbytes: int) -> str:
+    """Bytes as megabytes."""
+    return f"{nbytes / 1e6:.1f} MB"
