@@ -15,6 +15,7 @@ import burnstore as bs
 from burnstore.device.buffers import settings
 
 _WINDOW = 16 << 20
+_READ = 4 << 20
 
 
 def bus(device: str) -> tuple[float, float]:
@@ -41,7 +42,7 @@ def bus(device: str) -> tuple[float, float]:
 
 def reading(path: Path) -> float:
     """Bytes per second that the readers' number of threads take out of the page cache, into a buffer each."""
-    readers, size = settings().readers, settings().buffer_bytes
+    readers, size = settings().readers, _READ
     end = path.stat().st_size
     best = 0.0
     for _ in range(3):
@@ -61,6 +62,19 @@ def reading(path: Path) -> float:
         best = max(best, end / (time.perf_counter() - begun))
         os.close(descriptor)
     return best
+
+
+def processor_time() -> tuple[int, int]:
+    """How much time of the processors was kept by the host of this machine since it runs, and how much there was.
+
+    What is kept is zero where nobody tells.
+    """
+    try:
+        first = Path("/proc/stat").read_text().partition("\n")[0]
+    except OSError:
+        return 0, 1
+    columns = [int(number) for number in first.split()[1:9]]
+    return columns[7], sum(columns)
 
 
 def first_load(who: str, path: str, device: str) -> float:

@@ -18,7 +18,7 @@ import numpy as np
 
 from . import torch_tensor
 from .device.carriers import CudaCarrier, TensorCarrier
-from .device.engine import carry
+from .device.engine import carrying
 from .device.landings import SMALL, Fresh
 from .device.pieces import Range
 from .dtype import Kind
@@ -70,15 +70,17 @@ def _carried(table: Table, kinds: Kinds, source: Source, carrier: CudaCarrier | 
     forms = _forms(table, kinds)
     widths = np.array([form.width for form in forms], np.int64)[kinds.which]
     groups = grouped(table.offsets, table.sizes, widths, small=SMALL, widest=_WIDEST)
+    places = _Places(groups.which, kinds.which, (groups.places + groups.skipped[groups.which]) // widths)
     with torch_tensor.device_errors(carrier.device, int(groups.lengths.sum())):
-        memories = _memories(table, source, groups, carrier)
-    begins = (groups.places + groups.skipped[groups.which]) // widths
-    with torch_tensor.apart():
-        return _cut(table.names, memories, forms, _Places(groups.which, kinds.which, begins))
+        landings, ranges = _landings(table, source, groups, carrier)
+        with carrying(ranges, carrier, readers=carrier.readers), torch_tensor.apart():
+            return _cut(table.names, [landing.memory for landing in landings], forms, places)
 
 
-def _memories(table: Table, source: Source, groups: Groups, carrier: CudaCarrier | TensorCarrier) -> list[Tensor]:
-    """The bytes of each group on the device, rounded up to whole elements of any width where several share them."""
+def _landings(
+    table: Table, source: Source, groups: Groups, carrier: CudaCarrier | TensorCarrier
+) -> tuple[list[Fresh], list[Range]]:
+    """Memory on the device for each group, rounded up to whole elements of any width where several share it."""
     counts = np.diff(groups.firsts, append=len(table.names)).tolist()
     rows = zip(groups.bases.tolist(), groups.lengths.tolist(), groups.skipped.tolist(), strict=True)
     landings: list[Fresh] = []
@@ -89,8 +91,7 @@ def _memories(table: Table, source: Source, groups: Groups, carrier: CudaCarrier
         landing = Fresh(carrier, room, skipped, landings[-1] if landings else None)
         landings.append(landing)
         ranges.append(Range(*part_of(source, base, length), length, landing, table.names[first] if alone else None))
-    carry(ranges, carrier, readers=carrier.readers)
-    return [landing.memory for landing in landings]
+    return landings, ranges
 
 
 class _Form(NamedTuple):

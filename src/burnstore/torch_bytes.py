@@ -90,8 +90,13 @@ def flat_bytes(tensor: Tensor) -> Tensor:
     plain = tensor.detach()
     if not _lies_plainly(plain):
         plain = as_bits(_resolved(plain)).contiguous()
+    return plain_bytes(plain)
+
+
+def plain_bytes(tensor: Tensor) -> Tensor:
+    """The same of a tensor that knows no gradient, and whose memory has its row-major bytes."""
     # Not reshaped: a single element may have any stride, and is then no bytes to torch.
-    return plain.as_strided((plain.numel(),), (1,)).view(torch_package().uint8)
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch_package().uint8)
 
 
 def _resolved(tensor: Tensor) -> Tensor:

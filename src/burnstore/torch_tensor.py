@@ -7,6 +7,7 @@ never reaches the file). What must not change, such as ``bytes`` or a read-only 
 
 from __future__ import annotations
 
+import functools
 import mmap
 import sys
 from collections.abc import Iterator, Sequence
@@ -69,7 +70,8 @@ def described(tensor: Tensor) -> tuple[DType, Shape]:
     ``float4_e2m1fn_x2`` has two values in an element, so the last extent is doubled.
     """
     torch = torch_package()
-    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+    kind = type(tensor)
+    if issubclass(kind, torch.nn.parameter.UninitializedTensorMixin):
         raise ModelError("its module is lazy and has no shape yet", hint="run one forward pass first")
     if tensor.is_nested:
         raise ModelError("a nested tensor", hint="unbind it and store its parts, or pad it")
@@ -77,12 +79,12 @@ def described(tensor: Tensor) -> tuple[DType, Shape]:
         raise ModelError(f"a tensor of layout {tensor.layout}", hint="make it dense with to_dense()")
     if tensor.is_quantized:
         raise ModelError(f"a quantized tensor ({tensor.dtype})", hint="store dequantize() of it, or its int_repr()")
-    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         raise ModelError(
-            f"a {type(tensor).__name__}, which keeps its elements in a way of its own",
+            f"a {kind.__name__}, which keeps its elements in a way of its own",
             hint="store a plain tensor made of it (full_tensor() of a DTensor, dequantize() of a quantized one)",
         )
-    dtype = DType.of(tensor.dtype)
+    dtype = _dtype_of(tensor.dtype)
     shape = tuple(tensor.shape)
     if dtype is DType.F4:
         if not shape:
@@ -91,9 +93,17 @@ def described(tensor: Tensor) -> tuple[DType, Shape]:
     return dtype, shape
 
 
+_dtype_of = functools.cache(DType.of)  # it is asked for every tensor, and there are few
+
+
 def carries_to(device: Device) -> bool:
     """Whether bytes go to this device through pinned memory: to GPUs of CUDA and ROCm."""
-    return torch_package().device(device).type in CARRIED
+    return carries_to_type(torch_package().device(device).type)
+
+
+def carries_to_type(name: str) -> bool:
+    """The same of all devices of a type, such as ``cpu``."""
+    return name in CARRIED
 
 
 def is_carried(dtype: DType, nbytes: int, device: Device) -> bool:

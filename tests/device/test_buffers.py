@@ -106,7 +106,7 @@ def test_settings_are_checked_and_go_back_to_their_defaults() -> None:
 
 
 def test_there_are_no_more_readers_than_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    for count, readers in ((64, 12), (4, 4), (1, 2), (None, 2)):
+    for count, readers in ((64, 14), (4, 4), (1, 2), (None, 2)):
         monkeypatch.setattr(buffers.os, "cpu_count", lambda count=count: count)
         assert settings().readers == readers
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from burnstore.device import readers
 from burnstore.device.buffers import Settings
 from burnstore.device.carriers import HostCarrier
-from burnstore.device.engine import carry
-from burnstore.device.pieces import NEAR, Landing, Range, cut, longest_unit
+from burnstore.device.engine import carry, carrying
+from burnstore.device.pieces import NEAR, Landing, Piece, Range, cut, longest_unit
 from burnstore.device.readers import KernelReaders, ThreadReaders, readers_for
 from burnstore.errors import ChangedError, ClosedError, ReadError, TruncatedError
 from burnstore.io.kernel_reads import KernelReads
@@ -26,6 +26,7 @@ from burnstore.io.pages import PAGE
 from burnstore.io.source import BytesSource, FileSource
 
 SIZE = 1 << 16
+READ = 2 * PAGE
 DATA = np.random.default_rng(1).integers(0, 256, 40 * SIZE, np.uint8).tobytes()
 
 
@@ -104,11 +105,17 @@ def without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "kernel_reads", lambda *_: None)
 
 
-@pytest.fixture(params=["kernel", "threads"])
+def with_short_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "_READ_AT_ONCE", READ)
+
+
+@pytest.fixture(params=["kernel", "kernel, many reads a piece", "threads", "threads, many reads a piece"])
 def source(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileSource]:
     """A file that is read by threads of the kernel, where there are such, and by threads of Python."""
-    if request.param == "threads":
+    if request.param.startswith("threads"):
         without_the_kernel(monkeypatch)
+    if request.param.endswith("many reads a piece"):
+        with_short_reads(monkeypatch)
     (tmp_path / "data").write_bytes(DATA)
     opened = FileSource(tmp_path / "data")
     yield opened
@@ -157,6 +164,14 @@ def test_pieces_fit_a_buffer_with_all_their_pages_and_cut_no_unit(spans: list[tu
         for at, length, where in parts:
             assert (at, where) == (each.offset + place, place) and where % each.unit == 0
             place += length
+
+
+@given(st.integers(0, 3 * PAGE), st.integers(20 << 20, 90 << 20), st.integers(2, 1 << 15))
+def test_a_long_range_is_cut_evenly(at: int, length: int, unit: int) -> None:
+    for whole, rounding in ((1, 3 * PAGE), (unit, 2 * unit + PAGE)):  # pieces end with a page, or with a unit
+        range_ = Range(BytesSource(b""), at, length // whole * whole, Into(0), None, whole)
+        lengths = [piece.length for piece in cut([[range_]], 1 << 20)][16:]  # the first are small, to be there soon
+        assert 2 * min(lengths) + rounding >= max(lengths) > 1 << 19
 
 
 def test_ranges_that_lie_near_each_other_are_one_read_and_far_ones_are_not() -> None:
@@ -258,6 +273,42 @@ def test_what_a_landing_raises_ends_the_transfer(source: FileSource, error: Base
     assert len(landing.lengths) == after + 1
 
 
+def test_there_is_time_for_something_while_the_last_pieces_are_read(source: FileSource) -> None:
+    landing = Into(len(DATA))
+    with carrying([Range(source, 0, len(DATA), landing)], ring(), readers=4):
+        begun = sum(landing.lengths)
+        assert begun < len(DATA)
+    assert landing.memory == DATA
+    with carrying([], ring(), readers=4):
+        pass
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no view"), KeyboardInterrupt()])
+def test_what_is_raised_meanwhile_ends_the_transfer(source: FileSource, error: BaseException) -> None:
+    class Watched(HostCarrier):
+        left = 0
+
+        def __exit__(self, *failure: object) -> None:
+            self.left += 1
+            super().__exit__(*failure)
+
+    carrier = Watched(Settings(buffers=4, buffer_bytes=SIZE))
+    with (
+        pytest.raises(type(error)),
+        carrying([Range(source, 0, len(DATA), Into(len(DATA)))], carrier, readers=4),
+    ):
+        raise error
+    assert carrier.left == 1
+
+
+def test_a_file_that_is_cut_before_the_last_pieces_are_read_is_reported(source: FileSource) -> None:
+    with (
+        pytest.raises((TruncatedError, ChangedError)),
+        carrying([Range(source, 0, len(DATA), Into(len(DATA)))], ring(), readers=4),
+    ):
+        os.truncate(source.name, 10)
+
+
 @pytest.mark.parametrize("step", ["buffer", "begin", "memory", "sent"])
 def test_what_a_carrier_raises_ends_the_transfer_and_it_is_left(source: FileSource, step: str) -> None:
     class Raising(HostCarrier):
@@ -318,6 +369,97 @@ def test_what_the_kernel_refuses_is_read_the_usual_way(
     assert refused or readers.kernel_reads(1, 1) is None
 
 
+class Soiled(HostCarrier):
+    """A ring in which what nobody reads is not what is in the file."""
+
+    def buffer(self, index: int) -> memoryview:
+        memory = super().buffer(index)
+        memory[:] = bytes(byte ^ 0xFF for byte in DATA[: len(memory)])
+        return memory
+
+
+class OnePiece:
+    """A piece that the kernel reads with several reads, one of which gets less than it was to, or is refused."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        if readers.kernel_reads(1, 1) is None:
+            pytest.skip("the kernel does no reads for this process")
+        with_short_reads(monkeypatch)
+        self.path = folder / "data"
+        self.path.write_bytes(DATA)
+        self.reads = 0
+        self.filled = 0
+        self._wrong = -1
+        self._lost: int | None = None
+        ask, fill = KernelReads.ask, Piece.fill
+
+        def wrong(reads: KernelReads, asked: tuple[int, int, int], address: int, key: int) -> None:
+            fd, offset, length = asked
+            if self.reads == self._wrong:
+                asked = (-1, offset, length) if self._lost is None else (fd, offset, max(length - self._lost, 0))
+            self.reads += 1
+            ask(reads, asked, address, key)
+
+        def counting(piece: Piece, *arguments: Any) -> None:
+            self.filled += 1
+            fill(piece, *arguments)
+
+        monkeypatch.setattr(KernelReads, "ask", wrong)
+        monkeypatch.setattr(Piece, "fill", counting)
+
+    def carry(self, at: int, length: int, *, wrong: int, lost: int | None) -> bool:
+        """Carry a range with one read that is wrong, and whether it was read the usual way; None lost is a refusal."""
+        self._wrong, self._lost = wrong, lost
+        self.reads = self.filled = 0
+        landing = Into(length)
+        source = FileSource(self.path)
+        try:
+            carry([Range(source, at, length, landing, "w", length)], Soiled(Settings(buffer_bytes=SIZE)), readers=4)
+        finally:
+            source.close()
+        assert landing.memory == DATA[at : at + length] and landing.lengths == [length]
+        assert self.reads == -(-(at + length) // READ) - at // READ > 1
+        assert self.filled <= 1
+        return self.filled == 1
+
+
+@pytest.fixture
+def one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OnePiece:
+    return OnePiece(tmp_path, monkeypatch)
+
+
+def by_whole_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have files read as if they were not cached, through a descriptor that takes reads of any length."""
+    monkeypatch.setattr("burnstore.io.source.is_cached", lambda *_: False)
+    monkeypatch.setattr(FileSource, "_direct_fd", FileSource._open_fd)
+
+
+@pytest.mark.parametrize("is_direct", [False, True])
+@pytest.mark.parametrize(("at", "length"), [(0, 5 * READ), (3 * READ + 5, 4 * READ), (READ, 5 * READ + 77)])
+def test_one_read_of_several_that_is_short_or_refused_has_its_piece_read_the_usual_way(
+    at: int, length: int, is_direct: bool, one_piece: OnePiece, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_direct:
+        by_whole_pages(monkeypatch)
+    assert not one_piece.carry(at, length, wrong=-1, lost=0)
+    beyond = -(at + length) % PAGE if is_direct else 0  # what the last read has beyond the range
+    for position in range(last := one_piece.reads):
+        surplus = beyond if position == last - 1 else 0
+        for lost in (None, surplus + 1, READ):
+            assert one_piece.carry(at, length, wrong=position, lost=lost), (position, lost)
+        assert not one_piece.carry(at, length, wrong=position, lost=surplus)
+
+
+def test_a_last_read_that_gets_more_than_is_needed_does_not_make_up_for_another_one(
+    one_piece: OnePiece, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_whole_pages(monkeypatch)
+    length = 4 * READ + 100
+    for position in range(4):
+        for lost in (1, 1000, PAGE - 100):
+            assert one_piece.carry(0, length, wrong=position, lost=lost)
+
+
 def test_a_file_that_is_not_cached_is_read_past_the_cache(source: FileSource, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("burnstore.io.source.is_cached", lambda *_: False)
     spans = [(3, 5 * SIZE + 1), (7 * SIZE + 9, 4 * SIZE), (len(DATA) - 5, 5)]
@@ -340,7 +482,7 @@ def test_a_kernel_that_takes_no_more_reads_is_reported(source: FileSource, monke
     def failing(*_: object, **__: object) -> list[tuple[int, int]]:
         raise OSError(errno.ENOMEM, "no memory")
 
-    if not isinstance(readers_for([source], 1, 1), KernelReaders):
+    if not isinstance(readers_for([source], 1, SIZE), KernelReaders):
         pytest.skip("this file is not read by the kernel")
     monkeypatch.setattr(KernelReads, "finished", failing)
     with pytest.raises(ReadError, match="takes no more reads: no memory"):
@@ -349,12 +491,12 @@ def test_a_kernel_that_takes_no_more_reads_is_reported(source: FileSource, monke
 
 def test_the_kernel_reads_files_where_it_can_and_threads_all_else(source: FileSource) -> None:
     reads = readers.kernel_reads(1, 1)
-    found = readers_for([source], 2, 3)
+    found = readers_for([source], 2, SIZE)
     assert isinstance(found, ThreadReaders if reads is None else KernelReaders)
     found.close()
     if reads is not None:
         reads.close()
-    assert isinstance(readers_for([source, BytesSource(b"")], 2, 3), ThreadReaders)
+    assert isinstance(readers_for([source, BytesSource(b"")], 2, SIZE), ThreadReaders)
 
 
 def test_a_file_that_is_changed_meanwhile_is_reported(source: FileSource) -> None:

@@ -1,92 +1,139 @@
 """Torch with a GPU that is none: tensors are on the CPU, streams and events keep account of how they are used.
 
 What is started in a stream is done at once, and yet its events say for a while that it is not: so the code that waits
-is run, and a buffer that is filled again before its event was awaited is found out.
+is run. What a GPU may do at the same time, or in another order, though it must not, is found out (`StreamOrder`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
+from tests.gpu.stream_order import Actor, Clock, StreamOrder, reads_are_watched
+
+from burnstore import torch_tensor
+from burnstore.device.buffers import page_aligned
+from burnstore.device.carriers import CudaCarrier
+from burnstore.modules import on_device
 
 
-class FakeEvent:
-    def __init__(self, blocking: bool = False) -> None:
-        self.asked = 0
-        self.recorded = False
+class FakeStream(Actor):
+    def __init__(self, name: str, host: Actor) -> None:
+        super().__init__(name)
+        self._host = host
 
-    def record(self, stream: FakeStream) -> None:
-        assert isinstance(stream, FakeStream)
-        self.recorded = True
-
-    def query(self) -> bool:
-        assert self.recorded
-        self.asked += 1
-        return self.asked > 2
-
-    def synchronize(self) -> None:
-        assert self.recorded
-        self.asked = 3
-
-
-class FakeStream:
-    def __init__(self) -> None:
-        self.waited_for: list[Any] = []
+    def until_now(self) -> Clock:
+        """What is over when all is that the stream was asked for."""
+        self.learn(self._host.clock)
+        return dict(self.clock)
 
     def wait_stream(self, other: FakeStream) -> None:
-        self.waited_for.append(other)
+        self.learn(other.until_now())
 
     def wait_event(self, event: FakeEvent) -> None:
-        assert event.recorded
-        self.waited_for.append(event)
+        self.learn(event.recorded)
 
     def record_event(self) -> FakeEvent:
-        event = FakeEvent()
+        event = FakeEvent(self._host)
         event.record(self)
         return event
 
     def synchronize(self) -> None:
-        self.waited_for.append("end")
+        self._host.learn(self.clock)
+
+
+class FakeEvent:
+    def __init__(self, host: Actor) -> None:
+        self._host = host
+        self._clock: Clock | None = None
+        self._asked = 0
+
+    @property
+    def recorded(self) -> Clock:
+        assert self._clock is not None, "the event is of no stream"
+        return self._clock
+
+    def record(self, stream: FakeStream) -> None:
+        self._clock = stream.until_now()
+
+    def query(self) -> bool:
+        self._asked += 1
+        if self._asked <= 2:
+            return False
+        self.synchronize()
+        return True
+
+    def synchronize(self) -> None:
+        self._asked = 2
+        self._host.learn(self.recorded)
 
 
 class FakeCuda:
-    Event = FakeEvent
-
     def __init__(self) -> None:
-        self.callers = self.current = FakeStream()
+        self._host = Actor("the host")
+        self.callers = FakeStream("the caller's stream", self._host)
         self.made: list[FakeStream] = []
-        self.selected: list[Any] = []
+        self.order = StreamOrder(self._host, self.callers)
+        self.entered = 0
+        self.not_awaited: list[str] = []
 
     def Stream(self) -> FakeStream:
-        self.made.append(FakeStream())
+        self.made.append(FakeStream(f"stream {len(self.made) + 1}", self._host))
         return self.made[-1]
 
-    def current_stream(self) -> FakeStream:
-        return self.current
+    def Event(self, blocking: bool = False) -> FakeEvent:
+        return FakeEvent(self._host)
+
+    def current_stream(self) -> Actor:
+        return self.order.current
 
     def set_stream(self, stream: FakeStream) -> None:
-        self.current = stream
+        self.order.current = stream
 
     def device(self, device: Any) -> FakeCuda:
-        self.selected.append(device)
         return self
 
     def __enter__(self) -> FakeCuda:
+        self.entered += 1
+        self.order.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.selected.append(None)
+    def __exit__(self, *failure: object) -> None:
+        self.entered -= 1
+        self.order.__exit__(*failure)
+        self.not_awaited += self.order.not_awaited(self.made)
 
 
 class FakeTorch:
     def __init__(self) -> None:
         self.cuda = FakeCuda()
-        self.pinned = 0
 
     def empty(self, *args: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
-        self.pinned += pin_memory
-        return torch.empty(*args, **options)
+        return torch.from_numpy(page_aligned(*args)) if pin_memory else torch.empty(*args, **options)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
+
+
+@contextmanager
+def gpu_that_is_none(make: Callable[[], FakeTorch] = FakeTorch) -> Iterator[list[FakeTorch]]:
+    """Let tensors on the CPU be carried as those on a GPU are; what was made for it, which must be given back."""
+    made: list[FakeTorch] = []
+
+    def carrier_to(device: object) -> CudaCarrier:
+        made.append(make())
+        return CudaCarrier(made[-1], torch.device("cpu"))
+
+    with (
+        mock.patch.object(torch_tensor, "carrier_to", carrier_to),
+        mock.patch.object(on_device, "carrier_to", carrier_to),
+        reads_are_watched(),
+    ):
+        yield made
+    for fake in made:
+        assert fake.cuda.current_stream() is fake.cuda.callers, "the caller's stream was not given back"
+        assert not fake.cuda.entered, "the caller's device was not given back"
+        assert not fake.cuda.not_awaited, "the host did not await:\n  " + "\n  ".join(fake.cuda.not_awaited)

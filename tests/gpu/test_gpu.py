@@ -10,10 +10,7 @@ import tests.gpu.load_checks  # it adds to the checks
 import tests.gpu.rank_checks  # noqa: F401  # it adds to the checks
 import torch
 from tests.gpu.checks import CHECKS, Check, ring_for
-from tests.gpu.fake_cuda import FakeTorch
-
-from burnstore import torch_tensor
-from burnstore.device.carriers import CudaCarrier
+from tests.gpu.fake_cuda import gpu_that_is_none
 
 names = [check.__name__ for check in CHECKS]
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
@@ -26,24 +23,9 @@ def test_through_a_ring_in_plain_memory(check: Check, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=names)
-def test_through_the_ring_of_a_gpu_that_is_none(check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[FakeTorch] = []
-
-    def carrier_to(device: object) -> CudaCarrier:
-        made.append(FakeTorch())
-        return CudaCarrier(made[-1], torch.device("cpu"))
-
-    monkeypatch.setattr(torch_tensor, "carrier_to", carrier_to)
-    monkeypatch.setattr("burnstore.modules.on_device.carrier_to", carrier_to)
-    with ring_for("cpu"):
+def test_through_the_ring_of_a_gpu_that_is_none(check: Check, tmp_path: Path) -> None:
+    with ring_for("cpu"), gpu_that_is_none():
         check("cpu", tmp_path)
-    for fake in made:
-        cuda = fake.cuda
-        assert cuda.current is cuda.callers, "the caller's stream was not given back"
-        assert len(cuda.selected) % 2 == 0, "the caller's device was not given back"
-        for stream in cuda.made:
-            assert stream.waited_for[0] is cuda.callers, "it did not wait for what the caller was doing"
-            assert stream.waited_for[-1] == "end", "it was not awaited"
 
 
 @needs_gpu

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import ctypes
 import errno
+import gc
 import os
 import platform
 import signal
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -165,6 +167,43 @@ def test_one_that_nobody_closed_is_closed_with_its_last_reference(fd: int, reads
     found = memory.copy()
     time.sleep(0.02)
     assert found.any() and (found == memory).all()  # what was begun is done: nobody writes there any more
+
+
+@pytest.mark.parametrize("step", ["mmap", "memoryview", "set_workers"])
+def test_one_that_a_signal_kept_from_being_made_leaves_nothing(
+    reads: KernelReads, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def interrupted(*_: object, **__: object) -> NoReturn:
+        raise TimeoutError("the alarm went off")
+
+    before = set(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patched:
+        if step == "mmap":
+            patched.setattr(module.mmap, "mmap", interrupted)
+        else:
+            patched.setattr(module, step, interrupted, raising=False)
+        patched.setattr(KernelReads, "close", lambda self: None)  # as if a second signal came there
+        with pytest.raises(TimeoutError) as caught:
+            KernelReads(4, 1)
+    del caught
+    gc.collect()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_closing_that_a_signal_interrupts_is_gone_on_with(reads: KernelReads) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    other = kernel_reads(4, 1)
+    assert other is not None
+
+    def interrupted() -> NoReturn:
+        raise TimeoutError("the alarm went off")
+
+    other._held.callback(interrupted)
+    with pytest.raises(TimeoutError):
+        other.close()
+    other.settle()
+    other.close()
+    assert set(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM, errno.ENOMEM])

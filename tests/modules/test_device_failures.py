@@ -11,14 +11,11 @@ from typing import Any
 import pytest
 import torch
 from tests.gpu.checks import ring_for
-from tests.gpu.fake_cuda import FakeTorch
+from tests.gpu.fake_cuda import FakeTorch, gpu_that_is_none
 from torch import nn
 
 import burnstore as bs
-from burnstore import torch_tensor
 from burnstore.device.buffers import POOL
-from burnstore.device.carriers import CudaCarrier
-from burnstore.modules import on_device
 
 Failure = Callable[[], Exception]
 
@@ -59,25 +56,18 @@ Failing = Callable[..., None]
 
 
 @pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Failing]:
+def failing() -> Iterator[Failing]:
     """Let tensors be carried by a GPU that is none, and fails; afterwards nothing may be left behind."""
-    made: list[FailingTorch] = []
+    failures: list[tuple[str, Failure]] = []
 
     def fail(name: str, failure: Failure = out_of_memory) -> None:
-        def carrier_to(device: object) -> CudaCarrier:
-            made.append(FailingTorch(name, failure))
-            return CudaCarrier(made[-1], torch.device("cpu"))
-
-        monkeypatch.setattr(torch_tensor, "carrier_to", carrier_to)
-        monkeypatch.setattr(on_device, "carrier_to", carrier_to)
+        failures.append((name, failure))
 
     threads = threading.active_count()
-    with ring_for("cpu"):
+    with ring_for("cpu"), gpu_that_is_none(lambda: FailingTorch(*failures[-1])):
         yield fail
         assert threading.active_count() == threads
         assert POOL._lent == 0
-    for each in made:
-        assert each.cuda.current is each.cuda.callers and len(each.cuda.selected) % 2 == 0
 
 
 @pytest.fixture

@@ -24,9 +24,9 @@ Tensor = Any
 """A torch.Tensor of bytes in pinned memory."""
 
 # By measurement; see docs/decisions/0024.
-_BUFFER_BYTES = 8 << 20
-_BUFFERS = 24
-_READERS = 12
+_BUFFER_BYTES = 16 << 20
+_BUFFERS = 12
+_READERS = 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,12 @@ def configure_transfers(
 ) -> None:
     """Change how bytes are carried to GPUs and from them: what is not given goes back to its default.
 
-    ``readers`` threads (12, never more than processors) read into at most ``buffers`` (24) pinned buffers of
-    ``buffer_bytes`` (8 MiB) each, a power of two from 64 KiB on. More than two buffers are needed for reading and
+    ``readers`` threads (14, never more than processors) read into at most ``buffers`` (12) pinned buffers of
+    ``buffer_bytes`` (16 MiB) each, a power of two from 64 KiB on. More than two buffers are needed for reading and
     copying to overlap.
 
     >>> import burnstore as bs
-    >>> bs.configure_transfers(buffers=8)  # 64 MiB of pinned memory are enough
+    >>> bs.configure_transfers(buffers=4)  # 64 MiB of pinned memory are enough
     >>> bs.configure_transfers()
     """
     global _settings

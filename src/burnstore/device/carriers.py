@@ -1,8 +1,10 @@
 """Carriers: rings of buffers from which bytes go on to a GPU, or stay in host memory.
 
-`CudaCarrier` uses two streams in turn, so that one copy is on the bus while the next is being started; what a landing
-does on the device after a copy (a transposition, a cast) runs in the same stream, beside the copies of the other. Both
-streams begin after all that the caller's stream was given before, and are awaited at the end.
+`CudaCarrier` has two streams. One is the bus: all copies, one after the other, as copies of several streams that take
+turns are now and then three times as slow. In the other runs what a landing does on the device after a copy (a
+transposition, a cast), beside the copies that come next. What is worked on lies in staging memory of two halves: while
+one is worked on, the other is filled. Both streams begin after all that the caller's stream was given before, and are
+awaited at the end.
 """
 
 from __future__ import annotations
@@ -126,22 +128,6 @@ class _Copies:
         return len(self._targets)
 
 
-class _Both:
-    """The copies of both streams."""
-
-    __slots__ = ("_events",)
-
-    def __init__(self, *events: Ticket) -> None:
-        self._events = events
-
-    def query(self) -> bool:
-        return all(event.query() for event in self._events)
-
-    def synchronize(self) -> None:
-        for event in self._events:
-            event.synchronize()
-
-
 class CudaCarrier:
     """A ring in pinned memory, before a GPU of CUDA or ROCm."""
 
@@ -157,11 +143,12 @@ class CudaCarrier:
         self._staged_copies = _Copies()
         self._staged_rows = _Copies()
         self._staging: tuple[list[Tensor], list[Tensor]] = [], []
-        self._scratch: dict[int, Tensor] = {}
+        self._scratch: Tensor | None = None
         self._most_staged = max(min(_MOST_STAGED, _STAGING_BYTES // self.buffer_bytes // 2), 1)
         self._shaped: dict[tuple[Any, ...], Tensor] = {}
-        self._turn = 0
-        self._has_changed = False
+        self._half = 0
+        self._worked: list[Any] = [None, None]  # when what is in each half was worked on
+        self._is_worked_on = False
         self._callers: Any = None
 
     def buffer(self, index: int) -> memoryview:
@@ -172,7 +159,7 @@ class CudaCarrier:
         return self.torch.empty(nbytes, dtype=self.torch.uint8, device="cpu", pin_memory=True)
 
     def begin(self) -> None:
-        self.torch.cuda.set_stream(self._streams[self._turn])
+        self.torch.cuda.set_stream(self._bus)
 
     def memory(self, index: int) -> Tensor:
         return self._pinned[index][0]
@@ -183,12 +170,13 @@ class CudaCarrier:
 
     def copy_rows(self, rows: Tensor, memory: Tensor, dtype: Any) -> None:
         """Fill rows of a tensor with elements of this dtype, whatever its own strides and dtype, as `copy`."""
+        self._end_work()
         if len(self._staged_copies) == self._most_staged:
-            self._change_streams()
+            self._start_rows()
         slot = len(self._staged_copies)
         staging = self._staging_slot(slot)
         shape = rows.shape
-        key = self._turn, slot, dtype, shape[1:]
+        key = self._half, slot, dtype, shape[1:]
         shaped = self._shaped.get(key)
         if shaped is None:
             shaped = self._shaped[key] = _shaped(staging, dtype, tuple(shape[1:]))
@@ -198,52 +186,66 @@ class CudaCarrier:
 
     def staged(self, memory: Tensor) -> Tensor:
         """The bytes on the device, until the next ones are staged: for what is more than a copy."""
-        self._change_streams()
+        self._start()
         staged = self._staging_slot(0)[: memory.numel()]
+        self._await_half()
         staged.copy_(memory, non_blocking=True)
+        self._begin_work()
         return staged
 
     def scratch(self) -> Tensor:
         """Memory on the device beside what is staged, for casts; as long as that."""
-        scratch = self._scratch.get(self._turn)
-        if scratch is None:
-            scratch = self._scratch[self._turn] = self.empty([SCRATCH_BYTES])[0]
-        return scratch
+        if self._scratch is None:
+            (self._scratch,) = self.empty([SCRATCH_BYTES])
+        return self._scratch
+
+    def sent(self) -> Ticket:
+        """Start all copies; an event behind them."""
+        self._start()
+        event = self.torch.cuda.Event(blocking=True)  # one that spins takes a reader's processor
+        event.record(self._bus)
+        done: Ticket = event
+        return done
+
+    def _start(self) -> None:
+        """Start what waits to be started."""
+        self._end_work()
+        self._copies.start(self.torch)
+        self._start_rows()
+
+    def _start_rows(self) -> None:
+        if self._staged_copies:
+            self._await_half()
+            self._staged_copies.start(self.torch)
+            self._begin_work()
+            self._staged_rows.start(self.torch)
+            self._end_work()
 
     def _staging_slot(self, slot: int) -> Tensor:
-        slots = self._staging[self._turn]
+        slots = self._staging[self._half]
         if slot == len(slots):
             slots += self.empty([self.buffer_bytes])
         return slots[slot]
 
-    def _start(self) -> None:
-        """Start what waits to be started, in the stream whose turn it is."""
-        self._copies.start(self.torch)
-        self._staged_copies.start(self.torch)
-        self._staged_rows.start(self.torch)
+    def _await_half(self) -> None:
+        """Let the bus wait until this half may be filled again."""
+        if self._worked[self._half] is not None:
+            self._bus.wait_event(self._worked[self._half])
 
-    def _change_streams(self) -> None:
-        """Start what waits, and go on in the other stream: while one moves rows, the other has the bus."""
-        self._start()
-        self._turn ^= 1
-        self._has_changed = True
-        self.torch.cuda.set_stream(self._streams[self._turn])
+    def _begin_work(self) -> None:
+        """From here on, what is started works on what the bus brings into this half, when it is there."""
+        self._work.wait_event(self._bus.record_event())
+        self.torch.cuda.set_stream(self._work)
+        self._is_worked_on = True
 
-    def sent(self) -> Ticket:
-        """Start all copies; an event behind them, or one in each stream if both have some."""
-        self._start()
-        if self._has_changed:
-            self._has_changed = False
-            return _Both(*map(self._event_in, self._streams))
-        event = self._event_in(self._streams[self._turn])
-        self._turn ^= 1
-        return event
-
-    def _event_in(self, stream: Any) -> Ticket:
-        event = self.torch.cuda.Event(blocking=True)  # one that spins takes a reader's processor
-        event.record(stream)
-        done: Ticket = event
-        return done
+    def _end_work(self) -> None:
+        """Go on with copies, and with the other half, if this one was worked on."""
+        if not self._is_worked_on:
+            return
+        self._worked[self._half] = self._work.record_event()
+        self.torch.cuda.set_stream(self._bus)
+        self._is_worked_on = False
+        self._half ^= 1
 
     def empty(self, sizes: Sequence[int]) -> list[Tensor]:
         """Fresh memory on the device, which landings of this transfer may copy into.
@@ -262,7 +264,7 @@ class CudaCarrier:
             free = self._callers.record_event()
         finally:
             torch.cuda.set_stream(ours)
-        for stream in self._streams:
+        for stream in (self._bus, self._work):
             stream.wait_event(free)
         return made
 
@@ -271,8 +273,8 @@ class CudaCarrier:
         self._selected = cuda.device(self.device)
         self._selected.__enter__()
         self._callers = cuda.current_stream()
-        self._streams = [cuda.Stream(), cuda.Stream()]
-        for stream in self._streams:
+        self._bus, self._work = cuda.Stream(), cuda.Stream()
+        for stream in (self._bus, self._work):
             stream.wait_stream(self._callers)
         return self
 
@@ -286,8 +288,10 @@ class CudaCarrier:
             self._callers = None
             self._selected.__exit__(*failure)
             self._staging = [], []
-            self._scratch.clear()
+            self._scratch = None
             self._shaped.clear()
+            self._worked = [None, None]
+            self._is_worked_on = False
             for copies in (self._copies, self._staged_copies, self._staged_rows):
                 copies.clear()
             for pinned, era in self._pinned:
@@ -296,9 +300,9 @@ class CudaCarrier:
 
     def _synchronize(self) -> None:
         try:
-            for stream in self._streams:
-                stream.synchronize()
+            self._bus.synchronize()
+            self._work.synchronize()
         except BaseException:  # of a signal, say: memory that is being copied into must not be let go
-            for stream in self._streams:
-                stream.synchronize()
+            self._bus.synchronize()
+            self._work.synchronize()
             raise

@@ -8,13 +8,14 @@ The engine knows nothing of formats, tensors or GPUs: a `Carrier` has the buffer
 `Landing` copies out of them. What is done per piece is little, and what can be done once per file is done at the end.
 
 When `carry` returns or raises, nobody reads, every copy that was started is done, and the buffers are back with the
-carrier.
+carrier. `carrying` is the same for who has something to do while the last pieces are under way.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Protocol
 
@@ -73,10 +74,25 @@ def carry(ranges: Iterable[Range], carrier: Carrier, *, readers: int) -> None:
     0 b'some'
     0 b'bytes'
     """
+    with carrying(ranges, carrier, readers=readers):
+        pass
+
+
+@contextmanager
+def carrying(ranges: Iterable[Range], carrier: Carrier, *, readers: int) -> Iterator[None]:
+    """In the block all that there was to read is there or being read; after it all has arrived, as after `carry`."""
     groups = by_source(ranges)
-    if groups:
-        with carrier:
-            _Transfer(groups, carrier, readers).run()
+    if not groups:
+        yield
+        return
+    with carrier:
+        transfer = _Transfer(groups, carrier, readers)
+        try:
+            transfer.begin()
+            yield
+            transfer.finish()
+        finally:
+            transfer.close()
 
 
 class _Transfer:
@@ -87,8 +103,9 @@ class _Transfer:
         self._sources = [group[0].source for group in groups]
         self._nbytes = sum(range_.length for group in groups for range_ in group)
         self._most_buffers = min(carrier.most_buffers, self._nbytes // carrier.buffer_bytes + 2)
-        self._readers: Readers = readers_for(self._sources, readers, self._most_buffers)
+        self._readers: Readers = readers_for(self._sources, readers, carrier.buffer_bytes)
         self._pieces = cut(groups, carrier.buffer_bytes)
+        self._next = next(self._pieces, None)
         self._buffers: list[memoryview] = []
         self._free: list[int] = []
         self._reading = 0
@@ -96,24 +113,34 @@ class _Transfer:
         self._in_flight: deque[tuple[Ticket, list[int]]] = deque()
         self._patient_until = 0.0
 
-    def run(self) -> None:
-        try:
-            self._grow()
-            while self._reading or self._in_flight:
-                found = self._readers.finished(_MOST_AT_ONCE)
-                if found:
-                    self._issue(found)
-                if self._refill() or found:
-                    self._patient_until = perf_counter() + self._readers.patience
-                elif self._has_no_patience():
-                    self._wait()
-            if self._landed != self._nbytes:
-                raise AssertionError(f"{self._landed} of {self._nbytes} bytes were carried")
-            for source in self._sources:
-                if isinstance(source, ReadsPages):
-                    source.check_unchanged()
-        finally:
-            self._readers.close()
+    def begin(self) -> None:
+        """Carry until nothing is left that is not at least being read."""
+        self._grow()
+        while self._next is not None:
+            self._go_on()
+
+    def finish(self) -> None:
+        """Hand on what was still being read; the last copies may end after the return."""
+        while self._reading:
+            self._go_on()
+        if self._landed != self._nbytes:
+            raise AssertionError(f"{self._landed} of {self._nbytes} bytes were carried")
+        for source in self._sources:
+            if isinstance(source, ReadsPages):
+                source.check_unchanged()
+
+    def close(self) -> None:
+        """Return when nobody reads any more."""
+        self._readers.close()
+
+    def _go_on(self) -> None:
+        found = self._readers.finished(_MOST_AT_ONCE)
+        if found:
+            self._issue(found)
+        if self._refill() or found:
+            self._patient_until = perf_counter() + self._readers.patience
+        elif self._has_no_patience():
+            self._wait()
 
     def _issue(self, batch: Sequence[Filled]) -> None:
         """Hand what was read to its landings."""
@@ -133,13 +160,13 @@ class _Transfer:
 
         The buffer that came last is used first: it is the one that is still in the processor's cache.
         """
-        in_flight, ahead = self._in_flight, self._readers.ahead
+        in_flight, readers = self._in_flight, self._readers
         is_done = bool(in_flight) and in_flight[0][0].query()
         if is_done:
             self._free += in_flight.popleft()[1]
-        while self._reading < ahead and self._free and self._begin(self._free[-1]):
+        while readers.under_way < readers.ahead and self._free and self._begin(self._free[-1]):
             self._free.pop()
-        return is_done or (self._reading < ahead and self._grow())
+        return is_done or (readers.under_way < readers.ahead and self._grow())
 
     def _grow(self) -> bool:
         """Add a buffer to the ring, and have a piece read into it; False if it may not grow, or need not.
@@ -147,19 +174,19 @@ class _Transfer:
         One at a time, as it takes a while to pin memory.
         """
         index = len(self._buffers)
-        if index >= self._most_buffers:
+        if index >= self._most_buffers or self._next is None:
             return False
         self._buffers.append(self._carrier.buffer(index))
         return self._begin(index)
 
     def _begin(self, index: int) -> bool:
         """Have the next piece read into a buffer; False if there is none."""
-        piece = next(self._pieces, None)
+        piece = self._next
         if piece is None:
-            self._most_buffers = 0  # nobody needs more of them
             return False
         self._readers.begin(index, piece, self._buffers[index])
         self._reading += 1
+        self._next = next(self._pieces, None)
         return True
 
     def _has_no_patience(self) -> bool:
@@ -167,7 +194,7 @@ class _Transfer:
 
     def _wait(self) -> None:
         """Wait for the buffers that were sent first, if readers could use them; otherwise for what is read next."""
-        if self._in_flight and self._reading < self._readers.workers:
+        if self._in_flight and self._readers.under_way < self._readers.workers:
             self._in_flight[0][0].synchronize()
         else:
             found = self._readers.finished(_MOST_AT_ONCE, wait=True)

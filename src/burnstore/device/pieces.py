@@ -18,11 +18,10 @@ from ..io.source import Source
 NEAR = 64 << 10
 """What lies between two ranges is read with them up to here: a read of its own would cost more."""
 
-# So many pieces are small, for the first of them to be there soon: nothing is on the bus until then.
-_EARLY = 16
-# What is only copied is read in such pieces, whatever a buffer could hold: more of it would have left the processor's
-# cache before the GPU comes for it. What is worked on there is worth larger ones, as that costs more calls.
-_COPIED = 4 << 20
+# The first pieces are so many times halved, and after so many of them one time less: nothing is on the bus until the
+# first is there.
+_HALVED = 2
+_SO_MANY = 8
 
 Memory = Any
 """A part of a buffer, as its carrier gives it to landings; slices of it are parts of it."""
@@ -76,10 +75,22 @@ class Piece:
     length: int = 0
     parts: list[Part] = field(default_factory=list)
 
-    def fill(self, buffer: memoryview) -> None:
-        """Read it into a buffer, so that every byte lies where it lies in its page."""
+    def has_room(self, offset: int, length: int) -> bool:
+        """Whether a range lies near what is in it, and fits in whole."""
+        return self.offset <= offset <= self.stop + NEAR and offset + length <= self.end
+
+    @property
+    def stop(self) -> int:
+        """Where in the source it ends."""
+        return self.offset + self.length
+
+    def fill(self, buffer: memoryview, first: int, last: int) -> None:
+        """Read what lies there in the source, all of it or a part, so that every byte lies where it lies in its page.
+
+        The buffer begins with the page in which the piece does, and so does every part but the first at a page.
+        """
         try:
-            self.read(self.offset, self.length, buffer)
+            self.read(first, last - first, buffer[first // PAGE * PAGE - self.offset // PAGE * PAGE :])
         except BurnstoreError as error:
             with located(path=self.source.name, tensor=self._name_at(error.offset)):
                 raise
@@ -105,7 +116,8 @@ class Piece:
 def cut(groups: Iterable[Sequence[Range]], buffer_bytes: int) -> Iterator[Piece]:
     """The pieces in which ranges are carried, file by file in the order of the bytes.
 
-    A group has the ranges of one source, sorted. It is cut while the first pieces are being read already.
+    A group has the ranges of one source, sorted. It is cut while the first pieces are being read already. What does not
+    fit into one piece is cut evenly: a copy of what little is left over would cost as much as one of a whole piece.
     """
     begun = 0
     for group in groups:
@@ -115,20 +127,14 @@ def cut(groups: Iterable[Sequence[Range]], buffer_bytes: int) -> Iterator[Piece]
             done = 0
             while done < range_.length:
                 at, left = range_.offset + done, range_.length - done
-                taken = 0
-                if piece is not None and piece.offset <= at <= piece.offset + piece.length + NEAR:
-                    taken = _fitting(left, piece.end - at, range_.unit)
-                if piece is None or not taken:
-                    begin = at // PAGE * PAGE
-                    most = buffer_bytes if range_.unit > 1 else min(buffer_bytes, _COPIED)
-                    size = min(most, buffer_bytes >> 3) if begun < _EARLY else most
-                    taken = _fitting(left, begin + size - at, range_.unit)
-                    if not taken:
-                        size = buffer_bytes
-                        taken = _fitting(left, begin + size - at, range_.unit)
+                if piece is not None and piece.has_room(at, left):
+                    taken = left
+                else:
                     if piece is not None:
                         yield piece
-                    piece = Piece(range_.source, read, at, begin + size)
+                    end = at // PAGE * PAGE + _size(begun, range_.unit, buffer_bytes)
+                    taken = _share(left, end - at, range_.unit)
+                    piece = Piece(range_.source, read, at, end)
                     begun += 1
                 piece.parts.append(Part(at - piece.offset, taken, range_.landing, done, range_.name))
                 piece.length = max(piece.length, at - piece.offset + taken)
@@ -137,9 +143,31 @@ def cut(groups: Iterable[Sequence[Range]], buffer_bytes: int) -> Iterator[Piece]
             yield piece
 
 
-def _fitting(left: int, room: int, unit: int) -> int:
-    """How much of what is left fits into the room, in whole units."""
-    return left if left <= room else max(room, 0) // unit * unit
+def _size(begun: int, unit: int, buffer_bytes: int) -> int:
+    """How large the next piece may be with its pages, if so many were begun and this unit must fit."""
+    size = buffer_bytes >> max(_HALVED - begun // _SO_MANY, 0)
+    return size if unit <= size - PAGE else buffer_bytes
+
+
+def _share(left: int, room: int, unit: int) -> int:
+    """How much of what is left goes into a piece of its own, in whole units, if all pieces are to be of one size."""
+    if left <= room:
+        return left
+    even = -(-left // -(-left // room))
+    step = unit if unit > 1 else PAGE
+    return min(-(-even // step), room // step) * step
+
+
+def at_pages(first: int, last: int, most: int) -> Iterator[tuple[int, int]]:
+    """A range in parts of so many bytes with their pages, which are those of one part alone.
+
+    >>> list(at_pages(5000, 20000, 8192))
+    [(5000, 12288), (12288, 20000)]
+    """
+    while first < last:
+        upto = min(first // PAGE * PAGE + most, last)
+        yield first, upto
+        first = upto
 
 
 def by_source(ranges: Iterable[Range]) -> list[list[Range]]:

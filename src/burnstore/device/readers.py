@@ -8,6 +8,7 @@ issuer wait for it: so what they do per piece is little, with one system call in
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Protocol
@@ -18,9 +19,12 @@ from ..errors import ReadError
 from ..io.kernel_reads import KernelReads, kernel_reads
 from ..io.pages import PAGE, AskedOfKernel
 from ..io.source import Source
-from .pieces import Piece
+from .pieces import Piece, at_pages
 
-# More would wait in vain, in buffers that leave the processor's cache meanwhile.
+# A piece is read by several workers, each so much of it: it is there sooner, so that fewer are under way at a time, and
+# what is in them is still in the processor's cache when the GPU comes for it.
+_READ_AT_ONCE = 4 << 20
+# More would wait in vain, in buffers that leave that cache meanwhile.
 _FEW = 4
 
 Filled = tuple[int, Piece]
@@ -31,14 +35,18 @@ class Readers(Protocol):
     """Who reads. After `close` nobody does, and all buffers may be used by others."""
 
     workers: int
-    """How many pieces are read at a time."""
+    """How many reads are done at a time."""
     ahead: int
-    """How many are to be begun at a time, so that nobody has to wait for the next one."""
+    """How many are to be under way, so that no worker has to wait for the next one."""
     patience: float
     """For how many seconds what happens next is looked for again and again, before one waits for it.
 
     To be woken takes longer than a piece does. But who looks keeps the interpreter's lock, which threads need.
     """
+
+    @property
+    def under_way(self) -> int:
+        """How many are, and have not been told as finished; a piece may be several."""
 
     def begin(self, index: int, piece: Piece, buffer: memoryview) -> None:
         """Have a piece read into a buffer."""
@@ -53,13 +61,13 @@ class Readers(Protocol):
         """Return when nobody reads any more."""
 
 
-def readers_for(sources: Sequence[Source], readers: int, buffers: int) -> Readers:
-    """Those who read these sources best, so many at a time, into so many buffers at most."""
+def readers_for(sources: Sequence[Source], workers: int, buffer_bytes: int) -> Readers:
+    """Those who read these sources best, with so many workers, pieces that fit such a buffer."""
     if all(isinstance(source, AskedOfKernel) for source in sources):
-        reads = kernel_reads(buffers, readers)
+        reads = kernel_reads(workers + _FEW + -(-buffer_bytes // _READ_AT_ONCE), workers)
         if reads is not None:
-            return KernelReaders(reads, readers)
-    return ThreadReaders(readers)
+            return KernelReaders(reads, workers)
+    return ThreadReaders(workers)
 
 
 class KernelReaders:
@@ -71,17 +79,27 @@ class KernelReaders:
         self.workers = workers
         self.ahead = workers + _FEW
         self._reads = reads
-        self._begun: dict[int, tuple[Piece, memoryview, int]] = {}
+        self._number = 0
+        self._asked: dict[int, tuple[int, int]] = {}
+        self._begun: dict[int, _Begun] = {}
         self._addresses: dict[int, int] = {}
 
+    @property
+    def under_way(self) -> int:
+        return len(self._asked)
+
     def begin(self, index: int, piece: Piece, buffer: memoryview) -> None:
-        asked = piece.asked()
-        at, offset = piece.offset, asked[1]
-        self._begun[index] = piece, buffer, at + piece.length - offset
+        fd, offset, length = piece.asked()
         memory = self._addresses.get(index)
         if memory is None:
             memory = self._addresses[index] = _address(buffer)
-        self._reads.ask(asked, memory + offset - at // PAGE * PAGE, index)
+        memory -= piece.offset // PAGE * PAGE
+        begun = self._begun[index] = _Begun(piece, buffer)
+        for first, last in at_pages(offset, offset + length, _READ_AT_ONCE):
+            self._asked[self._number] = index, min(last, piece.stop) - first
+            self._reads.ask((fd, first, last - first), memory + first, self._number)
+            self._number += 1
+            begun.left += 1
 
     def finished(self, most: int, *, wait: bool = False) -> Sequence[Filled]:
         try:
@@ -89,11 +107,16 @@ class KernelReaders:
         except OSError as error:
             raise ReadError(f"the kernel takes no more reads: {error.strerror or error}") from error
         filled = []
-        for index, count in found:
-            piece, buffer, needed = self._begun.pop(index)
-            if count < needed:  # short, or refused: it is read as others are, which also says what is wrong with it
-                piece.fill(buffer)
-            filled.append((index, piece))
+        for number, count in found:
+            index, needed = self._asked.pop(number)
+            begun = self._begun[index]
+            begun.left -= 1
+            begun.is_whole &= count >= needed
+            if not begun.left:
+                del self._begun[index]
+                if not begun.is_whole:  # short, or refused: read as others are, which also says what is wrong with it
+                    begun.piece.fill(begun.buffer, begun.piece.offset, begun.piece.stop)
+                filled.append((index, begun.piece))
         return filled
 
     def close(self) -> None:
@@ -103,9 +126,30 @@ class KernelReaders:
             self._reads.close()
 
 
+@dataclass(slots=True)
+class _Begun:
+    """A piece that is being read: how many reads of it are under way, and whether those that ended got all of it."""
+
+    piece: Piece
+    buffer: memoryview
+    left: int = 0
+    is_whole: bool = True
+
+
 def _address(buffer: memoryview) -> int:
     found: int = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What a thread is to read: a part of a piece."""
+
+    index: int
+    piece: Piece
+    buffer: memoryview
+    first: int
+    last: int
 
 
 class ThreadReaders:
@@ -116,17 +160,21 @@ class ThreadReaders:
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self.ahead = 2 * workers
+        self.under_way = 0
         self._threads: list[Thread] = []
-        self._under_way = 0
-        self._jobs: SimpleQueue[tuple[int, Piece, memoryview] | None] = SimpleQueue()
-        self._filled: SimpleQueue[Filled | Exception] = SimpleQueue()
+        self._left: dict[int, int] = {}
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._done: SimpleQueue[_Job | Exception] = SimpleQueue()
         self._has_ended = False
 
     def begin(self, index: int, piece: Piece, buffer: memoryview) -> None:
-        self._under_way += 1
-        self._jobs.put((index, piece, buffer))
-        if len(self._threads) < min(self._under_way, self.workers):
-            self._start()
+        jobs = [_Job(index, piece, buffer, *part) for part in at_pages(piece.offset, piece.stop, _READ_AT_ONCE)]
+        self._left[index] = len(jobs)
+        for job in jobs:
+            self.under_way += 1
+            self._jobs.put(job)
+            if len(self._threads) < min(self.under_way, self.workers):
+                self._start()
 
     def _start(self) -> None:
         thread = Thread(target=self._read, daemon=True)
@@ -142,39 +190,40 @@ class ThreadReaders:
     def _read(self) -> None:
         """What a thread does."""
         while (job := self._jobs.get()) is not None and not self._has_ended:
-            index, piece, buffer = job
             try:
-                piece.fill(buffer)
+                job.piece.fill(job.buffer, job.first, job.last)
             except Exception as error:
-                self._filled.put(error)
+                self._done.put(error)
             else:
-                self._filled.put((index, piece))
+                self._done.put(job)
 
     def finished(self, most: int, *, wait: bool = False) -> Sequence[Filled]:
         filled: list[Filled] = []
         try:
             while len(filled) < most:
-                found = self._filled.get(block=wait and not filled)
-                self._under_way -= 1
+                found = self._done.get(block=wait and not filled)
+                self.under_way -= 1
                 if isinstance(found, Exception):
                     raise found
-                filled.append(found)
+                self._left[found.index] -= 1
+                if not self._left[found.index]:
+                    filled.append((found.index, found.piece))
         except Empty:
             pass
         return filled
 
     def close(self) -> None:
+        try:
+            self._end()
+        except BaseException:  # of a signal, whatever its handler raises: told when nobody reads any more
+            self.close()
+            raise
+
+    def _end(self) -> None:
+        """Wait for all threads: one that still reads would write into a buffer that is somebody else's by then."""
         self._has_ended = True
         for _ in self._threads:
             self._jobs.put(None)
-        self._join()
-
-    def _join(self) -> None:
-        """Wait for all threads: one that still reads would write into a buffer that is somebody else's by then."""
-        try:
-            for thread in self._threads:
-                if thread.is_alive():
-                    thread.join()
-        except BaseException:  # of a signal, whatever its handler raises: told when nobody reads any more
-            self._join()
-            raise
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()

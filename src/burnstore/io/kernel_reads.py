@@ -49,6 +49,9 @@ class KernelReads:
     OSError where the system does not do this. Not for several threads.
     """
 
+    _fd = -1
+    _is_open = False
+
     def __init__(self, most: int, workers: int) -> None:
         parameters = bytearray(_PARAMETERS.size + 2 * _OFFSETS.size)
         shared = (ctypes.c_char * len(parameters)).from_buffer(parameters)
@@ -73,6 +76,7 @@ class KernelReads:
             words[order : order + entries] = memoryview(struct.pack(f"<{entries}I", *range(entries))).cast("I")
             before = set_workers(self._fd, workers, 0)  # they are the thread's, which may have reads of others
             self._held.callback(_give_back_workers, self._fd, before)
+            self._is_open = True
         except BaseException:
             self.close()
             raise
@@ -117,17 +121,20 @@ class KernelReads:
 
     def close(self) -> None:
         """Let go of the queues, when nothing is under way."""
+        self._is_open = False
         self._held.close()
         self._fd = -1
 
     def __del__(self) -> None:
-        if getattr(self, "_fd", -1) >= 0:  # a signal came before anybody could close it
+        if self._fd >= 0:  # a signal came before anybody could close it
             self.settle()
             self.close()
 
     @property
     def _under_way(self) -> int:
         """How many reads the kernel has begun and not ended; it counts them itself, so that no signal confuses that."""
+        if not self._is_open:  # a signal came while the queues were being made, or closed
+            return 0
         under_way: int = (self._words[self._begun] - self._words[self._done]) & _WRAP
         return under_way
 

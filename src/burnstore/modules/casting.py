@@ -65,6 +65,7 @@ class Casting:
 _AS_THEY_ARE = Casting()
 
 
+@functools.cache  # it is asked for every tensor
 def casting(given: DType, held: DType) -> Casting | None:
     """How a device turns the one into the other; None if the host must.
 
@@ -73,11 +74,6 @@ def casting(given: DType, held: DType) -> Casting | None:
     """
     if given is held and not given.is_bool and not given.is_quantized:
         return _AS_THEY_ARE
-    return _casting(given, held)
-
-
-@functools.cache
-def _casting(given: DType, held: DType) -> Casting | None:
     if held.is_bool:
         return _of_bools(given)
     if given.bits % 8 or held.bits % 8:

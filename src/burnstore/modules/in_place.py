@@ -11,7 +11,7 @@ import functools
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -34,8 +34,7 @@ Matched = tuple[Slot, TensorSnapshot, "int | None"]
 """A slot, the tensor for it, and the id that comes with that."""
 
 
-@dataclass(frozen=True, slots=True)
-class StraightRead:
+class StraightRead(NamedTuple):
     """Data of a file that are to be read into the memory of slots: bytes on the host, or a tensor on a GPU."""
 
     holders: Sequence[tuple[Slot, int | None]]
@@ -49,7 +48,7 @@ class StraightRead:
 class _Tensor:
     """A tensor of a model that was found in the file, under one or several names."""
 
-    matched: list[Matched] = field(default_factory=list)
+    matched: list[Matched]
     followers: list[Slot] = field(default_factory=list)
     """The slots that share it and were not found."""
 
@@ -71,22 +70,21 @@ def straight_reads(
     """
     tensors: dict[int, _Tensor] = {}
     for each in matched:
-        tensors.setdefault(each[0].identity(), _Tensor()).matched.append(each)
+        identity = each[0].identity()
+        if identity in tensors:
+            tensors[identity].matched.append(each)
+        else:
+            tensors[identity] = _Tensor([each])
     for slot in followers:
         if slot.identity() in tensors:
             tensors[slot.identity()].followers.append(slot)
     for tensor in tensors.values():
         tensor.way = _way(tensor)
     _leave_to_the_host(tensors.values())
-    reads: list[StraightRead] = []
-    others: list[Matched] = []
-    for each in matched:
-        tensor = tensors[each[0].identity()]
-        if tensor.way is None:
-            others.append(each)
-        elif each is tensor.matched[0]:
-            reads.append(_read(tensor, tensor.way))
-    return reads, others
+    reads = [_read(tensor, tensor.way) for tensor in tensors.values() if tensor.way is not None]
+    if len(reads) == len(tensors):
+        return reads, []
+    return reads, [each for each in matched if tensors[each[0].identity()].way is None]
 
 
 def _read(tensor: _Tensor, way: Delivery | memoryview) -> StraightRead:
@@ -141,6 +139,8 @@ def _odd(carried: Sequence[Delivery]) -> set[int]:
 
 def _has_one_value(tensor: _Tensor) -> bool:
     """Whether a tensor that has several names in the file has the same values under each of them."""
+    if len(tensor.matched) == 1:
+        return True
     first = tensor.matched[0][1]
     return all(_of_file(other._data) and same_values(first, other) for _, other, _ in tensor.matched[1:])
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -157,8 +156,7 @@ def part_ids_of(slot: Slot) -> Sequence[int | None] | None:
 # --- what a file says of its modules ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedModule:
+class RecordedModule(NamedTuple):
     """A module as a file's metadata has it: its path in both layouts, its kind in PyTorch, and what is constant."""
 
     torch: str

@@ -19,8 +19,8 @@ from ..device.pieces import NEAR, Range, longest_unit
 from ..io.joined import part_of
 from ..io.source import BytesSource, Source
 from ..snapshot import ArrayData, Data, HeldData, SourceData
-from ..torch_bytes import flat_bytes
-from ..torch_tensor import Device, Tensor, as_bits, carrier_to, device_errors
+from ..torch_bytes import plain_bytes
+from ..torch_tensor import Device, Tensor, apart, as_bits, carrier_to, device_errors
 from ..transforms.axes import JoinedData, TransposedData
 from .casting import Casting
 
@@ -38,7 +38,7 @@ class OnDevice(Protocol):
         """The GPU that the values are to arrive on; None if the tensor is on none, or takes values otherwise."""
 
     def target(self) -> tuple[Tensor, bool]:
-        """The tensor there that they are to arrive in: the one of the slot, or a new one, and then True.
+        """The tensor there that they are to arrive in, detached: the one of the slot, or a new one, and then True.
 
         `filled` puts the new one in its place.
         """
@@ -199,98 +199,112 @@ def deliver(deliveries: Sequence[Delivery]) -> None:
     for device, group in by_device.items():
         with device_errors(device, sum(each.target.nbytes for each in group)):
             carrier = carrier_to(device)
-            carry(_ranges(carrier, group), carrier, readers=carrier.readers)
+            with apart():
+                ranges = _ranges(carrier, group)
+            carry(ranges, carrier, readers=carrier.readers)
 
 
-def _ranges(carrier: Any, deliveries: Iterable[Delivery]) -> Iterator[Range]:
-    casts: dict[Casting, Cast | None] = {}
-    small: dict[tuple[int, Cast | None], tuple[Source, list[_Span]]] = {}
+def _ranges(carrier: Any, deliveries: Iterable[Delivery]) -> list[Range]:
+    ranges: list[Range] = []
+    layings: dict[int, _Laying] = {}  # by the casting's id: there are few, and each is a single object
+    small: dict[tuple[int, _Laying], tuple[Source, list[_Span]]] = {}
     for each in deliveries:
-        data, target, way = each.data, each.target, each.casting
-        if way not in casts:
-            casts[way] = None if way.make is None else way.make(carrier.torch, target.device)
-        cast = casts[way]
-        if isinstance(data, SourceData) and data.nbytes < min(SMALL, _most(carrier, cast)) and target.is_contiguous():
+        data, target = each.data, each.target
+        laying = layings.get(id(each.casting))
+        if laying is None:
+            laying = layings[id(each.casting)] = _Laying(ranges, carrier, each.casting, target.device)
+        if isinstance(data, SourceData) and data.nbytes < laying.small and target.is_contiguous():
             if data.nbytes:
                 source, offset = part_of(data.source, data.offset, data.nbytes)
-                small.setdefault((id(source), cast), (source, []))[1].append((offset, offset + data.nbytes, each))
+                small.setdefault((id(source), laying), (source, []))[1].append((offset, offset + data.nbytes, each))
         else:
-            bits = as_bits(target) if cast is None else target.view(cast.held)
-            yield from _Laying(carrier, each.slot.path, cast).out(data, bits)
-    for (_, cast), (source, found) in small.items():
+            laying.lay(data, target, each.slot.path)
+    for (_, laying), (source, found) in small.items():
         found.sort(key=_first)
-        for near in _neighbours(found, _most(carrier, cast), 1 if cast is None else cast.given.itemsize):
-            yield _scattered(carrier, source, near, cast)
-
-
-def _most(carrier: Any, cast: Cast | None) -> int:
-    """How many bytes can be dealt with at once on the device."""
-    most = longest_unit(carrier.buffer_bytes)
-    return most if cast is None else min(most, AT_ONCE * cast.given.itemsize)
+        for near in _neighbours(found, laying.most, laying.width):
+            laying.lay_together(source, near)
+    return ranges
 
 
 class _Laying:
-    """The ranges of data that fill a tensor."""
+    """Adds to ranges those that fill tensors, all of which take values as they are, or have them cast alike."""
 
-    __slots__ = ("_carrier", "_cast", "_most", "_name")
+    __slots__ = ("_carrier", "_cast", "_ranges", "most", "small", "width")
 
-    def __init__(self, carrier: Any, name: str, cast: Cast | None) -> None:
+    def __init__(self, ranges: list[Range], carrier: Any, casting: Casting, device: Device) -> None:
+        self._ranges = ranges
         self._carrier = carrier
-        self._name = name
-        self._cast = cast
-        self._most = _most(carrier, cast)
+        self._cast: Cast | None = None
+        self.width = 1
+        """From one tensor of several that come together to the next it must be whole elements of this width."""
+        self.most = longest_unit(carrier.buffer_bytes)
+        """How many bytes can be dealt with at once on the device."""
+        if casting.make is not None:
+            self._cast = casting.make(carrier.torch, device)
+            self.width = self._cast.given.itemsize
+            self.most = min(self.most, AT_ONCE * self.width)
+        self.small = min(SMALL, self.most)
+        """Tensors below this come with their neighbours."""
 
-    def out(self, data: Data, target: Tensor) -> Iterator[Range]:
-        """The ranges for a tensor that is seen as bits, or as what a cast holds."""
-        if isinstance(data, JoinedData):
-            row_bytes = self._nbytes(target[:1])
+    def lay(self, data: Data, target: Tensor, name: str) -> None:
+        """Have one tensor filled with data."""
+        if isinstance(data, SourceData):
+            if data.nbytes:
+                self._lay_whole(*part_of(data.source, data.offset, data.nbytes), target, name)
+        elif isinstance(data, TransposedData):
+            self.lay(data.data, target.t(), name)
+        elif isinstance(data, JoinedData):
+            row_bytes = self._row_bytes(target)
             first = 0
             for part, nbytes in data.parts:
                 rows = nbytes // row_bytes if row_bytes else 0
                 whole = part if _is_deliverable(part) else _held(part, nbytes)
-                yield from self.out(whole, target[first : first + rows])
+                self.lay(whole, target[first : first + rows], name)
                 first += rows
-        elif isinstance(data, TransposedData):
-            yield from self.out(data.data, target.t())
-        elif isinstance(data, SourceData):
-            if data.nbytes:
-                yield from self._by_rows(*part_of(data.source, data.offset, data.nbytes), target)
         elif isinstance(data, Permutable) and (found := data.permuted()) is not None:
             whole, order = found
-            yield from self.out(whole, target.permute(order))
+            self.lay(whole, target.permute(order), name)
 
-    def _by_rows(self, source: Source, offset: int, target: Tensor) -> Iterator[Range]:
-        if target.is_contiguous():  # its rows may be of any length
-            flat = target.view(-1)
-            if self._cast is None:
-                yield Range(source, offset, flat.nbytes, Straight(self._carrier, flat_bytes(flat)), self._name)
-                return
-            target = flat
-        row_bytes = self._nbytes(target[:1])
-        if row_bytes > self._most:
+    def lay_together(self, source: Source, batch: Sequence[_Span]) -> None:
+        """Have small tensors filled that come as one range."""
+        first = batch[0][0]
+        length = max(end for _, end, _ in batch) - first
+        if len(batch) == 1 and self._cast is None:
+            self._lay_whole(source, first, batch[0][2].target, batch[0][2].slot.path)
+            return
+        targets = [self._bits(each.target) for _, _, each in batch]
+        places = [at - first for at, _, _ in batch]
+        name = batch[0][2].slot.path if len(batch) == 1 else None
+        landing = Scattered(self._carrier, targets, places, self._cast)
+        self._ranges.append(Range(source, first, length, landing, name, length))
+
+    def _lay_whole(self, source: Source, offset: int, target: Tensor, name: str) -> None:
+        if not target.is_contiguous():
+            self._lay_rows(source, offset, self._bits(target), name)
+        elif self._cast is None:
+            landing = Straight(self._carrier, plain_bytes(target))
+            self._ranges.append(Range(source, offset, target.nbytes, landing, name))
+        else:  # its rows may be of any length
+            self._lay_rows(source, offset, self._bits(target).view(-1), name)
+
+    def _lay_rows(self, source: Source, offset: int, target: Tensor, name: str) -> None:
+        """Have a tensor filled by its rows; it is seen as bits, or as what a cast holds."""
+        row_bytes = self._row_bytes(target)
+        if row_bytes > self.most:
             for row, each in enumerate(target):
-                yield from self._by_rows(source, offset + row * row_bytes, each)
+                self._lay_whole(source, offset + row * row_bytes, each, name)
             return
         landing = (
             Rows(self._carrier, target, row_bytes)
             if self._cast is None
             else CastRows(self._carrier, target, self._cast, row_bytes)
         )
-        yield Range(source, offset, self._nbytes(target), landing, self._name, row_bytes)
+        self._ranges.append(Range(source, offset, target.shape[0] * row_bytes, landing, name, row_bytes))
 
-    def _nbytes(self, target: Tensor) -> int:
-        """How many bytes of the file a tensor takes."""
-        width = target.element_size() if self._cast is None else self._cast.given.itemsize
-        return int(target.numel() * width)
+    def _bits(self, target: Tensor) -> Tensor:
+        return as_bits(target) if self._cast is None else target.view(self._cast.held)
 
-
-def _scattered(carrier: Any, source: Source, batch: Sequence[_Span], cast: Cast | None) -> Range:
-    """Small tensors that come as one range."""
-    first = batch[0][0]
-    length = max(end for _, end, _ in batch) - first
-    targets = [as_bits(each.target) if cast is None else each.target.view(cast.held) for _, _, each in batch]
-    if len(batch) == 1 and cast is None:
-        return Range(source, first, length, Straight(carrier, flat_bytes(targets[0])), batch[0][2].slot.path)
-    places = [at - first for at, _, _ in batch]
-    name = batch[0][2].slot.path if len(batch) == 1 else None
-    return Range(source, first, length, Scattered(carrier, targets, places, cast), name, length)
+    def _row_bytes(self, target: Tensor) -> int:
+        """How many bytes of the file one of its rows takes."""
+        width = target.element_size() if self._cast is None else self.width
+        return int(target.numel() // max(target.shape[0], 1) * width)

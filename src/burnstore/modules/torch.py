@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..dtype import DType
-from ..errors import DeviceError, ModelError, located
+from ..errors import BurnstoreError, DeviceError, ModelError, located
 from ..param_id import ParamId
 from ..snapshot import TensorSnapshot
 from ..tensor_data import Array, Shape, TensorData
@@ -29,7 +30,7 @@ from ..torch_tensor import (
     Device,
     Tensor,
     as_bits,
-    carries_to,
+    carries_to_type,
     described,
     device_errors,
     is_tensor,
@@ -42,6 +43,7 @@ from ..transforms.layout import ModuleKind
 from . import plain
 from .binding import Slot
 from .torch_kinds import kind_of
+from .torch_state import check_state_dicts
 
 layout = "torch"
 
@@ -72,6 +74,8 @@ class TensorSlot:
 
     dtype: DType
     shape: Shape
+    _replacements: dict[int, Tensor]
+    _arrivals: dict[int, Tensor]
 
     def __init__(self, path: str, container_stack: tuple[str, ...], tensor: Tensor, put: plain.Setter | None) -> None:
         self.path = path
@@ -79,20 +83,27 @@ class TensorSlot:
         self.tensor = tensor
         self.put = put
         self._identity = id(tensor)
-        self._replacements: dict[int, Tensor] = {}
-        self._arrivals: dict[int, Tensor] = {}
         self._home: Device = None
-        with located(tensor=path):
+        try:
             self.dtype, self.shape = described(tensor)
+        except BurnstoreError:
+            with located(tensor=path):
+                raise
 
-    def join(self, identities: dict[Any, int], replacements: dict[int, Tensor], arrivals: dict[int, Tensor]) -> None:
+    def join(self, others: _Joined) -> None:
         """Meet the other slots of the model: those that hold the same memory are one, and are replaced by one."""
         tensor = self.tensor
-        if not tensor.is_meta and tensor.numel():
-            memory = (tensor.data_ptr(), self.shape, tensor.stride(), self.dtype, tensor.device)
-            self._identity = identities.setdefault(memory, id(tensor))
-        self._replacements = replacements
-        self._arrivals = arrivals
+        self._replacements = others.replacements
+        self._arrivals = others.arrivals
+        if tensor.is_meta or not tensor.numel():
+            return
+        first = others.by_address.setdefault(tensor.data_ptr(), self)
+        if first is not self:  # what begins at one address need not be the same
+            others.identities.setdefault(first._memory(), first._identity)
+            self._identity = others.identities.setdefault(self._memory(), id(tensor))
+
+    def _memory(self) -> tuple[Any, ...]:
+        return self.tensor.data_ptr(), self.shape, self.tensor.stride(), self.dtype, self.tensor.device
 
     def snapshot(self) -> TensorSnapshot:
         given = getattr(self.tensor, _ID, None)
@@ -132,7 +143,7 @@ class TensorSlot:
     @property
     def is_carried(self) -> bool:
         """Whether its tensor is, or may come to be, where values are carried through a ring of buffers."""
-        return not self.tensor.is_cpu or carries_to("cpu")
+        return not self.tensor.is_cpu or carries_to_type("cpu")
 
     def settle(self, device: Device) -> None:
         """Have the values made on this device; ModelError if the tensor is on another already."""
@@ -150,7 +161,7 @@ class TensorSlot:
         """The GPU on which values are to arrive; see `burnstore.modules.on_device.OnDevice`."""
         tensor = self.tensor
         device = self._device()
-        if not carries_to(device) or tensor.is_conj() or tensor.is_neg() or tensor.is_inference():
+        if not carries_to_type(device.type) or tensor.is_conj() or tensor.is_neg() or tensor.is_inference():
             return None
         return None if self.put is None and _overlaps(tensor) else device
 
@@ -215,6 +226,16 @@ class TensorSlot:
         return self._identity
 
 
+@dataclass(slots=True)
+class _Joined:
+    """What the slots of one model have in common."""
+
+    by_address: dict[int, TensorSlot] = field(default_factory=dict)
+    identities: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    replacements: dict[int, Tensor] = field(default_factory=dict)
+    arrivals: dict[int, Tensor] = field(default_factory=dict)
+
+
 def walk(model: Any, *, skip_enum_variants: bool = False) -> Iterator[Slot]:
     """The slots of a model that holds torch tensors, be it a module or anything that a plain model may be."""
     slots: list[Any] = list(plain.walk(model, skip_enum_variants=skip_enum_variants))
@@ -226,15 +247,11 @@ def walk(model: Any, *, skip_enum_variants: bool = False) -> Iterator[Slot]:
                 tensor=slot.path,
                 hint="save and load the two parts apart",
             )
-    for path, module in modules(model):
-        if _has_own_state_dict(module):
-            _check_state_dict(path, module, tensors)
-    identities: dict[Any, int] = {}
-    replacements: dict[int, Tensor] = {}
-    arrivals: dict[int, Tensor] = {}
+    check_state_dicts(modules(model), tensors)
+    joined = _Joined()
     for slot in slots:
         if isinstance(slot, TensorSlot):
-            slot.join(identities, replacements, arrivals)
+            slot.join(joined)
     return iter(slots)
 
 
@@ -274,10 +291,15 @@ def modules(model: Any) -> Iterator[tuple[str, Module]]:
     todo: list[tuple[str, Any]] = [("", model)]
     while todo:
         path, value = todo.pop()
+        prefix = f"{path}." if path else ""
         if isinstance(value, module_type):
             yield path, value
-        prefix = f"{path}." if path else ""
-        below = [(prefix + segment, child) for segment, _, child, _ in plain.children(value) if not is_tensor(child)]
+            if not value._modules:
+                continue
+            below = [(prefix + name, child) for name, child in value._modules.items() if child is not None]
+        else:
+            held = plain.children(value)
+            below = [(prefix + segment, child) for segment, _, child, _ in held if not is_tensor(child)]
         todo += reversed(below)
 
 
@@ -289,73 +311,43 @@ def kinds(model: Any, *, skip_enum_variants: bool = False) -> dict[str, ModuleKi
 def _kind(kind: type) -> Any:
     """What plain models should take values of this type for; None for all that is not torch's."""
     torch = torch_package()
+    nn = torch.nn
     if issubclass(kind, torch.Tensor):
         return TensorSlot
-    return _module_children if issubclass(kind, torch.nn.Module) else None
+    if issubclass(kind, (nn.ModuleDict, nn.ParameterDict)):
+        return _dict_children
+    if issubclass(kind, (nn.Sequential, nn.ModuleList, nn.ParameterList)):
+        return _series_children
+    return _module_children if issubclass(kind, nn.Module) else None
 
 
 plain.register_kind(_kind)
 
 
 def _module_children(module: Module) -> plain.Children:
-    container = _container(module)
-    persistent = (item for item in module._buffers.items() if item[0] not in module._non_persistent_buffers_set)
-    for tensors in (module._parameters.items(), persistent):
-        for name, tensor in tensors:
-            if tensor is not None:
-                # setattr and not the dict itself: an LSTM keeps a second list of its parameters, and does so there.
-                yield name, container, tensor, functools.partial(setattr, module, name) if tensor.is_meta else None
+    return _held_by(module, f"Struct:{type(module).__name__}")
+
+
+def _dict_children(module: Module) -> plain.Children:
+    return _held_by(module, "Dict")
+
+
+def _series_children(module: Module) -> plain.Children:
+    names = (*module._parameters, *module._buffers, *module._modules)
+    return _held_by(module, "Vec") if all(map(str.isdecimal, names)) else _module_children(module)
+
+
+def _held_by(module: Module, container: str) -> plain.Children:
+    tensors = list(module._parameters.items())
+    if module._buffers:
+        tensors += [item for item in module._buffers.items() if item[0] not in module._non_persistent_buffers_set]
+    for name, tensor in tensors:
+        if tensor is not None:
+            # setattr and not the dict itself: an LSTM keeps a second list of its parameters, and does so there.
+            yield name, container, tensor, functools.partial(setattr, module, name) if tensor.is_meta else None
     for name, child in module._modules.items():
         if child is not None:
             yield name, container, child, None
-
-
-def _container(module: Module) -> str:
-    nn = torch_package().nn
-    if isinstance(module, (nn.ModuleDict, nn.ParameterDict)):
-        return "Dict"
-    if isinstance(module, (nn.Sequential, nn.ModuleList, nn.ParameterList)):
-        names = (*module._parameters, *module._buffers, *module._modules)
-        if all(name.isdecimal() for name in names):
-            return "Vec"
-    return f"Struct:{type(module).__name__}"
-
-
-def _has_own_state_dict(module: Module) -> bool:
-    kind, base = type(module), torch_package().nn.Module
-    if module._state_dict_hooks or module._state_dict_pre_hooks:
-        return True
-    return any(
-        getattr(kind, name) is not getattr(base, name)
-        for name in ("state_dict", "_save_to_state_dict", "get_extra_state")
-    )
-
-
-def _check_state_dict(path: str, module: Module, tensors: dict[str, Tensor]) -> None:
-    """Raise ModelError unless what the module itself calls its state are the tensors that were found in it."""
-    prefix = f"{path}." if path else ""
-    given = module.state_dict(prefix=prefix, keep_vars=True)
-    found = {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    odd = sorted(given.keys() ^ found.keys()) or [name for name in found if not _same(given[name], found[name])]
-    if odd:
-        raise ModelError(
-            f"a {type(module).__name__} whose state_dict() is not its parameters and buffers; {odd[0]!r} differs",
-            tensor=path or None,
-            hint="give the state dict: bs.save(model.state_dict(), ...), or load into it and call load_state_dict",
-        )
-
-
-def _same(given: Any, found: Tensor) -> bool:
-    if given is found:
-        return True
-    return (
-        is_tensor(given)
-        and given.data_ptr() == found.data_ptr()
-        and given.shape == found.shape
-        and given.stride() == found.stride()
-        and given.dtype is found.dtype
-        and not found.is_meta
-    )
 
 
 def _overlaps(tensor: Tensor) -> bool:

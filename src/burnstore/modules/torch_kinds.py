@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
+from ..torch_tensor import torch_package
 from ..transforms.layout import COUNT, ModuleKind
 
 Module = Any
@@ -19,20 +21,32 @@ def kind_of(module: Module) -> ModuleKind | None:
 
     A class that derives from a layer has that layer's tensors. Torchvision's DeformConv2d counts as a layer.
     """
-    for cls in type(module).__mro__:
-        own = cls.__module__.startswith("torch.nn.") or f"{cls.__module__}.{cls.__name__}" == _DEFORMABLE
-        if own and not cls.__name__.startswith("_") and cls.__name__ not in _BASES:
-            if cls.__name__ == "NonDynamicallyQuantizableLinear":
-                return ModuleKind("Linear")
-            return ModuleKind(cls.__name__, tuple(_options(cls.__name__, module)))
-    return None
+    kind: type = type(module)
+    layer = _layer_of(kind)
+    if layer is None:
+        return None
+    if layer == "NonDynamicallyQuantizableLinear":
+        return _without_options("Linear")
+    options = tuple(_options(layer, module))
+    return ModuleKind(layer, options) if options else _without_options(layer)
 
 
+_without_options = functools.cache(ModuleKind)  # most are so: one object for all that are alike
 _DEFORMABLE = "torchvision.ops.deform_conv.DeformConv2d"
 
 
+@functools.cache
+def _layer_of(kind: type) -> str | None:
+    """The name of the layer that a class is, or derives from."""
+    for cls in kind.__mro__:
+        own = cls.__module__.startswith("torch.nn.") or f"{cls.__module__}.{cls.__name__}" == _DEFORMABLE
+        if own and not cls.__name__.startswith("_") and cls.__name__ not in _BASES:
+            return cls.__name__
+    return None
+
+
 def _options(name: str, module: Module) -> Iterable[tuple[str, int]]:
-    if hasattr(module, "norm_first"):
+    if _has(module, "norm_first"):
         yield "norm_first", bool(module.norm_first)
     weight = module._parameters.get("weight")  # not the attribute: a parametrization computes it, and may change state
     if name in ("LayerNorm", "RMSNorm") and weight is None:  # Burn's has tensors where this one has none
@@ -41,7 +55,7 @@ def _options(name: str, module: Module) -> Iterable[tuple[str, int]]:
         yield "features", shape[-1]
     if name.startswith(("BatchNorm", "SyncBatchNorm")) and module.running_mean is None:
         yield "features", module.num_features  # it may hold nothing at all, and must not be passed over
-    if getattr(module, "padding_mode", "zeros") != "zeros":
+    if _has(module, "padding_mode") and module.padding_mode != "zeros":
         yield "padding_mode", True
     counted = module._buffers.get(COUNT)
     if counted is not None and not counted.is_meta:
@@ -53,6 +67,18 @@ def _options(name: str, module: Module) -> Iterable[tuple[str, int]]:
         and _exceeds(weight, module.max_norm, module.norm_type)
     ):
         yield "max_norm", True
+
+
+def _has(module: Module, option: str) -> bool:
+    """Whether a module has an attribute of this name; torch takes long to say no, as it looks in many places first."""
+    kind: type = type(module)
+    return option in vars(module) or ((hasattr(kind, option) or _searches(kind)) and hasattr(module, option))
+
+
+@functools.cache
+def _searches(kind: type) -> bool:
+    """Whether a class has a way of its own to find attributes."""
+    return getattr(kind, "__getattr__", None) is not torch_package().nn.Module.__getattr__
 
 
 def _exceeds(weight: Any, max_norm: float, norm_type: float) -> bool:

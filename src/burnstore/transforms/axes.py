@@ -89,7 +89,7 @@ def transposed(snapshot: TensorSnapshot) -> TensorSnapshot:
     held = snapshot._data
     turned = held.transposed() if _is_movable(held) else None
     data = TransposedData(held, rows, columns, width) if turned is None else turned
-    return _moved(snapshot, (columns, rows), data, snapshot._param_id)
+    return _moved(snapshot, (columns, rows), data, snapshot._param_id, rows * columns * width)
 
 
 def sliced(snapshot: TensorSnapshot, axis: int, start: int, stop: int) -> TensorSnapshot:
@@ -190,9 +190,11 @@ def joined(parts: Sequence[TensorSnapshot]) -> TensorSnapshot:
     return _moved(first, shape, JoinedData([(part._data, part.nbytes) for part in parts]), None)
 
 
-def _moved(like: TensorSnapshot, shape: Shape, data: Data, param_id: int | None) -> TensorSnapshot:
+def _moved(
+    like: TensorSnapshot, shape: Shape, data: Data, param_id: int | None, nbytes: int | None = None
+) -> TensorSnapshot:
     stack = like._container_stack
-    return TensorSnapshot(like.path, like.dtype, shape, data, param_id=param_id, container_stack=stack)
+    return TensorSnapshot(like.path, like.dtype, shape, data, nbytes=nbytes, param_id=param_id, container_stack=stack)
 
 
 def _element_width(snapshot: TensorSnapshot) -> int:

@@ -14,6 +14,7 @@ real PyTorch must agree. What has no counterpart is refused by name: a tensor is
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,9 @@ COUNT = "num_batches_tracked"
 
 Tensors = Mapping[str, Shape]
 """The tensors of a module and of all that lies in it: path below the module, and shape."""
+
+# A model has many modules and few that differ: of so many that do, what was found out is kept for the next ones.
+_MOST_ALIKE = 1024
 
 _KIND = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\((.*)\))?\s*")
 _OPTION = re.compile(r"\s*([a-z_]\w*)\s*=\s*(True|False|-?\d+)\s*")
@@ -54,26 +58,31 @@ class ModuleKind:
         """The kind that this text names, as ``str`` writes it."""
         if not isinstance(text, str):
             raise TypeError(f"a module kind is a str such as 'Linear', not {type(text).__name__}")
-        found = _KIND.fullmatch(text)
-        if found is None:
-            raise ValueError(f"{text!r} is not a module kind; 'Linear' or 'LSTM(bias=False)' would be one")
-        options: list[tuple[str, int]] = []
-        for part in (found[2] or "").split(",") if (found[2] or "").strip() else ():
-            option = _OPTION.fullmatch(part)
-            if option is None:
-                raise ValueError(f"{part.strip()!r} is not an option of a module kind; 'norm_first=True' would be one")
-            value = {"True": True, "False": False}.get(option[2])
-            options.append((option[1], int(option[2]) if value is None else value))
-        return cls(found[1], tuple(options))
+        return _parsed(text)
 
     def option(self, name: str) -> int | None:
         """The value of an option, None if it is not known."""
-        return dict(self.options).get(name)
+        return dict(self.options).get(name) if self.options else None
 
     def __str__(self) -> str:
         if not self.options:
             return self.name
         return f"{self.name}({', '.join(f'{name}={value}' for name, value in self.options)})"
+
+
+@functools.lru_cache(maxsize=_MOST_ALIKE)
+def _parsed(text: str) -> ModuleKind:
+    found = _KIND.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is not a module kind; 'Linear' or 'LSTM(bias=False)' would be one")
+    options: list[tuple[str, int]] = []
+    for part in (found[2] or "").split(",") if (found[2] or "").strip() else ():
+        option = _OPTION.fullmatch(part)
+        if option is None:
+            raise ValueError(f"{part.strip()!r} is not an option of a module kind; 'norm_first=True' would be one")
+        value = {"True": True, "False": False}.get(option[2])
+        options.append((option[1], int(option[2]) if value is None else value))
+    return ModuleKind(found[1], tuple(options))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +109,7 @@ class Fill:
     value: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, for what is worked out once and kept
 class ModuleMap:
     """One module in both layouts; names are relative to the module. ``owner`` is what holds the tensors in Burn."""
 
@@ -110,6 +119,14 @@ class ModuleMap:
     lost: tuple[str, ...] = ()
     order: tuple[str, ...] = ()
     """All names that such a module of Burn may have, in its order; needed where there are fills among them."""
+
+    @functools.cached_property
+    def by_torch_name(self) -> tuple[tuple[str, tuple[Link, ...]], ...]:
+        """The tensors of PyTorch, and the links that each is made of, in the order of its parts."""
+        found: dict[str, list[Link]] = {}
+        for link in self.links:
+            found.setdefault(link.torch, []).append(link)
+        return tuple((name, tuple(sorted(links, key=lambda link: link.part))) for name, links in found.items())
 
 
 def _refused(kind: str, why: str) -> ModelError:
@@ -199,6 +216,7 @@ SERIES = frozenset({"Sequential", "ModuleList"})
 """Kinds of PyTorch whose children are numbered; Burn's Vec numbers only those that hold tensors."""
 
 _TRANSPARENT = frozenset({"ModuleDict", "ParameterList", "ParameterDict", "Transformer", "Module"})
+_KNOWN_AROUND = frozenset({*_LAYERS, *_STACKS, *SERIES, *_TRANSPARENT, AS_IS})
 _TORCH_OF_BURN = {row.burn: name for name, row in reversed(_PLAIN.items())}
 
 
@@ -227,7 +245,7 @@ def is_torch_leaf(kind: ModuleKind) -> bool:
 
 def is_known_torch(kind: ModuleKind) -> bool:
     """Whether this kind of PyTorch has a row here."""
-    return is_torch_leaf(kind) or kind.name in {*_LAYERS, *_STACKS, *SERIES, *_TRANSPARENT, AS_IS}
+    return is_torch_leaf(kind) or kind.name in _KNOWN_AROUND
 
 
 def named_children(kind: ModuleKind) -> Sequence[tuple[str, str]] | None:
@@ -281,6 +299,12 @@ def torch_map(kind: ModuleKind, tensors: Tensors, *, all_biases: bool = False) -
 
     With ``all_biases`` biases that are not there become zeros in Burn. Raises ModelError for what Burn does not have.
     """
+    return _torch_map(kind, tuple(tensors.items()), all_biases=all_biases)
+
+
+@functools.lru_cache(maxsize=_MOST_ALIKE)
+def _torch_map(kind: ModuleKind, named: tuple[tuple[str, Shape], ...], *, all_biases: bool) -> ModuleMap:
+    tensors = dict(named)
     if not is_torch_leaf(kind) or kind.name in _REFUSED:
         raise _refused(kind.name, _REFUSED.get(kind.name, "no rule says how Burn has its tensors"))
     if _recurrent(kind.name):

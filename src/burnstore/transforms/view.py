@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..dtype import DType
 from ..errors import ModelError, located
@@ -55,9 +56,12 @@ class ModuleNode:
         for name, child in self.children.items():
             yield from child.flat(f"{prefix}{name}.")
 
+    def all_tensors(self) -> Mapping[str, Shape]:
+        """The same as one mapping."""
+        return dict(self.flat()) if self.children else self.tensors
 
-@dataclass(frozen=True, slots=True)
-class PlacedModule:
+
+class PlacedModule(NamedTuple):
     """A module that is mapped as one, and its path in both layouts."""
 
     torch: str
@@ -66,8 +70,7 @@ class PlacedModule:
     map: ModuleMap
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """A tensor that another one was made of, or one of its parts (the first is 0); ``path`` is None for zeros."""
 
     path: str | None
@@ -166,56 +169,56 @@ class LayoutView:
         """As `to_torch`, but nothing is read: whoever goes on to read the tensors calls `prove` first."""
         seen = Seen([], set(), {})
         for module in self.modules:
-            fills = {fill.burn: fill for fill in module.map.fills}
             for fill in module.map.fills:
                 given = snapshots.get(join(module.burn, fill.burn))
                 if given is not None:
                     seen.constants.append((given, fill.value))
                     seen.used.add(given.path)
-            zeros_allowed = any(
-                link.zero_if_absent and join(module.burn, link.burn) in snapshots for link in module.map.links
-            )
-            for name, links in _by_torch_name(module.map.links).items():
-                parts: list[TensorSnapshot] = []
-                pieces: list[Piece] = []
-                lacking: list[str] = []
-                for link in links:
-                    path = join(module.burn, link.burn)
-                    given = snapshots.get(path)
-                    held = given is not None
-                    if given is None and (link.burn in fills or (link.zero_if_absent and zeros_allowed)):
-                        given = _zeros_beside(path, links, module, snapshots)
-                    if given is None:
-                        lacking.append(path)
-                    else:
-                        seen.used.add(path)
-                        parts.append(_turned(given, link))
-                        pieces.append(Piece(path if held else None, held and _is_turned(given, link)))
-                path = join(module.torch, name)
-                if not lacking:
-                    with located(tensor=path):
-                        whole = parts[0] if len(parts) == 1 else joined(parts)
-                    seen.made_of[path] = tuple(pieces)
-                    ids = tuple(part._param_id for part in parts)
-                    seen.snapshots.append(
-                        _placed(whole, path, whole.container_stack, ids[0] if len(ids) == 1 else None)
-                    )
-                    if len(ids) > 1 and any(each is not None for each in ids):
-                        seen.part_ids[path] = ids
-                elif parts:
-                    seen.incomplete[path] = lacking
-            if any(join(module.burn, link.burn) in seen.used for link in module.map.links):
+            for name, links in module.map.by_torch_name:
+                _add_whole(seen, module, name, links, snapshots)
+            if module.map.lost and any(join(module.burn, link.burn) in seen.used for link in module.map.links):
                 seen.lost.extend(join(module.torch, name) for name in module.map.lost)
         return seen
 
 
-def _by_torch_name(links: Sequence[Link]) -> dict[str, list[Link]]:
-    found: dict[str, list[Link]] = {}
+def _add_whole(
+    seen: Seen, module: PlacedModule, name: str, links: Sequence[Link], snapshots: Mapping[str, TensorSnapshot]
+) -> None:
+    """Add a tensor of PyTorch, which is made of one or several of Burn, to those that were seen."""
+    path = join(module.torch, name)
+    parts: list[TensorSnapshot] = []
+    pieces: list[Piece] = []
+    lacking: list[str] = []
     for link in links:
-        found.setdefault(link.torch, []).append(link)
-    for parts in found.values():
-        parts.sort(key=lambda link: link.part)
-    return found
+        place = join(module.burn, link.burn)
+        given = snapshots.get(place)
+        if given is not None:
+            is_turned = _is_turned(given, link)
+            parts.append(transposed(given) if is_turned else given)
+            pieces.append(Piece(place, is_turned))
+        elif (zeros := _zeros_for(place, link, links, module, snapshots)) is not None:
+            parts.append(_turned(zeros, link))
+            pieces.append(Piece(None))
+        else:
+            lacking.append(place)
+            continue
+        seen.used.add(place)
+    if lacking:
+        if parts:
+            seen.incomplete[path] = lacking
+        return
+    seen.made_of[path] = tuple(pieces)
+    if len(parts) == 1:
+        whole = parts[0]
+        renamed = whole.path != path
+        seen.snapshots.append(_placed(whole, path, whole.container_stack, whole._param_id) if renamed else whole)
+        return
+    with located(tensor=path):
+        whole = joined(parts)
+    seen.snapshots.append(_placed(whole, path, whole.container_stack, None))
+    ids = tuple(part._param_id for part in parts)
+    if any(each is not None for each in ids):
+        seen.part_ids[path] = ids
 
 
 def _part(given: TensorSnapshot, link: Link) -> TensorSnapshot:
@@ -250,10 +253,14 @@ def _placed(snapshot: TensorSnapshot, path: str, stack: Sequence[str], param_id:
     )
 
 
-def _zeros_beside(
-    path: str, links: Sequence[Link], module: PlacedModule, snapshots: Mapping[str, TensorSnapshot]
+def _zeros_for(
+    path: str, link: Link, links: Sequence[Link], module: PlacedModule, snapshots: Mapping[str, TensorSnapshot]
 ) -> TensorSnapshot | None:
-    """Zeros for a bias that Burn left out, in the form of the other parts of the same tensor."""
+    """Zeros for a bias that Burn left out, in the form of the other parts of the same tensor; None if it may not."""
+    if not any(fill.burn == link.burn for fill in module.map.fills):
+        biases = (other.burn for other in module.map.links if other.zero_if_absent)
+        if not link.zero_if_absent or not any(join(module.burn, bias) in snapshots for bias in biases):
+            return None
     beside = next((found for link in links if (found := snapshots.get(join(module.burn, link.burn)))), None)
     if beside is not None:
         return constant(path, beside.shape, 0.0, beside.dtype, ())
@@ -317,39 +324,46 @@ def join(prefix: str, name: str) -> str:
 
 def view_of_torch(root: ModuleNode) -> LayoutView:
     """The view of a model in PyTorch's layout."""
-    view = LayoutView(_from_torch(root, "", "", all_biases=False))
+    view = LayoutView([])
+    _place_torch(root, "", "", view.modules, all_biases=False)
     places: dict[str, str] = {}
     for module in view.modules:
         for link in module.map.links:
-            path, place = join(module.torch, link.torch), join(module.burn, link.burn)
+            place = join(module.burn, link.burn)
             if places.setdefault(place, module.torch) != module.torch:
                 raise ModelError(
-                    f"in Burn it would be {place!r}, and so would be a tensor of {places[place]!r}", tensor=path
+                    f"in Burn it would be {place!r}, and so would be a tensor of {places[place]!r}",
+                    tensor=join(module.torch, link.torch),
                 )
     return view
 
 
-def _from_torch(node: ModuleNode, torch: str, burn: str, *, all_biases: bool) -> Iterator[PlacedModule]:
+def _place_torch(node: ModuleNode, torch: str, burn: str, placed: list[PlacedModule], *, all_biases: bool) -> None:
+    """Add a module of PyTorch, or those in it, to those that were placed."""
     kind = node.kind
-    with located(tensor=torch or None):
+    try:
+        if kind is not None and is_torch_leaf(kind):
+            found = torch_map(kind, node.all_tensors(), all_biases=all_biases)
+            placed.append(PlacedModule(torch, burn, kind, found))
+            return
         if kind is not None and not is_known_torch(kind) and node.tensors:
             raise ModelError(
                 f"a {kind.name}: no rule says how Burn has its tensors",
                 hint=f'give rules={{pattern: kind}}; "{AS_IS}" copies its tensors as they are',
             )
-        if kind is not None and is_torch_leaf(kind):
-            yield PlacedModule(torch, burn, kind, torch_map(kind, dict(node.flat()), all_biases=all_biases))
-            return
         if node.tensors:
             if kind is not None and holds_no_tensors(kind):
                 raise ModelError(f"a {kind.name} with a tensor of its own, {min(node.tensors)!r}, that Burn's has not")
-            yield PlacedModule(torch, burn, None, same_names(node.tensors))
+            placed.append(PlacedModule(torch, burn, None, same_names(node.tensors)))
         names = _burn_names(node, burn)
         below = all_biases or (kind is not None and always_has_biases(kind))
+    except ModelError:
+        with located(tensor=torch or None):
+            raise
     for name, burn_name in names:
         beside_it = f"{burn}_norm" if burn else "norm"
         place = beside_it if burn_name == _BESIDE else join(burn, burn_name)
-        yield from _from_torch(node.children[name], join(torch, name), place, all_biases=below)
+        _place_torch(node.children[name], join(torch, name), place, placed, all_biases=below)
 
 
 _BESIDE = "<beside>"
