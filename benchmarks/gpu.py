@@ -33,7 +33,18 @@ import burnstore as bs
 from burnstore import torch_tensor
 from burnstore.device.buffers import settings
 
-from .gpu_tools import bus, check, drop_from_cache, first_load, mb, processor_time, reading, status, write_raw
+from .gpu_tools import (
+    bus,
+    check,
+    drop_from_cache,
+    first_load,
+    mb,
+    processor_time,
+    read_alone,
+    reading,
+    status,
+    write_raw,
+)
 
 # So many ranks share the large model, and this is the one whose part is loaded.
 _WORLD, _RANK = 8, 3
@@ -307,6 +318,7 @@ class Bench:
             {
                 "burnstore": lambda: self._loaded_by_burnstore(self.safetensors, self.tensors),
                 "safetensors": lambda: self._loaded_by_safetensors(self.safetensors, self.tensors),
+                "direct reads alone": lambda: read_alone(self.safetensors, os.O_RDONLY | os.O_DIRECT),
             },
             before=lambda: drop_from_cache(self.safetensors),
             rounds=min(self.options.rounds, 3),
@@ -315,7 +327,8 @@ class Bench:
         self._row(
             "a file that is not in the page cache, against `load_file`",
             "≥ 1.5 ×",
-            f"{ratio:.2f} × ({self._rate(times['burnstore'])}, {self._rate(times['safetensors'])})",
+            f"{ratio:.2f} × ({self._rate(times['burnstore'])}, {self._rate(times['safetensors'])}; direct reads that "
+            f"go nowhere {self._rate(times['direct reads alone'])})",
             ratio >= 1.5,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 import time
@@ -42,26 +43,29 @@ def bus(device: str) -> tuple[float, float]:
 
 def reading(path: Path) -> float:
     """Bytes per second that the readers' number of threads take out of the page cache, into a buffer each."""
-    readers, size = settings().readers, _READ
+    return path.stat().st_size / min(read_alone(path, os.O_RDONLY) for _ in range(3))
+
+
+def read_alone(path: Path, flags: int) -> float:
+    """Seconds in which the readers' number of threads read a file, and do nothing with it."""
+    readers = settings().readers
     end = path.stat().st_size
-    best = 0.0
-    for _ in range(3):
-        buffers = [bytearray(size) for _ in range(readers)]
-        descriptor = os.open(path, os.O_RDONLY)
+    buffers = [mmap.mmap(-1, _READ) for _ in range(readers)]
+    descriptor = os.open(path, flags)
 
-        def read(number: int, descriptor: int = descriptor, buffers: list[bytearray] = buffers) -> None:
-            for offset in range(number * size, end, readers * size):
-                os.preadv(descriptor, [buffers[number]], offset)
+    def read(number: int) -> None:
+        for offset in range(number * _READ, end, readers * _READ):
+            os.preadv(descriptor, [buffers[number]], offset)
 
-        threads = [threading.Thread(target=read, args=(number,)) for number in range(readers)]
-        begun = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        best = max(best, end / (time.perf_counter() - begun))
-        os.close(descriptor)
-    return best
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(readers)]
+    begun = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seconds = time.perf_counter() - begun
+    os.close(descriptor)
+    return seconds
 
 
 def processor_time() -> tuple[int, int]:
