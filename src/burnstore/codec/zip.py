@@ -301,27 +301,38 @@ def _starts(
             f"the member {printable(names[row])!r} starts at {headers[row]}, which is not before the directory",
             offset=int(headers[row]),
         )
-    for rows in _near_rows(order, headers):
-        first, last = int(headers[rows[0]]), rows[-1]
-        block = read_at(first, int(headers[last]) - first + _LOCAL.itemsize + int(entries["name"][last]))
-        places = headers[rows] - first
-        local = _records(block, places, _LOCAL)
-        name_at = places + _LOCAL.itemsize
-        found = _slices(block, name_at, name_at + local["name"])
-        stated = [raw_names[row] for row in rows.tolist()]
-        agree = np.array([a == b for a, b in zip(found, stated, strict=True)]) if found != stated else True
-        agree = agree & (local["magic"] == _LOCAL_NUMBER) & (local["flags"] == entries["flags"][rows])
-        agree &= (local["method"] == entries["method"][rows]) & (local["name"] == entries["name"][rows])
-        agree &= _sizes_agree(local, entries["crc"][rows], packed[rows], sizes[rows])
-        if not agree.all():
-            row = int(rows[np.flatnonzero(~agree)[0]])
-            raise CorruptError(
-                f"the member {printable(names[row])!r} is another in its own header than in the directory",
-                offset=int(headers[row]),
-            )
-        starts[rows] = headers[rows] + _LOCAL.itemsize + local["name"] + local["extra"].astype(np.int64)
+    local, found = _local_headers(read_at, order, headers, entries["name"])
+    agree = np.array([one == raw_names[row] for one, row in zip(found, order.tolist(), strict=True)], bool)
+    agree &= (local["magic"] == _LOCAL_NUMBER) & (local["flags"] == entries["flags"][order])
+    agree &= (local["method"] == entries["method"][order]) & (local["name"] == entries["name"][order])
+    agree &= _sizes_agree(local, entries["crc"][order], packed[order], sizes[order])
+    if not agree.all():
+        row = int(order[np.flatnonzero(~agree)[0]])
+        raise CorruptError(
+            f"the member {printable(names[row])!r} is another in its own header than in the directory",
+            offset=int(headers[row]),
+        )
+    starts[order] = headers[order] + _LOCAL.itemsize + local["name"] + local["extra"].astype(np.int64)
     _check_ranges(names, order, headers, starts + packed, directory)
     return starts
+
+
+def _local_headers(read_at: ReadAt, order: Int64s, headers: Int64s, lengths: Array) -> tuple[Array, list[bytes]]:
+    """The fixed parts of the local headers in this order, and behind each as many bytes as its name should have."""
+    fixed: list[bytes] = []
+    names: list[bytes] = []
+    for rows in _near_rows(order, headers):
+        first, last = int(headers[rows[0]]), int(rows[-1])
+        block = read_at(first, int(headers[last]) - first + _LOCAL.itemsize + int(lengths[last]))
+        if len(rows) == 1:
+            fixed.append(block[: _LOCAL.itemsize])
+            names.append(block[_LOCAL.itemsize :])
+        else:
+            places = headers[rows] - first
+            fixed.append(_records(block, places, _LOCAL).tobytes())
+            name_at = places + _LOCAL.itemsize
+            names += _slices(block, name_at, name_at + lengths[rows])
+    return np.frombuffer(b"".join(fixed), _LOCAL), names
 
 
 def _sizes_agree(local: Array, crc: Array, packed: Int64s, sizes: Int64s) -> Array:
