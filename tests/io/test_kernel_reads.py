@@ -6,6 +6,7 @@ import collections
 import ctypes
 import errno
 import gc
+import mmap
 import os
 import platform
 import signal
@@ -186,6 +187,25 @@ def test_one_that_a_signal_kept_from_being_made_leaves_nothing(
         with pytest.raises(TimeoutError) as caught:
             KernelReads(4, 1)
     del caught
+    gc.collect()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_a_signal_raises_is_told_though_the_queues_are_still_being_looked_at(
+    reads: KernelReads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[memoryview] = []
+
+    def interrupted(queues: mmap.mmap) -> NoReturn:
+        kept.append(memoryview(queues))
+        raise TimeoutError("the alarm went off")
+
+    before = set(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "memoryview", interrupted, raising=False)
+        with pytest.raises(TimeoutError):
+            KernelReads(4, 1)
+    kept.pop().release()
     gc.collect()
     assert set(os.listdir("/proc/self/fd")) == before
 

@@ -66,8 +66,8 @@ class KernelReads:
             asked = _OFFSETS.unpack_from(parameters, _PARAMETERS.size)
             done = _OFFSETS.unpack_from(parameters, _PARAMETERS.size + _OFFSETS.size)
             size = max(asked[6] + 4 * entries, done[5] + _RESULT.size * results)
-            self._queues = self._held.enter_context(mmap.mmap(self._fd, -(-size // 4) * 4))
-            self._requests = self._held.enter_context(mmap.mmap(self._fd, _REQUEST.size * entries, offset=_ENTRIES_AT))
+            self._queues = self._mapped(-(-size // 4) * 4, 0)
+            self._requests = self._mapped(_REQUEST.size * entries, _ENTRIES_AT)
             words = self._words = self._held.enter_context(memoryview(self._queues).cast("I"))
             # Where the words are that count: what was asked, begun, done, and taken note of, each one after the other.
             self._asked, self._begun, self._done, self._noted = asked[1] // 4, asked[0] // 4, done[1] // 4, done[0] // 4
@@ -80,6 +80,11 @@ class KernelReads:
         except BaseException:
             self.close()
             raise
+
+    def _mapped(self, size: int, offset: int) -> mmap.mmap:
+        mapping = mmap.mmap(self._fd, size, offset=offset)
+        self._held.callback(_unmap, mapping)
+        return mapping
 
     def ask(self, asked: Asked, address: int, key: int) -> None:
         """Have a read begun with the next call of `finished`, into memory that must stay until it is told as finished.
@@ -158,6 +163,11 @@ def set_workers(fd: int, bounded: int, unbounded: int) -> tuple[int, int]:
     numbers = (ctypes.c_uint * 2)(bounded, unbounded)
     _called(_calls().register(fd, _SET_WORKERS, ctypes.addressof(numbers), 2))
     return numbers[0], numbers[1]
+
+
+def _unmap(mapping: mmap.mmap) -> None:
+    with suppress(BufferError):  # a signal came while it was being looked at: it goes with what is left of that
+        mapping.close()
 
 
 def _give_back_workers(fd: int, before: tuple[int, int]) -> None:
