@@ -30,8 +30,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file
 
 import burnstore as bs
-from burnstore import torch_tensor
-from burnstore.device.buffers import settings
+from burnstore.io.gpu.buffers import settings
+from burnstore.tensor import torch as torch_tensor
 
 from .gpu_tools import (
     bus,

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import burnstore as bs
-from burnstore.device.buffers import settings
+from burnstore.io.gpu.buffers import settings
 
 _WINDOW = 16 << 20
 _READ = 4 << 20

@@ -208,7 +208,7 @@ def follow_opcodes(job: Job) -> None:
     import pickletools
     import zipfile
 
-    from burnstore.codec.pickle import Dialect, read_pickle
+    from burnstore.formats.codec.pickle import Dialect, read_pickle
     from burnstore.formats.pytorch.storages import Storages
     from burnstore.formats.pytorch.tensor_calls import TensorCalls
 

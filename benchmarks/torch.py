@@ -319,7 +319,7 @@ def _matrices(job: Job) -> list[np.ndarray[Any, Any]]:
 
 def transpose_burnstore(job: Job) -> None:
     """Transpose with burnstore, in NumPy."""
-    from burnstore.snapshot import TensorSnapshot
+    from burnstore.tensor.snapshot import TensorSnapshot
     from burnstore.transforms.axes import transposed
 
     matrices = _matrices(job)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import burnstore as bs
-from burnstore.snapshot import TensorSnapshot
+from burnstore.tensor.snapshot import TensorSnapshot
 
 
 def arrays(seed: int = 0) -> dict[str, Any]:

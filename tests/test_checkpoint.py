@@ -18,7 +18,7 @@ import pytest
 import burnstore as bs
 from burnstore import DType, TensorData, TensorSnapshot
 from burnstore.errors import BurnstoreError, ChangedError, CorruptError, FormatError, TruncatedError, UnsupportedError
-from burnstore.quant import QuantScheme, QuantStore
+from burnstore.tensor.quantization import QuantScheme, QuantStore
 
 FIXTURES = Path(__file__).parent / "fixtures" / "burn"
 

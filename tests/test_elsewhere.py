@@ -99,9 +99,9 @@ _CLUSTER = """
 import os, signal, sys
 import distributed
 import burnstore as bs
-from burnstore.assembly import assemble
+from burnstore.pipeline.write import assemble
 from burnstore.formats.registry import format_named
-from burnstore.snapshot import TensorSnapshot
+from burnstore.tensor.snapshot import TensorSnapshot
 sys.path.insert(0, sys.argv[3])
 from assembled import die, refuse, with_broken
 

@@ -53,7 +53,7 @@ def test_importing_is_light(fakes: Path, run_python: Any) -> None:
     heavy = {
         *("ml_dtypes", "rich", "concurrent.futures", "multiprocessing", "asyncio", "cbor2", "msgpack", "pytest"),
         *("json", "zipfile", "tarfile", "pickletools", "sqlite3", "difflib", "argparse", "importlib.metadata"),
-        *("burnstore.testing", "burnstore.cli", "burnstore.quant"),
+        *("burnstore.testing", "burnstore.cli", "burnstore.tensor.quantization"),
     }
     numpy_alone = set(run_python("import sys, numpy; print(*sys.modules)").split())
     assert (heavy - numpy_alone) & after_import == set()

@@ -283,7 +283,7 @@ _DIGEST = """
 import hashlib, sys
 import numpy as np
 import burnstore as bs
-from burnstore.quant import QuantBlock, QuantScheme, QuantStore
+from burnstore.tensor.quantization import QuantBlock, QuantScheme, QuantStore
 
 scheme = QuantScheme("Q8S", QuantStore("Native"), block=QuantBlock((8,), "F32"))
 tensors = {f"layer.{n}.{part}": np.arange(n * 7, dtype=dtype).reshape(n, 7)[:, ::-1]

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from .checkpoint import Checkpoint
 from .checkpoint import open_checkpoint as open
-from .dtype import DType, Kind
 from .errors import (
     AlreadyExistsError,
     AmbiguousError,
@@ -44,43 +43,46 @@ from .errors import (
 )
 from .formats.registry import format_names, register_format
 from .limits import Limits
-from .param_id import ParamId
-from .scalar import Scalar
-from .snapshot import TensorSnapshot
-from .tensor_data import TensorData
+from .tensor.data import TensorData
+from .tensor.dtype import DType, Kind
+from .tensor.param_id import ParamId
+from .tensor.scalar import Scalar
+from .tensor.snapshot import TensorSnapshot
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from . import nn
-    from .comparing.diff_result import Diff, TensorDiff
-    from .comparing.difference import Difference
-    from .comparing.diffing import diff
-    from .config import config_from_file, save_config
-    from .converting.conversion import Conversion, convert, replay
-    from .converting.receipt import Receipt, ReceiptCheck, check_receipt, read_receipt
-    from .device.buffers import configure_transfers, release_pinned_memory
-    from .explaining.explanation import Explanation, LayoutChange, Move, explain
     from .formats.pytorch.values import Opaque
-    from .inspecting.inspection import Inspection, TensorRow, Totals, inspect
-    from .inspecting.outlining import Outline, outline
+    from .io.gpu.buffers import configure_transfers, release_pinned_memory
+    from .jobs.convert.convert import Conversion, convert, replay
+    from .jobs.convert.receipt import Receipt, ReceiptCheck, check_receipt, read_receipt
+    from .jobs.diff.diff import diff
+    from .jobs.diff.difference import Difference
+    from .jobs.diff.result import Diff, TensorDiff
+    from .jobs.explain.explain import Explanation, LayoutChange, Move, explain
+    from .jobs.inspect.inspect import Inspection, TensorRow, Totals, inspect
+    from .jobs.inspect.tree import Outline, outline
+    from .jobs.merge.combine import MergedTensor
+    from .jobs.merge.merge import Merge, MergeSource, merge
+    from .jobs.migrate import Migration, migrate, migrate_folder
+    from .jobs.report.report import Report, report
+    from .jobs.scan.scan import Finding, Scan, scan, scan_folder
+    from .jobs.stats import TensorStats
+    from .jobs.verify.folder import verify_folder
+    from .jobs.verify.verify import TensorCheck, Verification, verify
     from .loading import load, load_from, save_into
-    from .merging.combining import MergedTensor
-    from .merging.merge import Merge, MergeSource, merge
-    from .migration import Migration, migrate, migrate_folder
-    from .modules.apply import apply
-    from .modules.bindings import register_binding
-    from .modules.collect import collect
-    from .modules.result import ApplyError, ApplyResult, MissingTensor
-    from .pytorch_reader import PytorchMetadata, PytorchReader
-    from .reporting.report import Report, report
+    from .models.bindings import register_binding
+    from .models.collect import collect
+    from .models.result import ApplyError, ApplyResult, MissingTensor
+    from .pipeline.execute import apply
     from .saving import save, serialize
-    from .scanning import Finding, Scan, scan, scan_folder
-    from .stats import TensorStats
     from .stores.base import Store
     from .stores.burnpack import BurnpackStore
+    from .stores.config import config_from_file, save_config
     from .stores.importers import AdapterType, LoadArgs, PyTorchFileRecorder, SafetensorsFileRecorder
     from .stores.pytorch import PytorchStore
-    from .stores.record import (
+    from .stores.pytorch_reader import PytorchMetadata, PytorchReader
+    from .stores.records import (
         BinFileRecorder,
         BinGzFileRecorder,
         CompactRecorder,
@@ -116,108 +118,106 @@ if TYPE_CHECKING:
     from .transforms.indices import map_indices_contiguous, map_indices_contiguous_except
     from .transforms.partition import Partition
     from .transforms.remap import KeyRemapper
-    from .verifying.folder_verification import verify_folder
-    from .verifying.verification import TensorCheck, Verification, verify
 
 # What opening a file does not need is imported when it is first asked for.
 _LATER = {
     "AdapterType": "stores.importers",
-    "ApplyError": "modules.result",
-    "ApplyResult": "modules.result",
-    "BinFileRecorder": "stores.record",
-    "BinGzFileRecorder": "stores.record",
+    "ApplyError": "models.result",
+    "ApplyResult": "models.result",
+    "BinFileRecorder": "stores.records",
+    "BinGzFileRecorder": "stores.records",
     "BurnToPyTorchAdapter": "transforms.adapters",
     "BurnpackStore": "stores.burnpack",
     "ChainAdapter": "transforms.adapters",
-    "CompactRecorder": "stores.record",
+    "CompactRecorder": "stores.records",
     "ContainerPath": "transforms.containers",
-    "Conversion": "converting.conversion",
-    "DefaultRecorder": "stores.record",
-    "Diff": "comparing.diff_result",
-    "Difference": "comparing.difference",
-    "DoublePrecisionSettings": "stores.record",
+    "Conversion": "jobs.convert.convert",
+    "DefaultRecorder": "stores.records",
+    "Diff": "jobs.diff.result",
+    "Difference": "jobs.diff.difference",
+    "DoublePrecisionSettings": "stores.records",
     "FloatCastAdapter": "transforms.adapters",
-    "FullPrecisionSettings": "stores.record",
+    "FullPrecisionSettings": "stores.records",
     "HalfPrecisionAdapter": "transforms.adapters",
-    "HalfPrecisionSettings": "stores.record",
+    "HalfPrecisionSettings": "stores.records",
     "IdentityAdapter": "transforms.adapters",
-    "JsonGzFileRecorder": "stores.record",
+    "JsonGzFileRecorder": "stores.records",
     "KeyRemapper": "transforms.remap",
     "LoadArgs": "stores.importers",
-    "Merge": "merging.merge",
-    "MergeSource": "merging.merge",
-    "MergedTensor": "merging.combining",
-    "Migration": "migration",
+    "Merge": "jobs.merge.merge",
+    "MergeSource": "jobs.merge.merge",
+    "MergedTensor": "jobs.merge.combine",
+    "Migration": "jobs.migrate",
     "Opaque": "formats.pytorch.values",
-    "MissingTensor": "modules.result",
+    "MissingTensor": "models.result",
     "ModuleAdapter": "transforms.adapters",
-    "NamedMpkFileRecorder": "stores.record",
-    "NamedMpkGzFileRecorder": "stores.record",
-    "Explanation": "explaining.explanation",
-    "Finding": "scanning",
-    "LayoutChange": "explaining.explanation",
-    "Move": "explaining.explanation",
-    "explain": "explaining.explanation",
+    "NamedMpkFileRecorder": "stores.records",
+    "NamedMpkGzFileRecorder": "stores.records",
+    "Explanation": "jobs.explain.explain",
+    "Finding": "jobs.scan.scan",
+    "LayoutChange": "jobs.explain.explain",
+    "Move": "jobs.explain.explain",
+    "explain": "jobs.explain.explain",
     "Partition": "transforms.partition",
     "PathFilter": "transforms.filter",
-    "PrettyJsonFileRecorder": "stores.record",
+    "PrettyJsonFileRecorder": "stores.records",
     "PyTorchFileRecorder": "stores.importers",
     "PyTorchToBurnAdapter": "transforms.adapters",
-    "PytorchMetadata": "pytorch_reader",
-    "PytorchReader": "pytorch_reader",
+    "PytorchMetadata": "stores.pytorch_reader",
+    "PytorchReader": "stores.pytorch_reader",
     "PytorchStore": "stores.pytorch",
-    "Receipt": "converting.receipt",
-    "ReceiptCheck": "converting.receipt",
-    "Record": "stores.record",
-    "RecordTensor": "stores.record",
-    "Report": "reporting.report",
+    "Receipt": "jobs.convert.receipt",
+    "ReceiptCheck": "jobs.convert.receipt",
+    "Record": "stores.records",
+    "RecordTensor": "stores.records",
+    "Report": "jobs.report.report",
     "SafetensorsFileRecorder": "stores.importers",
     "SafetensorsStore": "stores.safetensors",
-    "Scan": "scanning",
+    "Scan": "jobs.scan.scan",
     "Store": "stores.base",
-    "TensorCheck": "verifying.verification",
-    "TensorDiff": "comparing.diff_result",
-    "Verification": "verifying.verification",
-    "apply": "modules.apply",
-    "check_receipt": "converting.receipt",
-    "collect": "modules.collect",
-    "config_from_file": "config",
-    "configure_transfers": "device.buffers",
-    "convert": "converting.conversion",
-    "diff": "comparing.diffing",
+    "TensorCheck": "jobs.verify.verify",
+    "TensorDiff": "jobs.diff.result",
+    "Verification": "jobs.verify.verify",
+    "apply": "pipeline.execute",
+    "check_receipt": "jobs.convert.receipt",
+    "collect": "models.collect",
+    "config_from_file": "stores.config",
+    "configure_transfers": "io.gpu.buffers",
+    "convert": "jobs.convert.convert",
+    "diff": "jobs.diff.diff",
     "guess_kinds": "transforms.guess",
     "load": "loading",
-    "load_file": "stores.record",
+    "load_file": "stores.records",
     "load_from": "loading",
-    "load_record": "stores.record",
+    "load_record": "stores.records",
     "map_indices_contiguous": "transforms.indices",
     "map_indices_contiguous_except": "transforms.indices",
-    "merge": "merging.merge",
-    "migrate": "migration",
-    "migrate_folder": "migration",
-    "open_record": "stores.record",
-    "read_receipt": "converting.receipt",
-    "record_of": "stores.record",
-    "register_binding": "modules.bindings",
-    "replay": "converting.conversion",
-    "report": "reporting.report",
-    "release_pinned_memory": "device.buffers",
+    "merge": "jobs.merge.merge",
+    "migrate": "jobs.migrate",
+    "migrate_folder": "jobs.migrate",
+    "open_record": "stores.records",
+    "read_receipt": "jobs.convert.receipt",
+    "record_of": "stores.records",
+    "register_binding": "models.bindings",
+    "replay": "jobs.convert.convert",
+    "report": "jobs.report.report",
+    "release_pinned_memory": "io.gpu.buffers",
     "save": "saving",
-    "save_config": "config",
-    "save_file": "stores.record",
+    "save_config": "stores.config",
+    "save_file": "stores.records",
     "save_into": "loading",
-    "scan": "scanning",
-    "scan_folder": "scanning",
+    "scan": "jobs.scan.scan",
+    "scan_folder": "jobs.scan.scan",
     "serialize": "saving",
-    "verify": "verifying.verification",
-    "verify_folder": "verifying.folder_verification",
-    "Inspection": "inspecting.inspection",
-    "Outline": "inspecting.outlining",
-    "TensorRow": "inspecting.inspection",
-    "TensorStats": "stats",
-    "Totals": "inspecting.inspection",
-    "inspect": "inspecting.inspection",
-    "outline": "inspecting.outlining",
+    "verify": "jobs.verify.verify",
+    "verify_folder": "jobs.verify.folder",
+    "Inspection": "jobs.inspect.inspect",
+    "Outline": "jobs.inspect.tree",
+    "TensorRow": "jobs.inspect.inspect",
+    "TensorStats": "jobs.stats",
+    "Totals": "jobs.inspect.inspect",
+    "inspect": "jobs.inspect.inspect",
+    "outline": "jobs.inspect.tree",
 }
 
 

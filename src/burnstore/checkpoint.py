@@ -10,29 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .collector import collector_paused
-from .dtype import DType, Kind
-from .errors import (
-    ChangedError,
-    ClosedError,
-    DTypeError,
-    TensorNotFoundError,
-    located,
-    printable,
-)
+from .errors import ChangedError, ClosedError, DTypeError, TensorNotFoundError, located, printable
 from .formats.base import Check, Contents, Table
-from .formats.folder import INDEX_SUFFIX, locate
 from .formats.registry import HEAD_BYTES, format_for_bytes, format_named
+from .formats.sharded.locate import INDEX_SUFFIX, locate
 from .io.gather import gather
+from .io.gc_pause import collector_paused
 from .io.joined import JoinedSource
 from .io.source import BytesSource, FileSource, MmapSource, Source
 from .limits import Limits
-from .scalar import Scalar
-from .snapshot import TensorSnapshot
-from .tensor_data import Array, Shape, array_from_bytes
+from .tensor.data import Array, Shape, array_from_bytes
+from .tensor.dtype import DType, Kind
+from .tensor.scalar import Scalar
+from .tensor.snapshot import TensorSnapshot
 
 if TYPE_CHECKING:
-    from .torch_tensor import Device, Tensor
+    from .tensor.torch import Device, Tensor
 
 
 class Checkpoint(Mapping[str, TensorSnapshot]):
@@ -176,7 +169,7 @@ class Checkpoint(Mapping[str, TensorSnapshot]):
         process. To a GPU they go through pinned memory, at the bus's speed; tensors below 1 MiB share an allocation of
         up to 8 MiB there. Dtypes are as for `TensorSnapshot.torch`. Raises MissingDependencyError without PyTorch.
         """
-        from . import torch_tensor  # not at import: torch is imported when tensors of it are asked for
+        from .tensor import torch as torch_tensor  # not at import: torch is imported when tensors of it are asked for
 
         table = self._picked(names, "torch")
         plain = table.lying_plainly()
@@ -186,7 +179,7 @@ class Checkpoint(Mapping[str, TensorSnapshot]):
                 columns = plain.names, plain.dtypes, plain.shapes, plain.sizes
                 tensors = torch_tensor.tensors_from_buffers(*columns, buffers, places)
             else:
-                from .placement import place  # not at import: only who has a device needs it
+                from .formats.placement import place  # not at import: only who has a device needs it
 
                 tensors = place(plain, self._data, device)
             named = dict(zip(plain.names, tensors, strict=True))
@@ -239,7 +232,7 @@ class Checkpoint(Mapping[str, TensorSnapshot]):
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        from .notebook import tensors_panel  # not at import: most programs are no notebooks
+        from .tensor.notebook import tensors_panel  # not at import: most programs are no notebooks
 
         table = self._table
         dtypes = list(map(str, table.dtypes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from .modules.result import ApplyResult
+from .models.result import ApplyResult
 from .stores.base import Store
 from .stores.pytorch import PytorchStore
 

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .chunking import chunks_of_each
-from .collector import collector_paused
 from .errors import CorruptError, located
 from .formats.base import LAYOUT_KEY, Format, WritePlan
+from .formats.chunking import chunks_of_each
 from .formats.registry import format_for_path, format_named
 from .io.atomic import atomic_file
+from .io.gc_pause import collector_paused
 from .limits import Limits
 from .progress import Progress, ProgressLike, progress_from
-from .snapshot import CHUNK_BYTES, TensorSnapshot
-from .tensor_data import Array, TensorData
+from .tensor.data import Array, TensorData
+from .tensor.snapshot import CHUNK_BYTES, TensorSnapshot
 
 if TYPE_CHECKING:
-    from .modules.collect import Collected
+    from .models.collect import Collected
 
 Tensor = Array | np.generic | TensorData | TensorSnapshot
 
@@ -63,7 +63,7 @@ def save(
 
     ``max_shard_size`` (bytes, or a text such as ``"5GB"``) writes SafeTensors into files of at most that size and an
     index, ``<path>.index.json``, in Hugging Face's manner, where one file would be larger. They replace an older such
-    set as a whole; see `burnstore.sharding`. ``progress`` is told the bytes written so far and in all: a function of
+    set as a whole; see `formats.sharded`. ``progress`` is told the bytes written so far and in all: a function of
     two numbers, or a class of bars such as ``tqdm.tqdm``.
 
     >>> import tempfile, burnstore as bs
@@ -86,7 +86,7 @@ def save(
             return
         if chosen.name != "safetensors":
             raise TypeError(f"max_shard_size is for SafeTensors; {chosen.name} has one file")
-        from .sharding import byte_count, save_shards  # not at import: most saves are of one file
+        from .formats.sharded.write import byte_count, save_shards  # not at import: most saves are of one file
 
         most = byte_count(max_shard_size)
         snapshots, texts = _contents(chosen, tensors, metadata, limits, wanted, options)
@@ -200,8 +200,8 @@ def _seen_by_format(
     chosen: Format, model: Any, metadata: Mapping[str, str] | None, wanted: _Wanted, options: dict[str, Any]
 ) -> tuple[Sequence[TensorSnapshot], dict[str, str]]:
     """A model's tensors in the layout that a file of this format has, and the texts that go with them."""
-    from .modules.collect import collect_in  # not at import: files alone need no models
-    from .modules.layouts import checked_layout
+    from .models.collect import collect_in  # not at import: files alone need no models
+    from .models.layouts import checked_layout
 
     layout = wanted.layout or getattr(chosen, "layout", None)
     collected = collect_in(

@@ -17,7 +17,7 @@ from terminal import burnstore, environment, in_terminal, run_here
 import burnstore as bs
 from burnstore.cli import parser
 from burnstore.cli.text import width
-from burnstore.inspecting.inspection import SORTS
+from burnstore.jobs.inspect.inspect import SORTS
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "burn"
 BASIC = FIXTURES / "0.22.1" / "basic.bpk"

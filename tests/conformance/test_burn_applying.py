@@ -11,7 +11,7 @@ import pytest
 import burnstore as bs
 from burnstore import DType, PathFilter, TensorSnapshot, nn
 from burnstore.errors import LoadError, MissingTensorsError
-from burnstore.modules.result import similarity
+from burnstore.models.result import similarity
 
 
 def tensor(path: str, array: Any, **facts: Any) -> TensorSnapshot:

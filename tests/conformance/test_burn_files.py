@@ -17,7 +17,7 @@ from burnstore import DType, Limits, TensorData, TensorSnapshot
 from burnstore.errors import AlreadyExistsError, CorruptError, DuplicateNameError, FormatError, SaveError
 from burnstore.formats.burnpack import plan
 from burnstore.io.atomic import atomic_file
-from burnstore.quant import QuantScheme, QuantStore
+from burnstore.tensor.quantization import QuantScheme, QuantStore
 
 
 def provided(events: list[str], count: int = 3) -> list[TensorSnapshot]:

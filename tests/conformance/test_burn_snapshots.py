@@ -11,7 +11,7 @@ import pytest
 import burnstore as bs
 from burnstore import DType, TensorData, TensorSnapshot, nn
 from burnstore.errors import CorruptError
-from burnstore.quant import QuantBlock, QuantizedTensor, QuantScheme, QuantStore, encode
+from burnstore.tensor.quantization import QuantBlock, QuantizedTensor, QuantScheme, QuantStore, encode
 
 MATRIX = np.arange(4, dtype=np.float32).reshape(2, 2)
 

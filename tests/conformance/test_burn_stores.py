@@ -12,8 +12,8 @@ import pytest
 import burnstore as bs
 from burnstore import BurnpackStore, DType, PathFilter, TensorData, TensorSnapshot, nn
 from burnstore.errors import AlreadyExistsError, MissingTensorsError
-from burnstore.quant import QuantBlock, QuantizedTensor, QuantScheme, QuantStore, encode
 from burnstore.stores import base as stores
+from burnstore.tensor.quantization import QuantBlock, QuantizedTensor, QuantScheme, QuantStore, encode
 
 
 class Nested(nn.Module):

@@ -14,7 +14,7 @@ import pytest
 import burnstore as bs
 from burnstore import DType, KeyRemapper, PathFilter, TensorData, TensorSnapshot, nn
 from burnstore.errors import DTypeError, PatternError
-from burnstore.quant import QuantScheme, QuantStore
+from burnstore.tensor.quantization import QuantScheme, QuantStore
 from burnstore.transforms.axes import transposed
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from burnstore import DType, TensorData, nn
-from burnstore.quant import QuantBlock, QuantScheme, QuantStore
+from burnstore.tensor.quantization import QuantBlock, QuantScheme, QuantStore
 
 VERSIONS = ("0.13.2", "0.16.1", "0.21.0")
 MODELS = ("tiny", "basic", "nested", "enums", "constants", "adam", "quant_block")

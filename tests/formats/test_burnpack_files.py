@@ -15,7 +15,7 @@ import pytest
 import burnstore as bs
 from burnstore import DType, ParamId, TensorData, TensorSnapshot
 from burnstore.formats.burnpack.quant_spelling import scheme_to_tree
-from burnstore.quant import QuantScheme, QuantStore
+from burnstore.tensor.quantization import QuantScheme, QuantStore
 
 BURN = Path(__file__).parent.parent / "fixtures" / "burn"
 VERSIONS = sorted(folder.name for folder in BURN.iterdir() if folder.is_dir())

@@ -17,7 +17,7 @@ import burnstore as bs
 from burnstore import DType, Limits, Scalar, TensorData, TensorSnapshot
 from burnstore.errors import CorruptError, DTypeError, DuplicateNameError, FormatError, LimitError
 from burnstore.formats.burnpack import plan
-from burnstore.quant import QuantBlock, QuantScheme, QuantStore
+from burnstore.tensor.quantization import QuantBlock, QuantScheme, QuantStore
 
 
 def packed(tensors: Any, metadata: dict[str, str] | None = None, **options: Any) -> bytes:

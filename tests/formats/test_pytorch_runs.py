@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import burnstore as bs
-from burnstore.codec.pickle import Dialect, read_pickle
+from burnstore.formats.codec.pickle import Dialect, read_pickle
 from burnstore.formats.pytorch import runs
 from burnstore.formats.pytorch.runs import TensorRuns
 from burnstore.formats.pytorch.storages import Storages

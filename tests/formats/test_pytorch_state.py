@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import burnstore as bs
-from burnstore.codec.pickle_values import Call, PickledSet, Symbol
 from burnstore.formats import pytorch
+from burnstore.formats.codec.pickle_values import Call, PickledSet, Symbol
 from burnstore.formats.pytorch.numpy_calls import NumpyArray
 from burnstore.formats.pytorch.tensors import PickledTensor
 from burnstore.io.source import BytesSource

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from burnstore.errors import CorruptError, DTypeError
 from burnstore.formats.burnpack.quant_spelling import scheme_from_tree, scheme_to_tree
-from burnstore.quant import QuantBlock, QuantizedTensor, QuantScheme, QuantStore, decode, encode
+from burnstore.tensor.quantization import QuantBlock, QuantizedTensor, QuantScheme, QuantStore, decode, encode
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "burn"
 NATIVE, PACKED = QuantStore("Native"), QuantStore("PackedU32")

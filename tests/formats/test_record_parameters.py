@@ -11,7 +11,7 @@ import pytest
 from test_record_files import FILES, heading
 
 import burnstore as bs
-from burnstore.codec.msgpack import MsgpackReader
+from burnstore.formats.codec.msgpack import MsgpackReader
 from burnstore.formats.record import reader
 from burnstore.formats.record.parameters import FoundParameter, ParameterReader
 from burnstore.io.source import BytesSource

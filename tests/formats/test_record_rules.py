@@ -18,7 +18,7 @@ from record_models import declared
 from test_record_files import FILES, FIXTURES, UUID, heading, of
 
 import burnstore as bs
-from burnstore.codec.bincode import encode_text, encode_uint
+from burnstore.formats.codec.bincode import encode_text, encode_uint
 from burnstore.limits import Limits
 
 ID = "0400000000000"

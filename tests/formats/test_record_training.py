@@ -12,7 +12,7 @@ import pytest
 from test_record_files import FIXTURES, UUID, heading, of
 
 import burnstore as bs
-from burnstore.codec.bincode import encode_float, encode_integer, encode_text, encode_uint
+from burnstore.formats.codec.bincode import encode_float, encode_integer, encode_text, encode_uint
 
 ID = "0400000000000"
 

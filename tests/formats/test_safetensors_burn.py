@@ -12,7 +12,7 @@ import pytest
 
 import burnstore as bs
 from burnstore import SafetensorsStore
-from models import MODELS, Dtypes
+from declared_models import MODELS, Dtypes
 
 BURN = Path(__file__).parents[1] / "fixtures" / "burn"
 PLAIN = sorted(path for path in BURN.glob("*/*.safetensors") if path.name.count(".") == 1)

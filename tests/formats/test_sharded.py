@@ -29,7 +29,7 @@ from burnstore import (
     UnsafeContentError,
     nn,
 )
-from burnstore.formats import sharded
+from burnstore.formats.sharded import read as sharded
 from burnstore.io.paths import plain_name
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"

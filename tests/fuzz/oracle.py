@@ -37,11 +37,11 @@ import numpy as np
 
 import burnstore as bs
 import burnstore.saving  # imported at its first use, which the audit hook would see
-from burnstore.codec.cbor import CborReader
 from burnstore.formats import burnpack
 from burnstore.formats.burnpack import descriptors, scan
 from burnstore.formats.burnpack.descriptors import Columns
 from burnstore.formats.burnpack.eras import Era
+from burnstore.formats.codec.cbor import CborReader
 from burnstore.limits import Limits
 
 from . import reference

@@ -237,7 +237,7 @@ def work(task: tuple[int, int, int, float]) -> tuple[Counter[str], list[tuple[in
 
 def sequences(longest: int) -> int:
     """Every sequence of up to so many opcodes: read, or refused with an error of burnstore."""
-    from burnstore.codec.pickle import Dialect, read_pickle
+    from burnstore.formats.codec.pickle import Dialect, read_pickle
 
     alphabet = (
         *(b"N", b"K\x01", b"X\x01\0\0\0a", b"(", b")", b"]", b"}", b"\x8f", b"t", b"l", b"d", b"a", b"e", b"s", b"u"),

@@ -12,7 +12,7 @@ from tests.gpu.load_checks import account, assert_as_on_the_host
 from torch import nn
 
 import burnstore as bs
-from burnstore.dtype import DType, Kind
+from burnstore.tensor.dtype import DType, Kind
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 EIGHTS = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 import burnstore as bs
-from burnstore import torch_tensor
-from burnstore.device.buffers import POOL
+from burnstore.io.gpu.buffers import POOL
+from burnstore.tensor import torch as torch_tensor
 
 Check = Callable[[str, Path], None]
 CHECKS: list[Check] = []

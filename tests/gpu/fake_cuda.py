@@ -14,10 +14,10 @@ from unittest import mock
 import torch
 from tests.gpu.stream_order import Actor, Clock, StreamOrder, reads_are_watched
 
-from burnstore import torch_tensor
-from burnstore.device.buffers import page_aligned
-from burnstore.device.carriers import CudaCarrier
-from burnstore.modules import on_device
+from burnstore.io.gpu.buffers import page_aligned
+from burnstore.io.gpu.transfer import CudaCarrier
+from burnstore.models.load import gpu as on_device
+from burnstore.tensor import torch as torch_tensor
 
 
 class FakeStream(Actor):

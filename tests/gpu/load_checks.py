@@ -14,7 +14,7 @@ from tests.gpu.checks import assert_same, bits, check, noise, raised, state
 from torch import nn
 
 import burnstore as bs
-from burnstore.modules import on_device
+from burnstore.models.load import gpu as on_device
 
 
 @contextmanager

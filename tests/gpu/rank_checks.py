@@ -14,10 +14,10 @@ from tests.gpu.checks import assert_same, check, noise, raised, state
 from torch import nn
 
 import burnstore as bs
-from burnstore.device.engine import Range, carry
+from burnstore.io.gpu.engine import Range, carry
 from burnstore.io.pages import PAGE
 from burnstore.io.source import FileSource
-from burnstore.modules import on_device
+from burnstore.models.load import gpu as on_device
 
 WORLD = 4
 RULES = bs.Partition(

@@ -28,8 +28,8 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from burnstore.device.pieces import Piece
-from burnstore.device.readers import Filled, KernelReaders, Readers, ThreadReaders
+from burnstore.io.gpu.chunks import Piece
+from burnstore.io.gpu.readers import Filled, KernelReaders, Readers, ThreadReaders
 
 Clock = dict["Actor", int]
 """How many acts of each are over."""

@@ -15,10 +15,10 @@ from tests.gpu.fake_cuda import FakeTorch, gpu_that_is_none
 from torch import nn
 
 import burnstore as bs
-from burnstore.device import readers
-from burnstore.device.buffers import Settings
-from burnstore.device.carriers import CudaCarrier
-from burnstore.device.engine import _Transfer
+from burnstore.io.gpu import readers
+from burnstore.io.gpu.buffers import Settings
+from burnstore.io.gpu.engine import _Transfer
+from burnstore.io.gpu.transfer import CudaCarrier
 
 BYTES = 1 << 16
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import burnstore as bs
-from burnstore.modules.plain import walk
-from burnstore.param_id import ParamId
+from burnstore.models.plain import walk
+from burnstore.tensor.param_id import ParamId
 
 from . import zoo
 from .program import Program, Tensor, UnavailableError, asked_versions, program

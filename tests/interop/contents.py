@@ -9,10 +9,10 @@ from random import Random
 from typing import Any
 
 import burnstore as bs
-from burnstore.dtype import DType
 from burnstore.formats.burnpack.quant_spelling import scheme_from_tree
-from burnstore.snapshot import TensorSnapshot
-from burnstore.tensor_data import TensorData
+from burnstore.tensor.data import TensorData
+from burnstore.tensor.dtype import DType
+from burnstore.tensor.snapshot import TensorSnapshot
 from fuzz import seeds
 
 from .program import Tensor, dtype_to_json

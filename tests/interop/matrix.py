@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import burnstore as bs
-from burnstore.dtype import DType
-from burnstore.quant import encode
+from burnstore.tensor.dtype import DType
+from burnstore.tensor.quantization import encode
 
 from . import across, page
 from .program import ROOT, VERSIONS, Loading, Program, Tensor, program

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from burnstore.dtype import DType
 from burnstore.errors import CorruptError
 from burnstore.formats.burnpack.quant_spelling import scheme_from_tree, scheme_to_tree
+from burnstore.tensor.dtype import DType
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "interop" / "build"

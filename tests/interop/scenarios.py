@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 import burnstore as bs
-from burnstore.snapshot import TensorSnapshot
-from burnstore.tensor_data import TensorData
+from burnstore.tensor.data import TensorData
+from burnstore.tensor.snapshot import TensorSnapshot
 
 from .adapting import FROM
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from burnstore.dtype import DType
-from burnstore.modules.plain import walk
+from burnstore.models.plain import walk
+from burnstore.tensor.dtype import DType
 
 from . import zoo
 

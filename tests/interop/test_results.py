@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import burnstore as bs
-from models import Basic, Enums
+from declared_models import Basic, Enums
 
 from . import zoo
 from .program import NEWEST, VERSIONS, Loading

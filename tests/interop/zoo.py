@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from burnstore import nn
-from burnstore.dtype import DType
-from models import Basic, Block, Bools, Empty, Enums, Leaf, Names, Nested, Scalars
+from burnstore.tensor.dtype import DType
+from declared_models import Basic, Block, Bools, Empty, Enums, Leaf, Names, Nested, Scalars
 
 from .program import NEWEST, VERSIONS
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from burnstore.device.buffers import page_aligned
 from burnstore.errors import ClosedError, ReadError, TruncatedError
 from burnstore.io import pages as pages_module
+from burnstore.io.gpu.buffers import page_aligned
 from burnstore.io.pages import PAGE, page_reader
 from burnstore.io.source import BytesSource, FileSource, MmapSource
 

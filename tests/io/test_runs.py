@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import burnstore as bs
-from burnstore.device.buffers import page_aligned
 from burnstore.io import cached_runs, pages, parallel
+from burnstore.io.gpu.buffers import page_aligned
 from burnstore.io.joined import JoinedSource
 from burnstore.io.pages import PAGE, page_reader
 from burnstore.io.runs import RunsSource, read_runs

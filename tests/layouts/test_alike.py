@@ -11,8 +11,8 @@ from torch import nn
 
 import burnstore as bs
 from burnstore.errors import ModelError
-from burnstore.modules.torch import kinds, walk
-from burnstore.modules.torch_kinds import kind_of
+from burnstore.models.torch.binding import kinds, walk
+from burnstore.models.torch.kinds import kind_of
 from burnstore.transforms.layout import Fill, ModuleKind, torch_map
 
 LINEAR = ModuleKind("Linear")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from burnstore import nn
-from burnstore.modules.plain import walk
-from models import MODELS, Dtypes
+from burnstore.models.plain import walk
+from declared_models import MODELS, Dtypes
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "burn"
 VERSIONS = ("0.20.1", "0.21.0", "0.22.1", "0.23.0-pre.1")  # 0.19 spells containers without their kind

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from burnstore import nn
-from burnstore.dtype import DType
 from burnstore.errors import ModelError
-from burnstore.modules.plain import walk
-from burnstore.param_id import ParamId
-from burnstore.tensor_data import TensorData
+from burnstore.models.plain import walk
+from burnstore.tensor.data import TensorData
+from burnstore.tensor.dtype import DType
+from burnstore.tensor.param_id import ParamId
 
 
 def paths(model: object) -> list[str]:

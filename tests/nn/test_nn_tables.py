@@ -11,7 +11,7 @@ import pytest
 from appendix import MODULES, TABLES, default_params, leaves
 
 from burnstore import nn
-from burnstore.modules.plain import HolderSlot, walk
+from burnstore.models.plain import HolderSlot, walk
 
 VERSIONED = {"Lstm", "BiLstm", "PositionWiseFeedForward"} | {name for name in MODULES if name.startswith("Transformer")}
 

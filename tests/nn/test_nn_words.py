@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from burnstore import nn
-from burnstore.modules.plain import walk
+from burnstore.models.plain import walk
 
 NAN, INF = math.nan, math.inf
 

@@ -403,7 +403,7 @@ def test_models_nested_in_mappings_are_saved_whole_and_stray_numbers_refused(tmp
 def test_real_files_of_burn_load_into_the_same_models_declared_here():
     from pathlib import Path
 
-    from models import MODELS
+    from declared_models import MODELS
 
     fixtures = Path(__file__).resolve().parents[1] / "fixtures" / "burn"
     for version in ("0.19.1", "0.20.1", "0.21.0", "0.22.1", "0.23.0-pre.1"):

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import burnstore as bs
-from burnstore import Partition, nn, torch_tensor
+from burnstore import Partition, nn
+from burnstore.tensor import torch as torch_tensor
 
 torch = pytest.importorskip("torch")
 
@@ -294,7 +295,7 @@ def test_a_store_that_reads_for_a_rank_does_not_write_a_part_as_if_it_were_all(f
 
 
 def test_quantized_tensors_arrive_as_the_part_of_their_values(tmp_path: Path) -> None:
-    from burnstore.quant import QuantBlock, QuantizedTensor, QuantScheme, QuantStore, encode
+    from burnstore.tensor.quantization import QuantBlock, QuantizedTensor, QuantScheme, QuantStore, encode
 
     scheme = QuantScheme("Q8S", QuantStore("Native"), block=QuantBlock((2, 4), "F32"))
     codes = np.arange(-32, 32, dtype=np.int8).reshape(8, 8)

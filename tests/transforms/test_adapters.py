@@ -4,10 +4,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from burnstore.dtype import DType
 from burnstore.errors import DTypeError
-from burnstore.snapshot import TensorSnapshot
-from burnstore.tensor_data import TensorData
+from burnstore.tensor.data import TensorData
+from burnstore.tensor.dtype import DType
+from burnstore.tensor.snapshot import TensorSnapshot
 from burnstore.transforms.adapters import (
     BurnToPyTorchAdapter,
     FloatCastAdapter,
@@ -90,7 +90,7 @@ def test_transposing_keeps_nan_payloads_and_other_bool_stores():
 
 
 def test_a_quantized_weight_is_passed_on_untouched():
-    from burnstore.quant import QuantScheme, QuantStore
+    from burnstore.tensor.quantization import QuantScheme, QuantStore
 
     dtype = DType.qfloat(QuantScheme("Q8S", QuantStore("Native")))
     stored = TensorData.from_bytes(bytes(range(6)) + np.float32(1).tobytes(), dtype, (2, 3))

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 import burnstore as bs
 from burnstore import DType, DTypeError, ModelError, Partition, TensorData, TensorSnapshot
 from burnstore.checkpoint import Checkpoint
-from burnstore.quant import QuantBlock, QuantScheme, QuantStore
-from burnstore.snapshot import read_all
+from burnstore.tensor.quantization import QuantBlock, QuantScheme, QuantStore
+from burnstore.tensor.snapshot import read_all
 from burnstore.testing.counting import CountingSource
 from burnstore.transforms.axes import fill, joined, sliced, transposed
 from burnstore.transforms.codes import sliced_codes
@@ -398,7 +398,7 @@ def test_pairs_of_a_torch_tensor_are_cut_as_pairs() -> None:
 
 def quantized(scheme: QuantScheme, shape: tuple[int, ...]) -> TensorSnapshot:
     """A tensor of that scheme with codes of every kind, and scales that all differ."""
-    from burnstore.quant import QuantizedTensor, code_layout, encode
+    from burnstore.tensor.quantization import QuantizedTensor, code_layout, encode
 
     rng = np.random.default_rng(1)
     top = 2 ** (scheme.value_bits - 1)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import burnstore as bs
-from burnstore.snapshot import CHUNK_BYTES, TensorSnapshot
+from burnstore.tensor.snapshot import CHUNK_BYTES, TensorSnapshot
 from burnstore.transforms.axes import transposed
 from burnstore.transforms.precision import CastData, cast, cast_array
 

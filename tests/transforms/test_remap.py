@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from burnstore.errors import DuplicateNameError, PatternError
-from burnstore.snapshot import TensorSnapshot
+from burnstore.tensor.snapshot import TensorSnapshot
 from burnstore.transforms.indices import contiguous_names, map_indices_contiguous, map_indices_contiguous_except
 from burnstore.transforms.remap import KeyRemapper
 

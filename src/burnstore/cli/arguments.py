@@ -68,7 +68,7 @@ def job_count(text: str) -> int:
 
 def byte_size(text: str) -> int:
     """A number of bytes, also as ``5GB``."""
-    from ..sharding import byte_count  # not at import: few verbs write shards
+    from ..formats.sharded.write import byte_count  # not at import: few verbs write shards
 
     try:
         return byte_count(text)

@@ -8,9 +8,9 @@ import sys
 from collections import Counter
 from typing import Any
 
-from ..config import config_from_file, save_config, to_json
 from ..errors import BurnstoreError
 from ..formats.pytorch.values import Opaque, opaque_values
+from ..stores.config import config_from_file, save_config, to_json
 from . import ERROR, FINE
 from .arguments import add_overwrite
 from .complaint import complain

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from ..converting.conversion import Conversion, convert, replay
-from ..converting.recipe import ADAPTERS
 from ..errors import AmbiguousError, BurnstoreError
-from ..json_values import json_text
+from ..jobs.convert.convert import Conversion, convert, replay
+from ..jobs.json_output import json_text
+from ..pipeline.recipe import ADAPTERS
 from ..transforms.guess import Guess
 from . import ERROR, FINE
 from .arguments import add_jobs, add_json, add_overwrite, add_quiet, byte_size, key_and_text

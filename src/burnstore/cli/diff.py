@@ -10,12 +10,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..comparing.diff_result import STATUSES, Diff, TensorDiff
-from ..comparing.diffing import diff
-from ..converting.translation import rules_from_file
-from ..dtype import DType
 from ..errors import BurnstoreError
-from ..tensor_data import Shape
+from ..jobs.diff.diff import diff
+from ..jobs.diff.result import STATUSES, Diff, TensorDiff
+from ..pipeline.translation import rules_from_file
+from ..tensor.data import Shape
+from ..tensor.dtype import DType
 from ..transforms.filter import PathFilter
 from . import ERROR, FINE, FOUND
 from .arguments import add_filter, add_jobs, add_json, add_limit, add_quiet

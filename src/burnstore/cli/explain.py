@@ -7,10 +7,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from ..converting.recipe import ADAPTERS
-from ..converting.translation import rules_from_file
 from ..errors import BurnstoreError
-from ..explaining.explanation import RATE, Explanation, LayoutChange, explain
+from ..jobs.explain.explain import RATE, Explanation, LayoutChange, explain
+from ..pipeline.recipe import ADAPTERS
+from ..pipeline.translation import rules_from_file
 from . import ERROR, FINE, FOUND
 from .arguments import add_json, add_limit, byte_size
 from .complaint import complain

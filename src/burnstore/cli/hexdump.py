@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..inspecting.anatomy import Anatomy
+from ..jobs.inspect.anatomy import Anatomy
 from .table import Column, render
 from .text import Screen
 

@@ -7,10 +7,10 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..dtype import DType
 from ..errors import BurnstoreError
-from ..inspecting.inspection import SORTS, Inspection, TensorRow, files_of, inspect
-from ..json_values import json_text
+from ..jobs.inspect.inspect import SORTS, Inspection, TensorRow, files_of, inspect
+from ..jobs.json_output import json_text
+from ..tensor.dtype import DType
 from . import ERROR, FINE, FOUND
 from .arguments import add_filter, add_jobs, add_json, add_limit, add_quiet, module_depth
 from .complaint import complain, in_our_words, misuse
@@ -20,8 +20,8 @@ from .table import Column, render
 from .text import Screen, counted, escape, size
 
 if TYPE_CHECKING:
-    from ..inspecting.anatomy import Anatomy
-    from ..inspecting.outlining import Outline
+    from ..jobs.inspect.anatomy import Anatomy
+    from ..jobs.inspect.tree import Outline
 
 _LINES_PER_WRITE = 1000
 _MOST_EXACT_DIGITS = 10  # of integers in the table; --json has every digit
@@ -141,13 +141,13 @@ def _inspected(path: str, arguments: argparse.Namespace) -> Inspection:
 
 
 def _anatomy(path: str) -> Anatomy:
-    from ..inspecting.anatomy import anatomy  # not at import: --hex alone needs it
+    from ..jobs.inspect.anatomy import anatomy  # not at import: --hex alone needs it
 
     return anatomy(path)
 
 
 def _outlined(found: Inspection, arguments: argparse.Namespace) -> Outline:
-    from ..inspecting.outlining import DEEPEST, outline  # not at import: --tree alone needs it
+    from ..jobs.inspect.tree import DEEPEST, outline  # not at import: --tree alone needs it
 
     return outline(found.tensors, depth=DEEPEST if arguments.depth is None else arguments.depth)
 

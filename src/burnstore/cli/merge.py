@@ -8,10 +8,10 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from ..converting.translation import rules_from_file
 from ..errors import BurnstoreError
-from ..merging.combining import CONFLICTS, METHODS
-from ..merging.merge import Merge, MergeSource, merge
+from ..jobs.merge.combine import CONFLICTS, METHODS
+from ..jobs.merge.merge import Merge, MergeSource, merge
+from ..pipeline.translation import rules_from_file
 from . import ERROR, FINE
 from .arguments import add_jobs, add_json, add_limit, add_overwrite, add_quiet, byte_size, key_and_text
 from .complaint import complain, misuse

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from ..errors import BurnstoreError
-from ..migration import Migration, migrate, migrate_folder
+from ..jobs.migrate import Migration, migrate, migrate_folder
 from . import ERROR, FINE, FOUND
 from .arguments import add_overwrite, add_quiet
 from .complaint import complain

@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 from ..errors import BurnstoreError
-from ..reporting.report import Report, report
+from ..jobs.report.report import Report, report
 from . import ERROR, FINE, FOUND
 from .arguments import add_jobs, add_overwrite, add_quiet
 from .complaint import complain

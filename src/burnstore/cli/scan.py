@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 
 from ..errors import BurnstoreError
-from ..scanning import CLEAN, ERROR, Scan, scan, scan_folder
+from ..jobs.scan.scan import CLEAN, ERROR, Scan, scan, scan_folder
 from . import ERROR as FAILED
 from . import FINE, FOUND
 from .arguments import add_json

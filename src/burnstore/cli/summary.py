@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from ..inspecting.inspection import Inspection, TensorRow, Totals
+from ..jobs.inspect.inspect import Inspection, TensorRow, Totals
 from .text import Screen, counted, escape, shorten, size, width
 
 _MOST_ENTRIES_ON_SCREEN = 24

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BurnstoreError, ModelError, located, printable
-from ..modules.bindings import binding_for
+from ..models.bindings import binding_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ..inspecting.inspection import TensorRow
-from ..inspecting.outlining import Outline
+from ..jobs.inspect.inspect import TensorRow
+from ..jobs.inspect.tree import Outline
 from .table import Column, render
 from .text import Screen, can_show, escape, size
 

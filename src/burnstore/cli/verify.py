@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from ..converting.receipt import check_receipt
 from ..errors import UNSHOWN, BurnstoreError
 from ..io.atomic import remove_files, stale_scratch_files
-from ..json_values import json_text
-from ..verifying.folder_verification import verify_folder
-from ..verifying.verification import Verification, checked_digest, verify
+from ..jobs.convert.receipt import check_receipt
+from ..jobs.json_output import json_text
+from ..jobs.verify.folder import verify_folder
+from ..jobs.verify.verify import Verification, checked_digest, verify
 from . import ERROR, FINE, FOUND
 from .arguments import add_jobs, add_json, add_quiet
 from .complaint import complain, in_our_words

@@ -1,1 +1,1 @@
-"""Formats: bytes to entries and back; they know nothing of models."""
+"""Bytes and tensors: one package per format, codecs, shards, and the registry that finds a format."""

@@ -8,12 +8,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..dtype import DType
 from ..io.gather import Column
 from ..io.source import Source
 from ..limits import Limits
-from ..snapshot import Data, SourceData, TensorSnapshot
-from ..tensor_data import Shape
+from ..tensor.data import Shape
+from ..tensor.dtype import DType
+from ..tensor.snapshot import Data, SourceData, TensorSnapshot
 
 LAYOUT_KEY = "burnstore.layout"
 """Where a file's metadata says whose layout its tensors have (``burn``, ``torch``), if not the format's own."""

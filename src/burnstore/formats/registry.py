@@ -14,7 +14,7 @@ from typing import cast
 
 from ..errors import MissingDependencyError, UnknownFormatError
 from .base import Format
-from .folder import begins_like_index
+from .sharded.locate import begins_like_index
 
 HEAD_BYTES = 512
 """How many of a file's first bytes a signature may look at."""

@@ -1,1 +1,1 @@
-"""Where bytes come from and go to: sources, and the one way to replace a file."""
+"""Sources, atomic writes, paths, workers and the transfer to a GPU; the only room that assumes a local file."""

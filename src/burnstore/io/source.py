@@ -14,6 +14,8 @@ from _thread import allocate_lock
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from ..errors import ChangedError, ClosedError, ReadError, TruncatedError
 from .cached_runs import read_cached_runs
 from .pages import PAGE, is_cached, open_direct, read_cached, read_directly
@@ -25,6 +27,9 @@ _WINDOW = 16 << 20
 _PARALLEL_FROM = 32 << 20
 
 _OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
+Array = np.ndarray[Any, np.dtype[Any]]
+"""An array of any dtype."""
 
 Read = tuple[int, memoryview]
 """One read of a batch: where from, and the buffer to fill."""

@@ -88,15 +88,7 @@ from .loss import (
     TripletMarginLoss,
 )
 from .module import Enum, FixedArray, Module, num_params, variant
-from .norm import (
-    BatchNorm,
-    GroupNorm,
-    InstanceNorm,
-    LayerNorm,
-    LocalResponseNorm,
-    Normalization,
-    RmsNorm,
-)
+from .norm import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, LocalResponseNorm, Normalization, RmsNorm
 from .param import Param, RunningState, seed
 from .parameterless import (
     CosineSimilarity,

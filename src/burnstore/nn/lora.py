@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..dtype import DType
 from ..errors import ModelError
-from ..modules.plain import ArraySlot, HolderSlot, walk
+from ..models.plain import ArraySlot, HolderSlot, walk
+from ..tensor.dtype import DType
 from .initializer import Normal, Zeros
 from .module import Module
 from .param import Param, RunningState

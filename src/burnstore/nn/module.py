@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, TypeVar
 
-from ..modules.plain import HolderSlot, walk
-from ..modules.structure import Struct, Variant
-from ..param_id import ParamId
+from ..models.plain import HolderSlot, walk
+from ..models.structure import Struct, Variant
+from ..tensor.param_id import ParamId
 
 T = TypeVar("T")
 E = TypeVar("E", bound="Enum")

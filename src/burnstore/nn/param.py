@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ..dtype import DType
-from ..modules.structure import Holder, Struct
-from ..param_id import ParamId
-from ..tensor_data import Array, Shape, TensorData, checked_shape
+from ..models.structure import Holder, Struct
+from ..tensor.data import Array, Shape, TensorData, checked_shape
+from ..tensor.dtype import DType
+from ..tensor.param_id import ParamId
 from .initializer import Constant, Initializer, Zeros
 
 _rng = np.random.default_rng()

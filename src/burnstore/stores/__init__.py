@@ -1,1 +1,1 @@
-"""Stores: a format with the transforms around it, configured step by step; the seeds' fluent API."""
+"""Fluent builders of a pipeline with a place: BurnpackStore, SafetensorsStore, PytorchStore, records."""

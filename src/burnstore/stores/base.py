@@ -23,21 +23,21 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..collector import collector_paused
 from ..errors import ModelError, ReadError, located
 from ..formats.registry import format_for_path, format_named
-from ..modules.apply import carry_out
-from ..modules.collect import collect_in
-from ..modules.layouts import checked_layout, recorded_counts
-from ..modules.matching import LoadPlan, Stages, Target, match, target_of
-from ..modules.result import ApplyResult
+from ..io.gc_pause import collector_paused
+from ..models.collect import collect_in
+from ..models.layouts import checked_layout, recorded_counts
+from ..models.result import ApplyResult
+from ..pipeline.compile import LoadPlan, Stages, Target, match, target_of
+from ..pipeline.execute import carry_out
+from ..pipeline.gaps import ModelIndices, closed_for
+from ..pipeline.options import Options
 from ..saving import save, serialize, texts_beside
-from ..snapshot import TensorSnapshot
+from ..tensor.snapshot import TensorSnapshot
 from ..transforms.indices import contiguous_names
 from ..transforms.layout import LAYOUTS, Layout
 from ..transforms.remap import keep_distinct
-from .gaps import ModelIndices, closed_for
-from .options import Options
 
 S = TypeVar("S", bound="Store")
 
@@ -123,7 +123,7 @@ class Store(Options):
         """A model as the load of this store sees it."""
         target = target_of(model, skip_enum_variants=self._skips_enum_variants(), rules=self._rules)
         if self._device is not None:
-            from ..modules.torch import settle  # not at import: who names a device has torch
+            from ..models.torch.binding import settle  # not at import: who names a device has torch
 
             settle(target.slots, self._device)
         return target

@@ -18,12 +18,12 @@ from ..checkpoint import open_checkpoint
 from ..errors import UnknownFormatError, printable
 from ..formats.record.precision import FullPrecisionSettings, PrecisionSettings
 from ..formats.record.record import Record
-from ..modules.apply import apply
-from ..snapshot import TensorSnapshot
+from ..pipeline.execute import apply
+from ..tensor.snapshot import TensorSnapshot
 from ..transforms.adapters import PyTorchToBurnAdapter
 from ..transforms.indices import contiguous_names
 from ..transforms.remap import KeyRemapper, keep_distinct
-from .record import FileRecorder, NamedMpkFileRecorder, record_of
+from .records import FileRecorder, NamedMpkFileRecorder, record_of
 
 _RULE = "---"
 

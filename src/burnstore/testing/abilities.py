@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..dtype import DType
 from ..limits import Limits
 from ..saving import save, serialize
-from ..tensor_data import Array, TensorData
+from ..tensor.data import Array, TensorData
+from ..tensor.dtype import DType
 from .counting import CountingSource
 
 SHAPES: dict[str, tuple[int, ...]] = {

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from ..errors import ChangedError, ClosedError, TensorNotFoundError, TruncatedError
-from ..snapshot import TensorSnapshot
+from ..tensor.snapshot import TensorSnapshot
 from .abilities import Abilities, f32, same_bits
 
 

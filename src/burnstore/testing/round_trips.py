@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ..dtype import DType
 from ..errors import BurnstoreError, DTypeError, DuplicateNameError
-from ..param_id import ParamId
-from ..snapshot import TensorSnapshot
-from ..tensor_data import TensorData
+from ..tensor.data import TensorData
+from ..tensor.dtype import DType
+from ..tensor.param_id import ParamId
+from ..tensor.snapshot import TensorSnapshot
 from .abilities import Abilities, f32, files_in, same_bits
 
 EVERY_DTYPE = [

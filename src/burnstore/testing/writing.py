@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from ..checkpoint import open_checkpoint
-from ..dtype import DType
 from ..errors import AlreadyExistsError, CorruptError, UnknownFormatError
 from ..saving import save, serialize
-from ..snapshot import TensorSnapshot
-from ..tensor_data import Array, TensorData
+from ..tensor.data import Array, TensorData
+from ..tensor.dtype import DType
+from ..tensor.snapshot import TensorSnapshot
 from .abilities import Abilities, f32, files_in, same_bits
 
 _LARGE = 3 << 20  # elements: 12 MiB, more than one chunk

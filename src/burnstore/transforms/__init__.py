@@ -1,1 +1,1 @@
-"""Transforms of snapshots: which ones, under which names, in which form. All lazy, none reads data."""
+"""Pure functions on snapshots: filter, rename, index, adapt, cast, slice, and the layouts of both frameworks."""

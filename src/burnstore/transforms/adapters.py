@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ..dtype import DType
 from ..errors import DTypeError
-from ..snapshot import TensorSnapshot
+from ..tensor.dtype import DType
+from ..tensor.snapshot import TensorSnapshot
 from .axes import transposed
 from .layout import Layout
 from .precision import BURN_FLOATS, cast

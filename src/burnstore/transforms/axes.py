@@ -12,8 +12,8 @@ import numpy as np
 from ..errors import DTypeError, ModelError
 from ..io.parallel import for_each
 from ..io.runs import RunsSource
-from ..snapshot import ArrayData, Data, SourceData, TensorSnapshot
-from ..tensor_data import Array, Shape, TensorData, bytes_of_array
+from ..tensor.data import Array, Shape, TensorData, bytes_of_array
+from ..tensor.snapshot import ArrayData, Data, SourceData, TensorSnapshot
 from .precision import CastData
 
 # A tile is first copied to where its rows lie a cache line apart: rows of a matrix are often a power of two long, and

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from ..dtype import DType, Kind
 from ..errors import DTypeError, MergeError, located, printable
 from ..io.comparing import same_bytes
-from ..snapshot import Data, TensorSnapshot
-from ..tensor_data import Array
-from ..widening import widened
+from ..tensor.data import Array
+from ..tensor.dtype import DType, Kind
+from ..tensor.snapshot import Data, TensorSnapshot
+from ..tensor.upcast import widened
 
 # What is read of each source at a time, and what of that is computed at a time: the second stays in the cache.
 _READ_BYTES = 1 << 20

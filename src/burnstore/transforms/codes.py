@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 
 from ..errors import DTypeError, ModelError
-from ..narrow import SCALE_WIDTHS
-from ..quant import CodeLayout, QuantScheme, block_extents, code_layout, exchanged
-from ..snapshot import Data, TensorSnapshot
-from ..tensor_data import Shape
+from ..tensor.data import Shape
+from ..tensor.lowbit import SCALE_WIDTHS
+from ..tensor.quantization import CodeLayout, QuantScheme, block_extents, code_layout, exchanged
+from ..tensor.snapshot import Data, TensorSnapshot
 from .axes import JoinedData, range_of, sliced_data
 
 
@@ -37,7 +37,7 @@ def sliced_codes(snapshot: TensorSnapshot, axis: int, start: int, stop: int) -> 
 
     >>> import numpy as np
     >>> from burnstore import DType, TensorData
-    >>> from burnstore.quant import QuantStore
+    >>> from burnstore.tensor.quantization import QuantStore
     >>> dtype = DType.qfloat(QuantScheme("Q8S", QuantStore("Native")))
     >>> data = TensorData.from_bytes(bytes([1, 2, 3, 4]) + np.float32(0.5).tobytes(), dtype, [2, 2])
     >>> sliced_codes(TensorSnapshot.from_data("w", data), 0, 1, 2).numpy().tolist()

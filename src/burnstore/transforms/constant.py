@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..dtype import DType
 from ..errors import ModelError
-from ..narrow import decode_scales, encode_scales
-from ..snapshot import TensorSnapshot
-from ..tensor_data import Array, Shape, TensorData
+from ..tensor.data import Array, Shape, TensorData
+from ..tensor.dtype import DType
+from ..tensor.lowbit import decode_scales, encode_scales
+from ..tensor.snapshot import TensorSnapshot
 
 
 def constant(path: str, shape: Shape, value: float, dtype: DType, stack: Sequence[str]) -> TensorSnapshot:

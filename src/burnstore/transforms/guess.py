@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ..tensor_data import Shape
+from ..tensor.data import Shape
 from .layout import AS_IS, ModuleKind
 
 _REPARAMETERIZED = re.compile(r"(^|\.)(weight_(g|v|orig|mask|u)|original\d?|_u|_v|fake_quant_enabled|zero_point)$")

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from ..snapshot import TensorSnapshot
+from ..tensor.snapshot import TensorSnapshot
 from .remap import OnCollision, Renaming, keep_distinct
 
 _MOST_DIGITS = 20

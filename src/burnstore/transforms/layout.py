@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import ModelError
-from ..tensor_data import Shape
+from ..tensor.data import Shape
 
 Layout = Literal["burn", "torch"]
 LAYOUTS: tuple[Layout, ...] = ("burn", "torch")

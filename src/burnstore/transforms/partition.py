@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ModelError, located
-from ..snapshot import TensorSnapshot
+from ..tensor.snapshot import TensorSnapshot
 from .axes import joined, sliced
 from .codes import sliced_codes
 from .patterns import compile_pattern

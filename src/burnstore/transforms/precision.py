@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..dtype import DType, Kind
 from ..errors import DTypeError
-from ..snapshot import CHUNK_BYTES, Data, TensorSnapshot
-from ..tensor_data import Array, array_from_bytes, bytes_of_array
+from ..tensor.data import Array, array_from_bytes, bytes_of_array
+from ..tensor.dtype import DType, Kind
+from ..tensor.snapshot import CHUNK_BYTES, Data, TensorSnapshot
 
 BURN_FLOATS = (DType.F64, DType.F32, DType.Flex32, DType.F16, DType.BF16)
 

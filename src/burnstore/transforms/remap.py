@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import DuplicateNameError, PatternError
-from ..snapshot import TensorSnapshot
+from ..tensor.snapshot import TensorSnapshot
 from .patterns import Replacement, compile_pattern, compile_replacement
 
 OnCollision = Literal["error", "first", "last"]

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..dtype import DType
 from ..errors import ModelError, located
-from ..snapshot import TensorSnapshot
-from ..tensor_data import Shape
+from ..tensor.data import Shape
+from ..tensor.dtype import DType
+from ..tensor.snapshot import TensorSnapshot
 from .axes import joined, sliced, transposed
 from .constant import check_constant, constant
 from .layout import (

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...codec.cbor import CborReader
-from ...dtype import DType
 from ...errors import CorruptError, LimitError, UnsupportedError, located, printable
 from ...limits import Limits
-from ...tensor_data import Shape
+from ...tensor.data import Shape
+from ...tensor.dtype import DType
+from ..codec.cbor import CborReader
 from .eras import Era
 
 Uint64s = np.ndarray[Any, np.dtype[np.uint64]]

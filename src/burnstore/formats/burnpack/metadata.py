@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ...codec.cbor import CborReader
 from ...errors import CorruptError, LimitError, UnsupportedError, located
 from ...limits import Limits
-from ...scalar import Scalar, ScalarKind
+from ...tensor.scalar import Scalar, ScalarKind
+from ..codec.cbor import CborReader
 from . import scan
 from .descriptors import Columns, read_descriptors, read_key, unknown_key
 

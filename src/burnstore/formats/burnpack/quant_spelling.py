@@ -15,15 +15,8 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from ...errors import CorruptError, DTypeError, printable
-from ...narrow import SCALE_WIDTHS
-from ...quant import (
-    MODES,
-    MOST_BLOCK_DIMS,
-    VALUE_BITS,
-    QuantBlock,
-    QuantScheme,
-    QuantStore,
-)
+from ...tensor.lowbit import SCALE_WIDTHS
+from ...tensor.quantization import MODES, MOST_BLOCK_DIMS, VALUE_BITS, QuantBlock, QuantScheme, QuantStore
 
 Style = Literal["P-0.19", "P", "T"]
 

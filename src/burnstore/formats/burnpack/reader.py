@@ -11,18 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from ...dtype import DType
-from ...errors import (
-    CorruptError,
-    FormatError,
-    LimitError,
-    TruncatedError,
-    UnsupportedError,
-    located,
-)
+from ...errors import CorruptError, FormatError, LimitError, TruncatedError, UnsupportedError, located
 from ...io.source import Source
 from ...limits import Limits
-from ...tensor_data import Shape
+from ...tensor.data import Shape
+from ...tensor.dtype import DType
 from ..base import LAYOUT_KEY, Contents, Table
 from .descriptors import Columns, Int64s
 from .eras import Era, describe, named_release, stamped_release

@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...codec.cbor import CborReader
-from ...dtype import DType
 from ...errors import FormatError
 from ...limits import Limits
-from ...tensor_data import Shape
+from ...tensor.data import Shape
+from ...tensor.dtype import DType
+from ..codec.cbor import CborReader
 from .descriptors import Columns, Int64s, Uint64s, read_dtype, read_shape
 from .eras import Era
 

@@ -8,23 +8,15 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
-from ...codec.cbor import Tree, encode, encode_map_head, encode_text, encode_uint
-from ...dtype import DType, Kind
 from ...errors import DTypeError, DuplicateNameError, FormatError, LimitError, located
 from ...limits import Limits
-from ...scalar import Scalar
-from ...snapshot import TensorSnapshot
-from ...tensor_data import Shape
+from ...tensor.data import Shape
+from ...tensor.dtype import DType, Kind
+from ...tensor.scalar import Scalar
+from ...tensor.snapshot import TensorSnapshot
 from ..base import WritePlan
-from .eras import (
-    DEFAULT_VERSION,
-    Era,
-    Release,
-    named_release,
-    stamp,
-    stamped_release,
-    unsupported_by,
-)
+from ..codec.cbor import Tree, encode, encode_map_head, encode_text, encode_uint
+from .eras import DEFAULT_VERSION, Era, Release, named_release, stamp, stamped_release, unsupported_by
 from .reader import HEADER, MAGIC, MOST_HEADER_BYTES, MOST_TENSORS, VERSION, aligned
 
 _BOOL_STORES = {DType.Bool: "Native", DType.BoolU8: "U8", DType.BoolU32: "U32"}

@@ -11,7 +11,7 @@ the two are depends on when and how it was written:
     pickle    what ``pickle.dump`` makes: each storage is a legacy stream of its own inside the pickle
     exported  ``torch.export.save``: no pickle, a table in JSON and a member for each weight
 
-A pickle is a program. Here a machine follows it that imports nothing and calls nothing (`burnstore.codec.pickle`):
+A pickle is a program. Here a machine follows it that imports nothing and calls nothing (`codec.pickle`):
 calls that are known to be data (`tensor_calls`, `plain_calls`, `numpy_calls`) become data, all others stay notes of
 what was asked. `read_pickled` gives that object graph with every name that torch would import; `read` finds the model
 in it and gives its tensors, lazily.

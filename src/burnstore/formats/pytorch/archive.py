@@ -9,9 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from ...codec.pickle import Dialect, Pickle, PickleLimits, read_pickle
-from ...codec.pickle_values import Symbol
-from ...codec.zip import inflate
 from ...errors import (
     BurnstoreError,
     CorruptError,
@@ -23,8 +20,11 @@ from ...errors import (
 )
 from ...io.source import Source
 from ...limits import Limits
-from ...snapshot import CHUNK_BYTES
-from ...tensor_data import Array
+from ...tensor.data import Array
+from ...tensor.snapshot import CHUNK_BYTES
+from ..codec.pickle import Dialect, Pickle, PickleLimits, read_pickle
+from ..codec.pickle_values import Symbol
+from ..codec.zip import inflate
 from .storages import Storages
 
 MOST_PICKLE_BYTES = 256 << 20

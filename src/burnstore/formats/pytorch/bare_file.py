@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ...codec.pickle import Dialect
 from ...errors import CorruptError, LimitError
 from ...io.source import Source
 from ...limits import Limits
+from ..codec.pickle import Dialect
 from .archive import MOST_PICKLE_BYTES, PickledFile, parse
 from .legacy_file import embedded_storage
 from .storages import Storage, Storages

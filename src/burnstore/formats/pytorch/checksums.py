@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...codec.zip import DEFLATED
 from ...errors import CorruptError, printable
 from ...io.source import Source
 from ...limits import Limits
 from ..base import Check, Contents
+from ..codec.zip import DEFLATED
 from .archive import DeflatedData, check_stored_crc
 from .zip_file import ZipFile
 

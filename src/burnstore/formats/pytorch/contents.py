@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from ...dtype import DType
 from ...errors import CorruptError, DuplicateNameError, LimitError, UnsupportedError, located, printable
 from ...io.source import Source
 from ...limits import Limits
-from ...snapshot import Data, SourceData
-from ...tensor_data import Array, Shape, bytes_of_array
+from ...tensor.data import Array, Shape, bytes_of_array
+from ...tensor.dtype import DType
+from ...tensor.snapshot import Data, SourceData
 from ..base import Contents, Table
 from .archive import MOST_TENSORS, PickledFile
 from .dense import DenseData, dense_kind

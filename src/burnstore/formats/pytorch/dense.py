@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ...dtype import DType
 from ...errors import CorruptError, LimitError, UnsupportedError
-from ...snapshot import Data
-from ...tensor_data import Array, Shape, array_from_bytes, bytes_of_array
+from ...tensor.data import Array, Shape, array_from_bytes, bytes_of_array
+from ...tensor.dtype import DType
+from ...tensor.snapshot import Data
 from .tensors import MOST_EXPANDED, CompositeTensor, PickledTensor
 
 Parts = Mapping[str, Array]

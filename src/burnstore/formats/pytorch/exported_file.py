@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...codec.json import decode, parse
-from ...dtype import DType
 from ...errors import CorruptError, located, printable
+from ...tensor.dtype import DType
+from ..codec.json import decode, parse
 from .archive import PickledFile
 from .storages import DTYPES, Storages, untyped
 from .tensors import PickledTensor, view

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...codec.pickle_values import Call, PickledSet, kind_of
 from ...errors import (
     CorruptError,
     DuplicateNameError,
@@ -19,6 +18,7 @@ from ...errors import (
     UnsupportedError,
     printable,
 )
+from ..codec.pickle_values import Call, PickledSet, kind_of
 from .numpy_calls import NumpyArray
 from .storages import Storage
 from .tensor_calls import UnbuiltTensor

@@ -6,12 +6,12 @@ import re
 import struct
 from typing import Any
 
-from ...codec.pickle import Dialect
-from ...codec.pickle_values import kind_of
 from ...errors import CorruptError, FormatError, LimitError, located, printable
 from ...io.source import BytesSource, Source
 from ...limits import Limits
-from ...snapshot import SourceData
+from ...tensor.snapshot import SourceData
+from ..codec.pickle import Dialect
+from ..codec.pickle_values import kind_of
 from .archive import Broken, PickledFile, PickleStream
 from .runs import TensorRuns
 from .storages import Storage, Storages

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ...codec.pickle_values import Builder, Call, Symbol, kind_of
 from ...errors import CorruptError
-from ...tensor_data import Array
+from ...tensor.data import Array
+from ..codec.pickle_values import Builder, Call, Symbol, kind_of
 from .plain_calls import Args, arguments
 from .tensors import MOST_AXES
 

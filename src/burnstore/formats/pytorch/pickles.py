@@ -12,13 +12,13 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...codec.pickle import Dialect, read_pickle
-from ...codec.pickle_names import embedded_files
-from ...codec.tar import read_members
-from ...codec.zip import DEFLATED
 from ...errors import BurnstoreError, LimitError
 from ...io.source import BytesSource, Source
 from ...limits import Limits
+from ..codec.pickle import Dialect, read_pickle
+from ..codec.pickle_names import embedded_files
+from ..codec.tar import read_members
+from ..codec.zip import DEFLATED
 from .archive import MOST_PICKLE_BYTES
 from .legacy_file import begins_like_legacy
 from .zip_file import ZipFile

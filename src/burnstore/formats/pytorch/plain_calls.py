@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
-from ...codec.pickle_values import Builder, Call, PickledDict, PickledSet, Symbol, kind_of
 from ...errors import CorruptError
+from ..codec.pickle_values import Builder, Call, PickledDict, PickledSet, Symbol, kind_of
 
 Args = tuple[Any, ...]
 

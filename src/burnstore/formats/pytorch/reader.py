@@ -8,7 +8,7 @@ from typing import Any
 from ...errors import LimitError, TruncatedError, UnknownFormatError, UnsupportedError
 from ...io.source import Source
 from ...limits import Limits
-from ...snapshot import TensorSnapshot
+from ...tensor.snapshot import TensorSnapshot
 from ..base import Contents, WritePlan
 from .archive import PickledFile
 from .bare_file import read_bare

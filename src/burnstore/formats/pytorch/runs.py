@@ -23,11 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from ...codec.pickle import Run
-from ...codec.pickle_values import Symbol
-from ...dtype import DType
 from ...errors import BurnstoreError
-from ...tensor_data import Shape
+from ...tensor.data import Shape
+from ...tensor.dtype import DType
+from ..codec.pickle import Run
+from ..codec.pickle_values import Symbol
 from .storages import ITEM_SIZES, Storage, Storages, storage_dtype
 from .tensors import PickledTensor, check_view
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from ...codec.pickle import Dialect
-from ...codec.zip import DEFLATED, DESCRIPTOR_MAGIC, LOCAL_MAGIC, STORED
 from ...errors import CorruptError, FormatError, UnsafeContentError, UnsupportedError, located, printable
 from ...io.source import Source
 from ...limits import Limits
-from ...snapshot import CHUNK_BYTES, SourceData
+from ...tensor.snapshot import CHUNK_BYTES, SourceData
+from ..codec.pickle import Dialect
+from ..codec.zip import DEFLATED, DESCRIPTOR_MAGIC, LOCAL_MAGIC, STORED
 from .archive import Broken, DeflatedData, PickledFile, check_stored_crc, parse
 from .graph import Found
 from .legacy_file import begins_like_legacy, read_legacy

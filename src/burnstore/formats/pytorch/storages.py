@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...codec.pickle_values import Symbol, kind_of
-from ...dtype import DType
 from ...errors import CorruptError, UnsupportedError, printable
-from ...snapshot import Data
+from ...tensor.dtype import DType
+from ...tensor.snapshot import Data
+from ..codec.pickle_values import Symbol, kind_of
 
 DTYPES: dict[str, DType] = {
     "float64": DType.F64,

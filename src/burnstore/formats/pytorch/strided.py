@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ...dtype import DType, Kind
 from ...errors import UnsupportedError
-from ...snapshot import CHUNK_BYTES, Data, SourceData
-from ...tensor_data import Array
+from ...tensor.data import Array
+from ...tensor.dtype import DType, Kind
+from ...tensor.snapshot import CHUNK_BYTES, Data, SourceData
 from .storages import ITEM_SIZES
 from .tensors import PickledTensor, is_contiguous
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from ...codec.pickle import Dialect
-from ...codec.pickle_values import Symbol, kind_of
-from ...codec.tar import Member, read_members
 from ...errors import CorruptError, FormatError, UnsupportedError, located, printable
 from ...io.source import Source
 from ...limits import Limits
+from ..codec.pickle import Dialect
+from ..codec.pickle_values import Symbol, kind_of
+from ..codec.tar import Member, read_members
 from .archive import MOST_TENSORS, Broken, PickledFile, PickleStream
 from .storages import Storage, Storages
 from .tensor_calls import StorageView, TensorCalls, rebuilt

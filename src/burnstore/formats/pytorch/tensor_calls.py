@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ...codec.pickle_values import Builder, Call, Symbol, kind_of
-from ...dtype import DType
 from ...errors import CorruptError, UnsupportedError, printable
+from ...tensor.dtype import DType
+from ..codec.pickle_values import Builder, Call, Symbol, kind_of
 from .numpy_calls import NUMPY_CALLS, NumpyArray
 from .plain_calls import PLAIN_CALLS, Args, arguments
 from .storages import Storage, Storages, torch_dtype

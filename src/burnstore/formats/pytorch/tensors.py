@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ...codec.pickle_values import Call, kind_of
-from ...dtype import DType
 from ...errors import CorruptError, LimitError, UnsupportedError, printable
-from ...tensor_data import Array, Shape
+from ...tensor.data import Array, Shape
+from ...tensor.dtype import DType
+from ..codec.pickle_values import Call, kind_of
 from .storages import ITEM_SIZES, Storage
 
 MOST_AXES = 64

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ...codec.pickle_values import Call, Symbol, kind_of
 from ...errors import CorruptError, LimitError
+from ..codec.pickle_values import Call, Symbol, kind_of
 from .graph import MOST_NODES, is_module, module_entries, value_below
 from .numpy_calls import NumpyArray
 from .storages import Storage

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ...codec.pickle import Dialect
-from ...codec.zip import DEFLATED, MOST_INFLATED, Directory, inflate, read_directory
 from ...errors import CorruptError, LimitError, UnsafeContentError, UnsupportedError, located, printable
 from ...io.source import Source
 from ...limits import Limits
-from ...snapshot import SourceData
+from ...tensor.snapshot import SourceData
+from ..codec.pickle import Dialect
+from ..codec.zip import DEFLATED, MOST_INFLATED, Directory, inflate, read_directory
 from .archive import MOST_PICKLE_BYTES, DeflatedData, PickledFile, check_crc, check_stored_crc, parse
 from .runs import TensorRuns
 from .storages import Storage, Storages

@@ -56,7 +56,7 @@ from typing import Any
 
 from ...errors import UnsupportedError
 from ...limits import Limits
-from ...snapshot import TensorSnapshot
+from ...tensor.snapshot import TensorSnapshot
 from ..base import WritePlan
 from .anatomy import anatomy
 from .reader import read

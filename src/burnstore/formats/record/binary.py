@@ -13,13 +13,13 @@ from typing import Any, Union
 
 import numpy as np
 
-from ...codec.bincode import BincodeReader
-from ...codec.numbers import NumberForm
-from ...codec.window import Extent, Sink
-from ...dtype import DType, Kind
 from ...errors import CorruptError, FormatError, LimitError, UnsupportedError, located
 from ...limits import Limits
-from ...tensor_data import Shape
+from ...tensor.data import Shape
+from ...tensor.dtype import DType, Kind
+from ..codec.bincode import BincodeReader
+from ..codec.numbers import NumberForm
+from ..codec.window import Extent, Sink
 from .declaration import Absent, Choice, Constant, Fields, Items, Maybe, Node, Parameter
 from .document import Document, Rows, check_size, joined, number_forms, param_id
 from .heading import Heading

@@ -15,8 +15,8 @@ from typing import Any, Union
 
 import numpy as np
 
-from ...dtype import DType, Kind
 from ...errors import ModelError
+from ...tensor.dtype import DType, Kind
 from .layers import fields_of, variants_of
 
 _CONSTANTS = (bool, int, float, complex, str, bytes, np.generic)

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from ...codec.numbers import NumberForm, Numbers
-from ...codec.window import Extent
-from ...dtype import DType, Kind
 from ...errors import CorruptError, LimitError, UnsupportedError, located
 from ...limits import Limits
-from ...param_id import ParamId
-from ...tensor_data import Shape
+from ...tensor.data import Shape
+from ...tensor.dtype import DType, Kind
+from ...tensor.param_id import ParamId
+from ..codec.numbers import NumberForm, Numbers
+from ..codec.window import Extent
 from .heading import Heading
 from .parameters import FoundParameter
 from .precision import PrecisionSettings

@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ...codec.msgpack import Found, MsgpackReader, Tree
-from ...codec.window import Extent, Readable, Sink
-from ...dtype import DType
 from ...errors import TruncatedError
-from ...tensor_data import Shape
+from ...tensor.data import Shape
+from ...tensor.dtype import DType
+from ..codec.msgpack import Found, MsgpackReader, Tree
+from ..codec.window import Extent, Readable, Sink
 
 _HEAD = re.compile(rb"\x82\xa2id\xad([0-9a-v]{13})\xa5param\x83\xa5bytes(?:\xc4(.)|\xc5(..)|\xc6(.{4}))", re.DOTALL)
 _TAIL = re.compile(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...dtype import DType
+from ...tensor.dtype import DType
 
 
 @dataclass(frozen=True, slots=True)

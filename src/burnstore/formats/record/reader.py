@@ -9,24 +9,17 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from ...codec.bincode import BincodeReader
-from ...codec.gzip import MAGIC as GZIP
-from ...codec.gzip import begins, inflated
-from ...codec.json_document import JsonReader
-from ...codec.window import Extent
-from ...dtype import DType, Kind
-from ...errors import (
-    CorruptError,
-    LimitError,
-    TruncatedError,
-    UnknownFormatError,
-    UnsupportedError,
-    located,
-)
+from ...errors import CorruptError, LimitError, TruncatedError, UnknownFormatError, UnsupportedError, located
 from ...io.source import Source
 from ...io.spool import Spool
 from ...limits import Limits
+from ...tensor.dtype import DType, Kind
 from ..base import Contents, Table
+from ..codec.bincode import BincodeReader
+from ..codec.gzip import MAGIC as GZIP
+from ..codec.gzip import begins, inflated
+from ..codec.json_document import JsonReader
+from ..codec.window import Extent
 from .binary import Reading
 from .declaration import declare, parameters_of
 from .document import MOST_DEPTH, MOST_TENSORS, NODES_PER_TENSOR, Document, Planter, Rows, number_forms

@@ -8,9 +8,9 @@ from typing import Any
 
 from ...errors import ClosedError
 from ...io.source import Source
-from ...param_id import ParamId
-from ...scalar import Scalar
-from ...snapshot import TensorSnapshot
+from ...tensor.param_id import ParamId
+from ...tensor.scalar import Scalar
+from ...tensor.snapshot import TensorSnapshot
 from .declaration import Node
 from .document import Document, Leaf, joined, param_id
 from .heading import Heading

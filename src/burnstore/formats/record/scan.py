@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from ...codec.bincode import BincodeReader
 from ...errors import CorruptError, FormatError, TruncatedError, UnsupportedError, located
 from ...limits import Limits
+from ..codec.bincode import BincodeReader
 from .binary import read_shape
 from .document import Document, Leaf, Rows
 from .heading import Heading

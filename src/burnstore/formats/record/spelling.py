@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...codec.bincode import BincodeReader, encode_uint
-from ...dtype import DType, Kind
 from ...errors import CorruptError, DTypeError, located, printable
+from ...tensor.dtype import DType, Kind
 from ..burnpack.quant_spelling import scheme_from_tree, scheme_to_tree
+from ..codec.bincode import BincodeReader, encode_uint
 
 _PLAIN = ("F64", "F32", "Flex32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8")
 _SINCE_0_17 = (*_PLAIN, "Bool", "QFloat")

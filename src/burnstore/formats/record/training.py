@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ...codec.bincode import BincodeReader
-from ...codec.window import Extent, Sink
-from ...dtype import DType
 from ...errors import CorruptError, UnsupportedError, located
 from ...limits import Limits
-from ...scalar import Scalar, ScalarKind
+from ...tensor.dtype import DType
+from ...tensor.scalar import Scalar, ScalarKind
+from ..codec.bincode import BincodeReader
+from ..codec.window import Extent, Sink
 from .binary import read_shape
 from .document import Document, Leaf, Rows, joined, number_forms, param_id
 from .heading import Heading

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...codec import bincode, json_document, msgpack
-from ...dtype import DType, Kind
 from ...errors import CorruptError, DTypeError, LimitError, ModelError, located
-from ...param_id import ParamId
-from ...snapshot import TensorSnapshot
-from ...tensor_data import Array
+from ...tensor.data import Array
+from ...tensor.dtype import DType, Kind
+from ...tensor.param_id import ParamId
+from ...tensor.snapshot import TensorSnapshot
+from ..codec import bincode, json_document, msgpack
 from .declaration import Absent, Choice, Constant, Fields, Items, Maybe, Node, Parameter
 from .document import joined
 from .heading import Heading

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..base import Part
-from ..folder import begins_like_index
+from ..sharded.locate import begins_like_index
 
 
 def anatomy(head: bytes, size: int) -> list[Part]:

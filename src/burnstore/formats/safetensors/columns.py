@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ...dtype import DType
-from ...tensor_data import Shape
+from ...tensor.data import Shape
+from ...tensor.dtype import DType
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...dtype import DType
 from ...errors import DTypeError
+from ...tensor.dtype import DType
 
 # The package sorts tensors by dtype, the last of this list first, so that wide elements lie aligned.
 _ASCENDING = (

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from ...dtype import DType
 from ...errors import CorruptError, FormatError, LimitError, TruncatedError, located, printable
 from ...io.source import Source
 from ...limits import Limits
-from ...tensor_data import Shape
-from .. import sharded
+from ...tensor.data import Shape
+from ...tensor.dtype import DType
 from ..base import LAYOUT_KEY, Contents, Kinds, Table
-from ..folder import begins_like_index
+from ..sharded import read as sharded
+from ..sharded.locate import begins_like_index
 from . import scan
 from .columns import Columns, Int64s
 from .header import LARGEST, MOST_TENSORS, decode_header, read_header

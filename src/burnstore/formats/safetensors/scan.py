@@ -25,11 +25,11 @@ from typing import Any
 
 import numpy as np
 
-from ...codec import json
-from ...dtype import DType
 from ...errors import FormatError
 from ...limits import Limits
-from ...tensor_data import Shape
+from ...tensor.data import Shape
+from ...tensor.dtype import DType
+from ..codec import json
 from .columns import Columns, Int64s
 from .dtypes import BY_SPELLING
 from .header import METADATA

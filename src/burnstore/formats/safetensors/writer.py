@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from ...codec.json import quote
-from ...dtype import DType
 from ...errors import DuplicateNameError, FormatError, LimitError, located
 from ...limits import Limits
-from ...snapshot import TensorSnapshot
-from ...tensor_data import Shape
+from ...tensor.data import Shape
+from ...tensor.dtype import DType
+from ...tensor.snapshot import TensorSnapshot
 from ..base import WritePlan
+from ..codec.json import quote
 from .dtypes import rank_of, spelling_of
 from .header import LARGEST, METADATA, MOST_TENSORS, check_count, check_name
 from .reader import LENGTH, MOST_HEADER_BYTES

@@ -1,1 +1,0 @@
-"""The only code that meets raw encodings from strangers: strict, iterative, bounded."""

@@ -1,1 +1,0 @@
-"""Devices: bytes carried between files and the memory of a GPU, through a ring of pinned buffers."""

@@ -1,1 +1,0 @@
-"""Explaining: what loading or converting would do, before any tensor is read."""

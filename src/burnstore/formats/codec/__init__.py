@@ -1,0 +1,1 @@
+"""Strict decoders and encoders for the encodings that formats are built on."""

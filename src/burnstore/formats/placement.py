@@ -1,0 +1,173 @@
+"""Placement: the tensors of a file, made on a device; carried there in large pieces and cut into views where they lie.
+
+A tensor of a megabyte or more has memory of its own there. Smaller ones share an allocation of up to 8 MiB with their
+neighbours in the file, as arrays on the host do. What a device cannot take as it lies in the file (bools, which must be
+looked at, and quantized tensors, which come dequantized) is made on the host and copied.
+
+There may be very many small ones, so what can be worked out for all of a kind is, and the rest by the column. Models
+repeat their layers: tensors of one kind that lie at equal distances are cut with one call.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import DTypeError, UnsupportedError
+from ..io.gather import Column, Groups, gather, grouped
+from ..io.gpu.chunks import Range
+from ..io.gpu.engine import carrying
+from ..io.gpu.sinks import SMALL, Fresh
+from ..io.gpu.transfer import CudaCarrier, TensorCarrier
+from ..io.joined import part_of
+from ..io.source import Source
+from ..tensor import torch as torch_tensor
+from ..tensor.data import Shape
+from ..tensor.dtype import Kind
+from ..tensor.series import series
+from ..tensor.torch import Device, Tensor
+from .base import Kinds, Table
+
+_WIDEST = 16  # complex128: a view of it must begin at a multiple of its width
+_SHORTEST_SERIES = 8  # fewer views are made as fast one by one
+
+
+def place(table: Table, source: Source, device: Device) -> list[Tensor]:
+    """A tensor on the device for each row of a table whose bytes lie in the source as they are.
+
+    DTypeError where torch has no such dtype.
+    """
+    if not torch_tensor.carries_to(device):
+        return _copied(table, source, device)
+    kinds = table.kinds()
+    are_taken = np.array([dtype.kind not in (Kind.BOOL, Kind.QUANTIZED) for dtype, _ in kinds.pairs], bool)
+    if are_taken.all():
+        return _carried(table, kinds, source, torch_tensor.carrier_to(device))
+    taken = are_taken[kinds.which]
+    carried, others = np.flatnonzero(taken).tolist(), np.flatnonzero(~taken).tolist()
+    tensors = dict(zip(others, _copied(table.picked(others), source, device), strict=True))
+    if carried:
+        part = table.picked(carried)
+        found = _carried(part, part.kinds(), source, torch_tensor.carrier_to(device))
+        tensors.update(zip(carried, found, strict=True))
+    return [tensors[row] for row in range(len(table.names))]
+
+
+def _copied(table: Table, source: Source, device: Device) -> list[Tensor]:
+    """Tensors that are made on the host and copied one by one."""
+    buffers, places = gather(source, table.offsets, table.sizes, table.alignments())
+    made = torch_tensor.tensors_from_buffers(table.names, table.dtypes, table.shapes, table.sizes, buffers, places)
+    return [torch_tensor.placed(tensor, device) for tensor in made]
+
+
+def _carried(table: Table, kinds: Kinds, source: Source, carrier: CudaCarrier | TensorCarrier) -> list[Tensor]:
+    """Tensors that are cut out of what was carried to the device."""
+    if not table.names:
+        return []
+    forms = _forms(table, kinds)
+    widths = np.array([form.width for form in forms], np.int64)[kinds.which]
+    groups = grouped(table.offsets, table.sizes, widths, small=SMALL, widest=_WIDEST)
+    places = _Places(groups.which, kinds.which, (groups.places + groups.skipped[groups.which]) // widths)
+    with torch_tensor.device_errors(carrier.device, int(groups.lengths.sum())):
+        landings, ranges = _landings(table, source, groups, carrier)
+        with carrying(ranges, carrier, readers=carrier.readers), torch_tensor.apart():
+            return _cut(table.names, [landing.memory for landing in landings], forms, places)
+
+
+def _landings(
+    table: Table, source: Source, groups: Groups, carrier: CudaCarrier | TensorCarrier
+) -> tuple[list[Fresh], list[Range]]:
+    """Memory on the device for each group, rounded up to whole elements of any width where several share it."""
+    counts = np.diff(groups.firsts, append=len(table.names)).tolist()
+    rows = zip(groups.bases.tolist(), groups.lengths.tolist(), groups.skipped.tolist(), strict=True)
+    landings: list[Fresh] = []
+    ranges: list[Range] = []
+    for (base, length, skipped), first, count in zip(rows, groups.firsts.tolist(), counts, strict=True):
+        alone = count == 1
+        room = length if alone and not skipped else -(-(length + skipped) // _WIDEST) * _WIDEST
+        landing = Fresh(carrier, room, skipped, landings[-1] if landings else None)
+        landings.append(landing)
+        ranges.append(Range(*part_of(source, base, length), length, landing, table.names[first] if alone else None))
+    return landings, ranges
+
+
+class _Form(NamedTuple):
+    """How the tensors of a kind lie in memory, in torch's terms."""
+
+    dtype: Any
+    width: int
+    shape: Shape
+    strides: Shape
+
+
+def _forms(table: Table, kinds: Kinds) -> list[_Form]:
+    forms = []
+    for kind, (dtype, shape) in enumerate(kinds.pairs):
+        try:
+            held = torch_tensor.held_shape(dtype, shape)
+            forms.append(_Form(torch_tensor.torch_dtype(dtype), max(dtype.bits // 8, 1), held, _row_major(held)))
+        except DTypeError as error:
+            error.tensor = table.names[kinds.first_of(kind)]
+            raise
+    return forms
+
+
+def _row_major(shape: Shape) -> Shape:
+    strides = []
+    step = 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
+class _Places(NamedTuple):
+    """Where tensors lie, by the row: in which memory, of which form, and the element of it at which each begins."""
+
+    memory: Column
+    form: Column
+    begin: Column
+
+
+def _cut(names: Sequence[str], memories: Sequence[Tensor], forms: Sequence[_Form], places: _Places) -> list[Tensor]:
+    """The tensor of each row, a view of its memory."""
+    tensors: list[Tensor] = [None] * len(names)
+    is_left = np.ones(len(names), bool)
+    for rows in series(places.memory * len(forms) + places.form, places.begin, shortest=_SHORTEST_SERIES):
+        form = forms[places.form[rows.start]]
+        if 0 in form.shape:
+            continue  # beside a zero there may be extents of which there cannot be several
+        first, second = places.begin[rows][:2].tolist()
+        memory = memories[places.memory[rows.start]].view(form.dtype)
+        shape, strides = (len(tensors[rows]), *form.shape), (second - first, *form.strides)
+        tensors[rows] = memory.as_strided(shape, strides, first).unbind()
+        is_left[rows] = False
+    left = np.flatnonzero(is_left)
+    for row, tensor in zip(left.tolist(), _cut_singly(names, memories, forms, places, left), strict=True):
+        tensors[row] = tensor
+    return tensors
+
+
+def _cut_singly(
+    names: Sequence[str], memories: Sequence[Tensor], forms: Sequence[_Form], places: _Places, rows: Column
+) -> list[Tensor]:
+    """The tensors of some rows, one by one; a memory is seen as a dtype once for those that follow each other in it."""
+    numbers = {form.dtype: number for number, form in enumerate(forms)}
+    dtypes = np.array([numbers[form.dtype] for form in forms], np.int64)[places.form[rows]]
+    changes = (np.diff(places.memory[rows]) != 0) | (np.diff(dtypes) != 0)
+    bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), len(rows)] if len(rows) else []
+    memory, form, begins = (column[rows].tolist() for column in places)
+    shapes = list(map([each.shape for each in forms].__getitem__, form))
+    strides = list(map([each.strides for each in forms].__getitem__, form))
+    tensors: list[Tensor] = []
+    for start, stop in itertools.pairwise(bounds):
+        try:
+            view = memories[memory[start]].view(forms[form[start]].dtype).as_strided
+            tensors += map(view, shapes[start:stop], strides[start:stop], begins[start:stop])
+        except (RuntimeError, TypeError, OverflowError) as error:  # too many axes, or extents beside a zero
+            shape, name = list(shapes[len(tensors)]), names[rows[len(tensors)]]
+            raise UnsupportedError(f"there is no tensor of shape {shape}: {error}", tensor=name) from error
+    return tensors

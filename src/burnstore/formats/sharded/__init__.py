@@ -1,0 +1,1 @@
+"""Checkpoints of several files with an index: locate, read, write, and resume them."""

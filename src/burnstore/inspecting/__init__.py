@@ -1,1 +1,0 @@
-"""Inspecting: what a file holds, as data."""

@@ -1,0 +1,1 @@
+"""Convert files into another format or layout, with receipts."""

@@ -1,0 +1,1 @@
+"""Compare two files, models or mappings tensor by tensor."""

@@ -1,0 +1,233 @@
+"""Diff: what two files, models or mappings have in common, tensor by tensor, and by how much the rest differs.
+
+    equal           the same name, dtype, shape and bytes
+    close           bytes differ, every value is within the tolerance that was given
+    moved           the same dtype, shape and bytes under another name; looked for among what else is added and removed
+    changed         the same dtype and shape, other bytes
+    dtype changed   the same shape, another dtype; the figures say whether the values are the same
+    shape changed   another shape
+    added, removed  only in the second, only in the first
+
+Bytes are compared first, at the speed at which they can be read; figures are worked out only of what differs. A large
+tensor is compared in pieces, by whichever worker is free; at most some megabytes of each are in memory, unless a tensor
+must be made whole (a transposed matrix).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ...io.workers import Workers, checked_workers
+from ...limits import Limits
+from ...models.layouts import Rules
+from ...progress import ProgressLike, progress_from
+from ...tensor.data import Shape
+from ...tensor.dtype import DType
+from ...tensor.snapshot import TensorSnapshot
+from ...transforms.filter import PathFilter
+from .align import Aligned, aligned, filtered, opened_sides
+from .compare import Comparison, Pair, pieces_of
+from .difference import Difference, Tolerance
+from .result import Diff, Status, TensorDiff
+
+
+def diff(
+    a: Any,
+    b: Any,
+    *,
+    tolerance: float | None = None,
+    relative_tolerance: float | None = None,
+    filter: PathFilter | None = None,
+    ignore_dtype: bool = False,
+    like: Any = None,
+    rules: Rules | None = None,
+    keep_layout: bool = False,
+    executor: Workers = None,
+    progress: ProgressLike | None = None,
+    limits: Limits | None = None,
+) -> Diff:
+    """Compare two files (of any formats), open checkpoints, models, mappings of arrays or lists of snapshots.
+
+    Where one side has PyTorch's layout and the other Burn's, both are compared in Burn's: the kinds of the modules must
+    then be known from what a file records of them, or from ``like`` (a model of either layout, or a file that records
+    its modules) or ``rules`` (a pattern that is found in a module's path → kind). ``keep_layout=True`` compares the
+    tensors as they are. ``filter`` leaves those whose names, as they are compared, it matches.
+
+    With a ``tolerance`` (absolute) or a ``relative_tolerance`` tensors are close, and count as the same, if no two
+    values are further apart than one of the two allows. ``ignore_dtype=True`` takes tensors of other dtypes for the
+    same if their values are. What the figures mean, and how NaN and zeros are compared, says
+    `burnstore.jobs.diff.difference`.
+
+    ``executor`` is None for threads, a number of processes, or an executor in the manner of ``concurrent.futures``;
+    the last two can only be given files. Raises ModelError where the kinds of modules are not known, and what opening
+    and reading the files may.
+
+    >>> import numpy as np, burnstore as bs
+    >>> old = {"a": np.zeros(3), "b": np.float32([1, 2]), "c": np.ones(2)}
+    >>> new = {"a": np.zeros(3), "b": np.float32([1, 2.5]), "d": np.ones(2)}
+    >>> found = bs.diff(old, new)
+    >>> print(found)
+    3 tensors: 1 equal, 1 moved, 1 changed
+    changed: b: 1 of 2 values, by at most 0.5 (2097152 ulp) at [1]: 2 -> 2.5; relative L2 0.224, cosine 0.996546
+    moved: c -> d
+    >>> found.is_equal, found.changed[0].difference.max_abs
+    (False, 0.5)
+    """
+    allowed = _tolerance(tolerance, relative_tolerance)
+    checked_workers(executor)
+    if filter is not None and not isinstance(filter, PathFilter):
+        raise TypeError(f"filter is a PathFilter, not {type(filter).__name__}")
+    with opened_sides(a, b, limits) as (first, second), progress_from(progress) as report:
+        tensors = filtered(aligned(first, second, like=like, rules=rules, keep_layout=keep_layout), filter)
+        work = _Work(tensors, allowed, ignore_dtype)
+        total, done = work.nbytes, 0
+
+        def advance(nbytes: int) -> None:
+            nonlocal done
+            done += nbytes
+            if report is not None and nbytes:
+                report(done, total)
+
+        found = work.done(Comparison([*work.pairs, *work.apart], executor, advance))
+        notes = [*tensors.notes, *_notes_on_ids(work.pairs)]
+        return Diff(
+            first.name,
+            second.name,
+            tensors.layout,
+            allowed,
+            tuple(found),
+            _differing(first.metadata, second.metadata),
+            _differing(first.scalars, second.scalars),
+            tuple(notes),
+        )
+
+
+def _tolerance(absolute: float | None, relative: float | None) -> Tolerance | None:
+    if absolute is None and relative is None:
+        return None
+    return Tolerance(0.0 if absolute is None else absolute, 0.0 if relative is None else relative)
+
+
+class _Work:
+    """What is to be compared with what, by the names of both sides."""
+
+    def __init__(self, tensors: Aligned, tolerance: Tolerance | None, ignore_dtype: bool) -> None:
+        self._tensors = tensors
+        self._tolerance = tolerance
+        self._ignore_dtype = ignore_dtype
+        first, second = tensors.first, tensors.second
+        common = [(one, second[name]) for name, one in first.items() if name in second]
+        self._reshaped = [(one, other) for one, other in common if one.shape != other.shape]
+        alike = [(one, other) for one, other in common if one.shape == other.shape]
+        self.pairs: list[Pair] = [pair for pair in alike if _has_same_form(*pair)]
+        """Those that may be equal: of one dtype, shape and length."""
+        self.apart: list[Pair] = [pair for pair in alike if not _has_same_form(*pair)]
+        """Those that have one shape and no more in common."""
+        kinds = {_form(tensor) for name, tensor in second.items() if name not in first}
+        self._removed = [one for name, one in first.items() if name not in second]
+        self._lost = [one for one in self._removed if _form(one) in kinds]
+        kinds = {_form(tensor) for tensor in self._removed}
+        self._added = [other for name, other in second.items() if name not in first]
+        self._new = [other for other in self._added if _form(other) in kinds]
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes are to be compared, or looked at to find what was moved."""
+        looked_at = [one for one, _ in [*self.pairs, *self.apart]] + self._lost + self._new
+        return sum(tensor.nbytes for tensor in looked_at)
+
+    def done(self, comparison: Comparison) -> list[TensorDiff]:
+        """What became of each tensor, in the order of the first side."""
+        unequal = comparison.unequal(self.pairs)
+        measured = [*unequal.values(), *(pieces_of(*pair) for pair in self.apart)]
+        differences = comparison.differences(measured, self._tolerance)
+        found: dict[str, TensorDiff] = {}
+        equal = [pair for row, pair in enumerate(self.pairs) if row not in unequal]
+        found.update((one.path, _entry("equal", one, other)) for one, other in equal)
+        found.update((one.path, _entry("shape changed", one, other)) for one, other in self._reshaped)
+        for pieces, difference in zip(measured, differences, strict=True):
+            one, other = pieces[0].one, pieces[0].other
+            found[one.path] = self._judged(one, other, difference)
+        moved = dict(self._moved(comparison))
+        for one in self._removed:
+            found[one.path] = _entry("moved" if one.path in moved else "removed", one, moved.get(one.path))
+        taken = {other.path for other in moved.values()}
+        added = [_entry("added", None, other) for other in self._added if other.path not in taken]
+        return [found[name] for name in self._tensors.first] + added
+
+    def _judged(self, one: TensorSnapshot, other: TensorSnapshot, found: Difference | str) -> TensorDiff:
+        """A pair whose bytes or dtypes differ."""
+        same_dtype = one.dtype is other.dtype
+        if isinstance(found, str):
+            return _entry("changed" if same_dtype else "dtype changed", one, other, problem=found)
+        status: Status
+        if not same_dtype and not self._ignore_dtype:
+            status = "dtype changed"
+        elif not same_dtype and not found.differing:
+            status = "equal"
+        else:
+            status = "close" if self._tolerance is not None and not found.beyond else "changed"
+        return _entry(status, one, other, found)
+
+    def _moved(self, comparison: Comparison) -> Iterator[tuple[str, TensorSnapshot]]:
+        """The names of tensors that have another name now, and what they are there.
+
+        Where several have the same bytes, the first is taken for the first and so on, in the order of each side.
+        """
+        if not self._lost:
+            return
+        sums = comparison.checksums([*self._lost, *self._new])
+        new: dict[Any, list[TensorSnapshot]] = {}
+        for other, checksum in zip(self._new, sums[len(self._lost) :], strict=True):
+            new.setdefault((_form(other), checksum), []).append(other)
+        pairs = []
+        for one, checksum in zip(self._lost, sums, strict=False):
+            others = new.get((_form(one), checksum))
+            if others:
+                pairs.append((one, others.pop(0)))
+        # Bytes of one checksum can differ, if somebody wants them to.
+        unequal = Comparison(pairs, comparison.workers, lambda nbytes: None).unequal(pairs)
+        yield from ((one.path, other) for row, (one, other) in enumerate(pairs) if row not in unequal)
+
+
+def _form(tensor: TensorSnapshot) -> tuple[DType, Shape, int]:
+    return tensor.dtype, tensor.shape, tensor.nbytes
+
+
+def _has_same_form(one: TensorSnapshot, other: TensorSnapshot) -> bool:
+    return one.dtype is other.dtype and one.nbytes == other.nbytes
+
+
+def _entry(
+    status: Status,
+    one: TensorSnapshot | None,
+    other: TensorSnapshot | None,
+    difference: Difference | None = None,
+    problem: str | None = None,
+) -> TensorDiff:
+    return TensorDiff(
+        status,
+        None if one is None else one.path,
+        None if other is None else other.path,
+        None if one is None else one.dtype,
+        None if other is None else other.dtype,
+        None if one is None else one.shape,
+        None if other is None else other.shape,
+        one.nbytes if one is not None else other.nbytes if other is not None else 0,
+        difference,
+        problem,
+    )
+
+
+def _differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    both = {key: (first.get(key), second.get(key)) for key in [*first, *(key for key in second if key not in first)]}
+    # By what they look like: NaN equals NaN, 0.0 and -0.0 differ, as in tensors.
+    return {key: (one, other) for key, (one, other) in both.items() if repr(one) != repr(other)}
+
+
+def _notes_on_ids(pairs: Sequence[Pair]) -> Iterator[str]:
+    others = [(one, other) for one, other in pairs if one._param_id is not None and other._param_id is not None]
+    count = sum(one._param_id != other._param_id for one, other in others)
+    if count:
+        yield f"the parameter ids of {count} tensors differ"

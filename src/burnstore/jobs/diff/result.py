@@ -1,0 +1,210 @@
+"""The result of a diff: what became of each tensor, as data and as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from ...errors import printable
+from ...tensor.data import Shape
+from ...tensor.dtype import DType
+from ...tensor.scalar import Scalar
+from ..json_output import json_number, json_text
+from .difference import Difference, Tolerance
+
+Status = Literal["equal", "close", "moved", "changed", "dtype changed", "shape changed", "added", "removed"]
+STATUSES: tuple[Status, ...] = get_args(Status)
+_FINE: tuple[Status, ...] = ("equal", "close")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDiff:
+    """One tensor, or one of each side: what became of it.
+
+    ``name`` is that of the first side, ``new_name`` that of the second; one of them is None where a tensor was added or
+    removed, and they differ where it was moved. ``difference`` has the figures where values differ; ``problem`` says
+    why there are none.
+
+    >>> import numpy as np, burnstore as bs
+    >>> (tensor,) = bs.diff({"a": np.ones(2)}, {"a": np.zeros(2)}).tensors
+    >>> tensor.status, tensor.difference.max_abs
+    ('changed', 1.0)
+    """
+
+    status: Status
+    name: str | None
+    new_name: str | None
+    dtype: DType | None
+    new_dtype: DType | None
+    shape: Shape | None
+    new_shape: Shape | None
+    nbytes: int
+    difference: Difference | None = None
+    problem: str | None = None
+
+    @property
+    def shown_name(self) -> str:
+        """The name of the first side, or of the second where that is the only one."""
+        return self.name if self.name is not None else self.new_name or ""
+
+    @property
+    def has_same_values(self) -> bool:
+        """Whether no value differs, whatever became of name and dtype."""
+        if self.difference is not None:
+            return self.difference.differing == 0
+        return self.status in ("equal", "moved")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data for strict JSON."""
+        return {
+            "status": self.status,
+            "name": self.name,
+            "new_name": self.new_name,
+            "dtype": None if self.dtype is None else str(self.dtype),
+            "new_dtype": None if self.new_dtype is None else str(self.new_dtype),
+            "shape": None if self.shape is None else list(self.shape),
+            "new_shape": None if self.new_shape is None else list(self.new_shape),
+            "nbytes": self.nbytes,
+            "difference": None if self.difference is None else self.difference.to_dict(),
+            "problem": self.problem,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """What two files, models or mappings have in common and where they differ.
+
+    ``tensors`` are in the order of the first side, those that were added at the end. ``layout`` is the one in which the
+    tensors were compared, where it is not that of both sides. ``metadata`` and ``scalars`` have only what differs: both
+    values, None for the side that has none. ``notes`` say what should be known about the comparison.
+
+    >>> import numpy as np, burnstore as bs
+    >>> found = bs.diff({"a": np.ones(2), "b": np.ones(3)}, {"a": np.ones(2)})
+    >>> found.is_equal, [tensor.name for tensor in found.removed]
+    (False, ['b'])
+    """
+
+    first: str
+    second: str
+    layout: str | None
+    tolerance: Tolerance | None
+    tensors: tuple[TensorDiff, ...] = field(repr=False)
+    metadata: Mapping[str, tuple[str | None, str | None]] = field(default_factory=dict)
+    scalars: Mapping[str, tuple[Scalar | None, Scalar | None]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether all tensors are equal, or close where a tolerance was given, and all scalars are.
+
+        Texts (``metadata``) do not count: they say which program wrote a file, and when.
+        """
+        return not self.scalars and all(tensor.status in _FINE for tensor in self.tensors)
+
+    def of(self, *statuses: Status) -> list[TensorDiff]:
+        """The tensors of which one of these became."""
+        for status in statuses:
+            if status not in STATUSES:
+                raise ValueError(f"a status is one of {', '.join(map(repr, STATUSES))}, not {status!r}")
+        return [tensor for tensor in self.tensors if tensor.status in statuses]
+
+    @property
+    def equal(self) -> list[TensorDiff]:
+        """The tensors whose name, dtype, shape and bytes are the same."""
+        return self.of("equal")
+
+    @property
+    def close(self) -> list[TensorDiff]:
+        """The tensors all of whose values are within the tolerance, though not all bytes are equal."""
+        return self.of("close")
+
+    @property
+    def moved(self) -> list[TensorDiff]:
+        """The tensors that have another name and are otherwise equal."""
+        return self.of("moved")
+
+    @property
+    def changed(self) -> list[TensorDiff]:
+        """The tensors with other values."""
+        return self.of("changed")
+
+    @property
+    def dtype_changed(self) -> list[TensorDiff]:
+        """The tensors of another dtype."""
+        return self.of("dtype changed")
+
+    @property
+    def shape_changed(self) -> list[TensorDiff]:
+        """The tensors of another shape."""
+        return self.of("shape changed")
+
+    @property
+    def added(self) -> list[TensorDiff]:
+        """The tensors that only the second side has."""
+        return self.of("added")
+
+    @property
+    def removed(self) -> list[TensorDiff]:
+        """The tensors that only the first side has."""
+        return self.of("removed")
+
+    @property
+    def counts(self) -> dict[Status, int]:
+        """How many tensors there are of each status."""
+        counted: dict[Status, int] = dict.fromkeys(STATUSES, 0)
+        for tensor in self.tensors:
+            counted[tensor.status] += 1
+        return counted
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data for strict JSON: no NaN, no number that a reader might round (text instead)."""
+        tolerance = self.tolerance
+        return {
+            "first": json_text(self.first),
+            "second": json_text(self.second),
+            "is_equal": self.is_equal,
+            "layout": self.layout,
+            "tolerance": tolerance and {"absolute": tolerance.absolute, "relative": tolerance.relative},
+            "counts": self.counts,
+            "metadata": {key: list(both) for key, both in self.metadata.items()},
+            "scalars": {name: [_scalar(each) for each in both] for name, both in self.scalars.items()},
+            "notes": list(self.notes),
+            "tensors": [tensor.to_dict() for tensor in self.tensors],
+        }
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from ...tensor.notebook import changes_panel  # not at import: most programs are no notebooks
+
+        lines = [_line(tensor) for tensor in self.tensors if tensor.status not in _FINE]
+        return changes_panel(self.first, self.second, self.counts, lines)
+
+    def __str__(self) -> str:
+        """A summary in one line, and a line for each tensor that is not equal."""
+        counted = [f"{count} {status}" for status, count in self.counts.items() if count]
+        lines = [f"{len(self.tensors)} tensors: {', '.join(counted) or 'none'}"]
+        lines += [_line(tensor) for tensor in self.tensors if tensor.status not in _FINE]
+        return "\n".join(lines)
+
+
+def _line(tensor: TensorDiff) -> str:
+    shown = printable(tensor.shown_name)
+    if tensor.status == "moved":
+        return f"moved: {shown} -> {printable(tensor.new_name or '')}"
+    if tensor.status == "shape changed":
+        return f"shape changed: {shown}: {_list(tensor.shape)} -> {_list(tensor.new_shape)}"
+    if tensor.status in ("added", "removed"):
+        dtype, shape = (tensor.new_dtype, tensor.new_shape) if tensor.name is None else (tensor.dtype, tensor.shape)
+        return f"{tensor.status}: {shown} ({dtype} {_list(shape)})"
+    dtypes = "" if tensor.dtype is tensor.new_dtype else f"{tensor.dtype} -> {tensor.new_dtype}, "
+    told = tensor.problem if tensor.difference is None else tensor.difference
+    return f"{tensor.status}: {shown}: {dtypes}{told}"
+
+
+def _list(shape: Shape | None) -> str:
+    return str(list(shape or ()))
+
+
+def _scalar(scalar: Scalar | None) -> dict[str, Any] | None:
+    return None if scalar is None else {"kind": scalar.kind, "value": json_number(scalar.value)}

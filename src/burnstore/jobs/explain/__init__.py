@@ -1,0 +1,1 @@
+"""Print what a load will do before it does it."""

@@ -1,0 +1,1 @@
+"""Describe what a file contains."""

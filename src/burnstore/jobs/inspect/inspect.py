@@ -1,0 +1,321 @@
+"""Inspection: what a file holds, as data."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
+
+from ...checkpoint import Checkpoint, open_checkpoint
+from ...errors import BurnstoreError, ReadError, UnknownFormatError, located
+from ...formats.registry import HEAD_BYTES, format_for_bytes
+from ...formats.sharded.locate import INDEX_SUFFIX, locate
+from ...io.paths import names_in
+from ...io.source import FileSource
+from ...io.workers import Workers, checked_workers
+from ...limits import Limits
+from ...progress import Progress, ProgressLike, progress_from
+from ...tensor.data import Shape
+from ...tensor.dtype import DType
+from ...tensor.param_id import ParamId
+from ...tensor.scalar import Scalar
+from ..json_output import json_number, json_text
+from ..stats import TensorStats, all_stats
+
+Sort = Literal["name", "size", "dtype", "offset"]
+SORTS: tuple[Sort, ...] = get_args(Sort)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRow:
+    """One tensor of a file: its description, where its bytes lie, and its statistics if they were asked for.
+
+    ``offset`` is None where the bytes do not lie in the file as they are: they are compressed, or in several places.
+    ``shard`` is the file of a set in which they lie, None where there is but one. ``problem`` says why the statistics
+    could not be had although they were asked for.
+    """
+
+    name: str
+    dtype: DType
+    shape: Shape
+    elements: int
+    nbytes: int
+    offset: int | None
+    param_id: ParamId | None
+    shard: str | None = None
+    stats: TensorStats | None = None
+    problem: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data for JSON; the id as decimal text, since JavaScript rounds numbers of 64 bits."""
+        identity = None if self.param_id is None else {"number": f"{int(self.param_id)}", "text": str(self.param_id)}
+        return {
+            "name": self.name,
+            "dtype": self.dtype.name,
+            "quantization": None if self.dtype.scheme is None else str(self.dtype.scheme),
+            "shape": list(self.shape),
+            "elements": self.elements,
+            "nbytes": self.nbytes,
+            "offset": self.offset,
+            "shard": None if self.shard is None else json_text(self.shard),
+            "param_id": identity,
+            "stats": None if self.stats is None else self.stats.to_dict(),
+            "problem": self.problem,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """How many tensors there are, with how many elements and bytes."""
+
+    tensors: int = 0
+    elements: int = 0
+    nbytes: int = 0
+
+    @classmethod
+    def of(cls, rows: Iterable[TensorRow]) -> Totals:
+        """The totals of these tensors."""
+        rows = list(rows)
+        return cls(len(rows), sum(row.elements for row in rows), sum(row.nbytes for row in rows))
+
+    def to_dict(self) -> dict[str, int]:
+        """The same as plain data for JSON."""
+        return {"tensors": self.tensors, "elements": self.elements, "nbytes": self.nbytes}
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What a file holds.
+
+    ``total`` and ``dtypes`` speak of the whole file, ``selected`` of the tensors that the pattern left, ``tensors`` are
+    those of them that were wanted (all, unless limited), in the order asked for. ``notes`` are sentences about how the
+    tensors were found.
+    """
+
+    path: str
+    format: str
+    variant: str
+    layout: str | None
+    file_size: int
+    data_offset: int
+    metadata: Mapping[str, str]
+    scalars: Mapping[str, Scalar]
+    total: Totals
+    dtypes: Mapping[str, Totals]
+    selected: Totals
+    tensors: tuple[TensorRow, ...] = field(repr=False)
+    notes: Sequence[str] = ()
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the tensors that were wanted, in the order asked for."""
+        from ...tensor.notebook import tensors_panel  # not at import: most programs are no notebooks
+
+        rows = self.tensors
+        columns = [row.name for row in rows], [str(row.dtype) for row in rows], [row.shape for row in rows]
+        return tensors_panel(self.path, self.format, self.layout, *columns, sum(row.nbytes for row in rows))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data for strict JSON: no NaN, no number that a reader might round (text instead)."""
+        return {
+            "path": json_text(self.path),
+            "format": self.format,
+            "variant": self.variant,
+            "layout": self.layout,
+            "file_size": self.file_size,
+            "data_offset": self.data_offset,
+            "metadata": dict(self.metadata),
+            "scalars": {
+                name: {"kind": scalar.kind, "value": json_number(scalar.value)} for name, scalar in self.scalars.items()
+            },
+            "total": self.total.to_dict(),
+            "dtypes": {name: totals.to_dict() for name, totals in self.dtypes.items()},
+            "selected": self.selected.to_dict(),
+            "notes": list(self.notes),
+            "tensors": [row.to_dict() for row in self.tensors],
+        }
+
+
+def inspect(
+    source: str | os.PathLike[str] | bytes | bytearray | memoryview,
+    *,
+    pattern: str | re.Pattern[str] | None = None,
+    sort: Sort | None = None,
+    limit: int | None = None,
+    stats: bool = False,
+    format: str | None = None,
+    limits: Limits | None = None,
+    executor: Workers = None,
+    progress: ProgressLike | None = None,
+) -> Inspection:
+    """What a file (or bytes) holds; without ``stats`` only its header is read.
+
+    ``pattern`` leaves the tensors in whose names it is found. ``sort`` orders them by ``"name"`` (numbers inside names
+    by their value), ``"size"`` (largest first), ``"dtype"`` or ``"offset"``; ties, and all by default, in the order of
+    the data. ``limit`` keeps the first so many. ``stats`` reads those tensors, a part at a time; a tensor whose values
+    are broken or cannot be shown has a ``problem`` instead. ``executor`` says who reads: None for threads, a number of
+    processes, or an executor in the manner of ``concurrent.futures``. ``progress`` is told the bytes read and in all: a
+    function of two numbers, or a class of bars such as ``tqdm.tqdm``.
+    ``format`` and ``limits`` are those of `burnstore.open`, and so are the errors; an invalid pattern is a ValueError.
+
+    >>> import numpy as np, burnstore as bs
+    >>> packed = bs.serialize({"a.bias": np.zeros(3, np.int8), "a.weight": np.eye(2)}, format="burnpack")
+    >>> found = bs.inspect(packed, pattern=r"weight$", stats=True)
+    >>> found.format, found.total.tensors, found.selected.nbytes
+    ('burnpack', 2, 32)
+    >>> found.tensors[0].name, found.tensors[0].shape, found.tensors[0].stats.mean
+    ('a.weight', (2, 2), 0.5)
+    """
+    # Before the file is opened: a wrong argument is told of at the call, whatever the file is like.
+    _check_options(sort, limit, stats)
+    checked_workers(executor)
+    wanted = _compiled(pattern)
+    with progress_from(progress) as report, open_checkpoint(source, format=format, limits=limits) as checkpoint:
+        return inspect_checkpoint(
+            checkpoint, pattern=wanted, sort=sort, limit=limit, stats=stats, executor=executor, progress=report
+        )
+
+
+def files_of(path: str) -> list[str]:
+    """The files that a path stands for: itself, or in a folder that is not one set every file that begins like one.
+
+    >>> files_of("model.bpk")
+    ['model.bpk']
+    """
+    try:
+        locate(path)
+    except ReadError:
+        names = names_in(path)
+        if any(name.endswith(INDEX_SUFFIX) for name in names):  # of several sets: whoever opens it says which
+            return [path]
+        found = [os.path.join(path, name) for name in names]
+        return [file for file in found if os.path.isfile(file) and _begins_like_one(file)] or [path]
+    return [path]
+
+
+def _begins_like_one(file: str) -> bool:
+    source = FileSource(file)
+    try:
+        format_for_bytes(source.read_at(0, min(HEAD_BYTES, source.size)))
+    except UnknownFormatError:
+        return False
+    finally:
+        source.close()
+    return True
+
+
+def inspect_checkpoint(
+    checkpoint: Checkpoint,
+    *,
+    pattern: str | re.Pattern[str] | None = None,
+    sort: Sort | None = None,
+    limit: int | None = None,
+    stats: bool = False,
+    executor: Workers = None,
+    progress: ProgressLike | None = None,
+) -> Inspection:
+    """What an open file holds; the options are those of `inspect`.
+
+    >>> import numpy as np, burnstore as bs
+    >>> with bs.open(bs.serialize({"b": np.zeros(3, np.int8)}, format="burnpack")) as checkpoint:
+    ...     [(row.name, row.nbytes) for row in inspect_checkpoint(checkpoint).tensors]
+    [('b', 3)]
+    """
+    _check_options(sort, limit, stats)
+    wanted = _compiled(pattern)
+    every = _rows(checkpoint)
+    selected = every if wanted is None else [row for row in every if wanted.search(row.name)]
+    kept = _sorted(selected, sort)[:limit]
+    if stats:
+        with progress_from(progress) as report:
+            kept = _with_stats(kept, checkpoint, executor, report)
+    by_dtype: dict[str, list[TensorRow]] = {}
+    for row in every:
+        by_dtype.setdefault(row.dtype.name, []).append(row)
+    return Inspection(
+        checkpoint.path,
+        checkpoint.format,
+        checkpoint.variant,
+        checkpoint.layout,
+        checkpoint.file_size,
+        checkpoint.data_offset,
+        dict(checkpoint.metadata),
+        dict(checkpoint.scalars),
+        Totals.of(every),
+        {name: Totals.of(rows) for name, rows in by_dtype.items()},
+        Totals.of(selected),
+        tuple(kept),
+        tuple(checkpoint.notes),
+    )
+
+
+def _rows(checkpoint: Checkpoint) -> list[TensorRow]:
+    places = list(checkpoint.places())
+    files = {place[0] for place in places if place is not None}
+    shards = {file: os.path.basename(file) if files != {checkpoint.path} else None for file in files}
+    rows = []
+    for (name, dtype, shape, nbytes, param_id), place in zip(checkpoint.descriptions(), places, strict=True):
+        offset, shard = (None, None) if place is None else (place[1], shards[place[0]])
+        identity = None if param_id is None else ParamId(param_id)
+        rows.append(TensorRow(name, dtype, shape, math.prod(shape), nbytes, offset, identity, shard))
+    return rows
+
+
+def _check_options(sort: object, limit: object, stats: object) -> None:
+    if sort is not None and sort not in SORTS:
+        raise ValueError(f"sort is one of {', '.join(SORTS)}, not {sort!r}")
+    if limit is not None:
+        if not isinstance(limit, int) or isinstance(limit, bool):
+            raise TypeError(f"limit is an int, not {type(limit).__name__}")
+        if limit < 0:
+            raise ValueError(f"limit must not be negative, got {limit}")
+    if not isinstance(stats, bool):
+        raise TypeError(f"stats is a bool, not {type(stats).__name__}")
+
+
+def _compiled(pattern: str | re.Pattern[str] | None) -> re.Pattern[str] | None:
+    if pattern is None or isinstance(pattern, re.Pattern):
+        return pattern
+    if not isinstance(pattern, str):
+        raise TypeError(f"a pattern is a str, not {type(pattern).__name__}")
+    try:
+        return re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
+
+
+def _sorted(rows: list[TensorRow], sort: Sort | None) -> list[TensorRow]:
+    if sort == "name":
+        return sorted(rows, key=lambda row: _natural(row.name))
+    if sort == "size":
+        return sorted(rows, key=lambda row: -row.nbytes)
+    if sort == "dtype":
+        return sorted(rows, key=lambda row: str(row.dtype))
+    if sort == "offset":
+        return sorted(rows, key=lambda row: (row.shard or "", row.offset is None, row.offset or 0))
+    return rows
+
+
+_DIGITS = re.compile("([0-9]+)")
+
+
+def _natural(name: str) -> list[Any]:
+    """A key that puts ``layers.2`` before ``layers.10``; text and numbers alternate in it, so that it compares."""
+    parts: list[Any] = _DIGITS.split(name)
+    for at in range(1, len(parts), 2):
+        digits = parts[at].lstrip("0")
+        parts[at] = (len(digits), digits, parts[at])  # not int(): it refuses, or is slow on, thousands of digits
+    return parts
+
+
+def _with_stats(
+    rows: list[TensorRow], checkpoint: Checkpoint, workers: Workers, progress: Progress | None
+) -> list[TensorRow]:
+    with located(path=checkpoint.path):
+        found = all_stats([checkpoint[row.name] for row in rows], workers=workers, progress=progress)
+    return [
+        replace(row, problem=each.message) if isinstance(each, BurnstoreError) else replace(row, stats=each)
+        for row, each in zip(rows, found, strict=True)
+    ]

@@ -1,0 +1,1 @@
+"""Merge the tensors of several files into one."""

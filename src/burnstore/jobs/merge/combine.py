@@ -1,0 +1,324 @@
+"""Combining: for every name that several files have, which of their tensors it gets, or which blend of them.
+
+All of it is lazy; only for the arcs of a slerp, and where a policy is given for integers, tensors are read here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ...errors import MergeError, PatternError, located, printable
+from ...io.workers import Workers, in_batches, run_tasks
+from ...progress import Progress
+from ...tensor.dtype import DType
+from ...tensor.snapshot import TensorSnapshot
+from ...transforms.blend import agreed, arc_weights, blended, can_blend
+from ...transforms.patterns import compile_pattern
+
+Method = Literal["overlay", "linear", "slerp"]
+METHODS: tuple[Method, ...] = ("overlay", "linear", "slerp")
+
+Conflicts = Literal["error", "first", "last", "skip"]
+CONFLICTS: tuple[Conflicts, ...] = ("error", "first", "last", "skip")
+
+_WHOLE = 1e-9  # by how much weights may miss one: thirds and tenths do, in binary
+_MOST_SHOWN = 3
+_TASK_BYTES = 32 << 20  # read by one task: enough to be worth a file that is opened
+
+
+@dataclass(frozen=True, slots=True)
+class MergedTensor:
+    """How one tensor came about: which sources it is of (counted from 0), and with which weights it was blended.
+
+    ``weights`` is None where it was taken as it is. ``conflict`` says what was decided by the policy, if anything was.
+    """
+
+    name: str
+    sources: tuple[int, ...]
+    weights: tuple[float, ...] | None = None
+    conflict: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Blend:
+    """Which weights the tensors are blended with; an overlay has none."""
+
+    method: Method
+    weights: tuple[float, ...]
+    by_pattern: tuple[tuple[re.Pattern[str], tuple[float, ...]], ...]
+
+    def weights_of(self, name: str) -> tuple[float, ...]:
+        """The weights of the sources in the tensor of this name."""
+        return next((weights for pattern, weights in reversed(self.by_pattern) if pattern.search(name)), self.weights)
+
+
+def checked_blend(
+    method: Method,
+    sources: int,
+    weights: Sequence[float] | None,
+    t: float | None,
+    tensor_weights: Mapping[str, Sequence[float]] | None,
+    *,
+    normalize: bool,
+) -> Blend:
+    """What a caller asked for; MergeError where it makes no sense for so many sources."""
+    if method not in METHODS:
+        raise MergeError(f"method is one of {', '.join(map(repr, METHODS))}, not {method!r}")
+    if method == "overlay":
+        if weights is not None or t is not None or tensor_weights:
+            raise MergeError('an overlay has no weights; the methods "linear" and "slerp" have')
+        return Blend(method, (), ())
+    if method == "slerp" and sources != 2:
+        raise MergeError(f"slerp is between two sources, not {sources}")
+    if t is not None:
+        if weights is not None or sources != 2:
+            raise MergeError("t stands for the weights of two sources, so there cannot be others, or other weights")
+        weights = (1 - t, t)
+    given = [1 / sources] * sources if weights is None else weights
+    checked = _checked_weights(given, sources, "the weights", normalize=normalize)
+    by_pattern = tuple(
+        (compile_pattern(pattern), _checked_weights(each, sources, f"those of {pattern!r}", normalize=normalize))
+        for pattern, each in (tensor_weights or {}).items()
+    )
+    return Blend(method, checked, by_pattern)
+
+
+def _checked_weights(given: Sequence[float], sources: int, what: str, *, normalize: bool) -> tuple[float, ...]:
+    weights = tuple(float(weight) for weight in given)
+    if len(weights) != sources:
+        raise MergeError(f"{what} are {len(weights)}, and the sources {sources}")
+    if not all(map(math.isfinite, weights)):
+        raise MergeError(f"{what} must be finite, not {', '.join(map(str, weights))}")
+    total = math.fsum(weights)
+    if normalize:
+        if not total:
+            raise MergeError(f"{what} add up to 0, which nothing scales to 1")
+        return tuple(weight / total for weight in weights)
+    if abs(total - 1) > _WHOLE:
+        raise MergeError(f"{what} add up to {total:g}, not to 1", hint="normalize=True scales them")
+    return weights
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What one file gives: its name for messages, and its tensors by the names that they are merged under."""
+
+    path: str
+    tensors: Mapping[str, TensorSnapshot]
+
+
+@dataclass(slots=True)
+class Combined:
+    """The tensors of the merged file, how each came about, which names were left out and why, and what else to say."""
+
+    snapshots: list[TensorSnapshot] = field(default_factory=list)
+    rows: list[MergedTensor] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def add(
+        self,
+        snapshot: TensorSnapshot,
+        sources: Iterable[int],
+        *,
+        weights: tuple[float, ...] | None = None,
+        conflict: str | None = None,
+    ) -> None:
+        """Another tensor."""
+        self.snapshots.append(snapshot)
+        self.rows.append(MergedTensor(snapshot.path, tuple(sources), weights, conflict))
+
+
+def combine(
+    files: Sequence[Contribution],
+    blend: Blend,
+    conflicts: Conflicts,
+    *,
+    dtype: DType | None,
+    workers: Workers,
+    progress: Progress | None = None,
+) -> Combined:
+    """What the merged file has: the names of the first file in their order, then those that later ones add.
+
+    ``progress`` is told of what is read for arcs.
+
+    >>> import numpy as np
+    >>> files = [Contribution(name, {name: TensorSnapshot.from_numpy(name, np.zeros(1))}) for name in ("a", "b")]
+    >>> done = combine(files, checked_blend("overlay", 2, None, None, None, normalize=False), "error", dtype=None,
+    ...                workers=None)
+    >>> [(row.name, row.sources) for row in done.rows]
+    [('a', (0,)), ('b', (1,))]
+    """
+    if conflicts not in CONFLICTS:
+        raise MergeError(f"conflicts is one of {', '.join(map(repr, CONFLICTS))}, not {conflicts!r}")
+    return _Combining(files, blend, conflicts, dtype, workers, progress).combined()
+
+
+@dataclass(frozen=True, slots=True)
+class _Arc:
+    """A tensor that is to be blended along an arc, for whose weights both sources must be read."""
+
+    first: TensorSnapshot
+    second: TensorSnapshot
+    t: float
+
+    def weights(self) -> tuple[float, float] | None:
+        return arc_weights(self.first, self.second, self.t)
+
+    def nbytes(self) -> int:
+        return self.first.nbytes + self.second.nbytes
+
+
+def _weights_of(arcs: Sequence[_Arc]) -> list[tuple[float, float] | None]:
+    return [arc.weights() for arc in arcs]
+
+
+class _Combining:
+    """Finds for every name what the merged file has under it."""
+
+    def __init__(
+        self,
+        files: Sequence[Contribution],
+        blend: Blend,
+        conflicts: Conflicts,
+        dtype: DType | None,
+        workers: Workers,
+        progress: Progress | None,
+    ) -> None:
+        self._files = files
+        self._blend = blend
+        self._conflicts = conflicts
+        self._dtype = dtype
+        self._workers = workers
+        self._progress = progress
+        self._done = Combined()
+
+    def combined(self) -> Combined:
+        names = list(dict.fromkeys(name for file in self._files for name in file.tensors))
+        for pattern, _ in self._blend.by_pattern:
+            if not any(pattern.search(name) for name in names):
+                raise PatternError(f"the pattern {pattern.pattern!r} of weights matched no tensor")
+        arcs = self._arcs(names) if self._blend.method == "slerp" else {}
+        for name in names:
+            with located(tensor=name):
+                if self._blend.method == "overlay":
+                    self._overlay(name, self._holders(name))
+                else:
+                    self._mix(name, arcs)
+        if arcs and None in arcs.values():
+            straight = [printable(name) for name, weights in arcs.items() if weights is None]
+            self._done.notes.append(f"with no arc between them, blended linearly: {listed(straight)}")
+        return self._done
+
+    def _holders(self, name: str) -> list[int]:
+        return [at for at, file in enumerate(self._files) if name in file.tensors]
+
+    def _tensors(self, name: str, sources: Iterable[int]) -> list[TensorSnapshot]:
+        return [self._files[at].tensors[name] for at in sources]
+
+    def _overlay(self, name: str, holders: list[int]) -> None:
+        if len(holders) == 1:
+            self._take(name, holders[0])
+        else:
+            where = listed([printable(self._files[at].path) for at in holders])
+            self._settle(name, holders, f"{len(holders)} sources have it: {where}")
+
+    def _mix(self, name: str, arcs: Mapping[str, tuple[float, float] | None]) -> None:
+        weights = self._blend.weights_of(name)
+        active = [at for at, weight in enumerate(weights) if weight]
+        holders = [at for at in active if name in self._files[at].tensors]
+        if not holders:
+            self._done.left_out[name] = "only sources of weight 0 have it"
+            return
+        problem = self._problem(name, active, holders)
+        if problem is not None:
+            self._settle(name, holders, problem)
+            return
+        tensors = self._tensors(name, active)
+        if len(active) == 1:
+            self._take(name, active[0])
+        elif not can_blend(tensors[0].dtype):
+            self._agree(name, active, tensors)
+        else:
+            used = arcs.get(name) or tuple(weights[at] for at in active)
+            wanted = self._dtype if tensors[0].dtype.is_float else None
+            self._done.add(blended(tensors, used, dtype=wanted), active, weights=used)
+
+    def _problem(self, name: str, active: list[int], holders: list[int]) -> str | None:
+        """Why the tensors of a name cannot be blended; None if they can, as far as their descriptions tell."""
+        if len(holders) < len(active):
+            lacking = [printable(self._files[at].path) for at in active if at not in holders]
+            return f"there is none in {listed(lacking)}"
+        first, *others = self._tensors(name, active)
+        for tensor in others:
+            if tensor.shape != first.shape:
+                return f"its shape is {list(first.shape)} in one source and {list(tensor.shape)} in another"
+            castable = self._dtype is not None and all(
+                each.dtype.is_float and can_blend(each.dtype) for each in (first, tensor)
+            )
+            if tensor.dtype is not first.dtype and not castable:
+                return f"its dtype is {first.dtype} in one source and {tensor.dtype} in another"
+        return None
+
+    def _agree(self, name: str, active: list[int], tensors: list[TensorSnapshot]) -> None:
+        """Take a tensor that must be the same in all sources, or settle for one of them."""
+        same = agreed(tensors)
+        if self._conflicts != "error" and not _holds(same):
+            self._settle(name, active, f"values of {tensors[0].dtype} have no mean, and differ")
+        else:
+            self._done.add(same, active)
+
+    def _settle(self, name: str, holders: list[int], problem: str) -> None:
+        """Deal with a conflict by the policy."""
+        if self._conflicts == "error":
+            raise MergeError(problem, hint='conflicts="first", "last" or "skip" says what to do')
+        if self._conflicts == "skip":
+            self._done.left_out[name] = problem
+            return
+        self._take(name, holders[0 if self._conflicts == "first" else -1], conflict=problem)
+
+    def _take(self, name: str, source: int, *, conflict: str | None = None) -> None:
+        (tensor,) = self._tensors(name, [source])
+        cast = self._dtype is not None and tensor.dtype.is_float and can_blend(tensor.dtype)
+        self._done.add(blended([tensor], [1.0], dtype=self._dtype) if cast else tensor, [source], conflict=conflict)
+
+    def _arcs(self, names: Iterable[str]) -> dict[str, tuple[float, float] | None]:
+        """The weights for each tensor that has both sources, by reading it once."""
+        first, second = self._files
+        wanted = {name: _Arc(first.tensors[name], second.tensors[name], t) for name, t in self._bent(names)}
+        batches = list(in_batches(wanted.values(), _Arc.nbytes, _TASK_BYTES))
+        done, total = 0, sum(map(_Arc.nbytes, wanted.values()))
+        found: list[tuple[float, float] | None] = []
+        for batch, weights in zip(batches, run_tasks(_weights_of, batches, self._workers), strict=True):
+            found += weights
+            done += sum(map(_Arc.nbytes, batch))
+            if self._progress is not None:
+                self._progress(done, total)
+        return dict(zip(wanted, found, strict=True))
+
+    def _bent(self, names: Iterable[str]) -> Iterator[tuple[str, float]]:
+        for name in names:
+            weights = self._blend.weights_of(name)
+            fit = all(weights) and self._holders(name) == [0, 1] and self._problem(name, [0, 1], [0, 1]) is None
+            if fit and can_blend(self._files[0].tensors[name].dtype):
+                yield name, weights[1]
+
+
+def _holds(same: TensorSnapshot) -> bool:
+    """Whether sources agree on a tensor."""
+    try:
+        for _ in same.chunks():
+            pass
+    except MergeError:
+        return False
+    return True
+
+
+def listed(names: Sequence[str]) -> str:
+    """Some of the names, and how many more there are."""
+    shown = ", ".join(names[:_MOST_SHOWN])
+    return shown if len(names) <= _MOST_SHOWN else f"{shown} and {len(names) - _MOST_SHOWN} more"

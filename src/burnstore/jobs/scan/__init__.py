@@ -1,0 +1,1 @@
+"""Which code other programs would run when they load a file."""

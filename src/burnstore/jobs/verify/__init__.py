@@ -1,0 +1,1 @@
+"""Check every rule, checksum and tensor of a file."""

@@ -1,1 +1,0 @@
-"""Merging: several files as one, by overlaying or blending their tensors."""

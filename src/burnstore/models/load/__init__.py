@@ -1,0 +1,1 @@
+"""How values reach the slots of a model: in place, over a GPU, cast, shared."""

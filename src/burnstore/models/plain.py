@@ -1,0 +1,381 @@
+"""Plain Python models: `burnstore.nn`, objects, dataclasses, dicts, lists and tuples that hold NumPy arrays."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import ModelError
+from ..tensor.data import Array, Shape, TensorData
+from ..tensor.dtype import DType
+from ..tensor.snapshot import TensorSnapshot
+from ..transforms.layout import ModuleKind, is_known
+from .binding import Slot
+from .structure import Holder, Struct, Variant
+
+layout = "burn"
+
+_CONSTANTS = (type(None), bool, int, float, complex, str, bytes, bytearray, memoryview, range, np.generic, np.dtype)
+_CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, functools.partial)
+Setter = Callable[[Any], None]
+
+
+class HolderSlot:
+    """A tensor in a holder, which keeps it and its id."""
+
+    __slots__ = ("container_stack", "holder", "path")
+
+    keeps_dtype = False
+
+    def __init__(self, path: str, container_stack: tuple[str, ...], holder: Holder, put: Setter | None) -> None:
+        self.path = path
+        self.container_stack = container_stack
+        self.holder = holder
+
+    @property
+    def shape(self) -> Shape:
+        return self.holder.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.holder.dtype
+
+    def snapshot(self) -> TensorSnapshot:
+        holder = self.holder
+        if holder.data is not None:
+            return TensorSnapshot.from_data(
+                self.path, holder.data, param_id=holder.id, container_stack=self.container_stack
+            )
+        return TensorSnapshot.from_closure(
+            self.path,
+            holder.dtype,
+            holder.shape,
+            lambda: holder.value,  # not drawn before it is read
+            param_id=holder.id,
+            container_stack=self.container_stack,
+        )
+
+    fixed = False
+
+    def check_fill(self, value: Array | TensorData) -> None:
+        pass
+
+    def assign(self, value: Array | TensorData, param_id: int | None, *, fill: bool = False) -> None:
+        self.holder.set(value)
+        self.filled(param_id)
+
+    def buffer(self) -> None:
+        return None
+
+    def filled(self, param_id: int | None) -> None:
+        if param_id is not None and not self.holder.keeps_id:
+            self.holder.id = type(self.holder.id)(param_id)
+
+    def identity(self) -> int:
+        return id(self.holder)
+
+
+class ArraySlot:
+    """An array that is an attribute or an item of something."""
+
+    __slots__ = ("array", "container_stack", "path", "put")
+
+    keeps_dtype = False
+
+    def __init__(self, path: str, container_stack: tuple[str, ...], array: Array, put: Setter | None) -> None:
+        self.path = path
+        self.container_stack = container_stack
+        self.array = array
+        self.put = put
+
+    @property
+    def shape(self) -> Shape:
+        return tuple(self.array.shape)
+
+    @property
+    def dtype(self) -> DType:
+        return DType.of(self.array.dtype)
+
+    def snapshot(self) -> TensorSnapshot:
+        return TensorSnapshot.from_numpy(self.path, self.array, container_stack=self.container_stack)
+
+    @property
+    def fixed(self) -> bool:
+        return self.put is None  # in a tuple
+
+    def check_fill(self, value: Array | TensorData) -> None:
+        if isinstance(value, TensorData):
+            given = np.dtype(np.float32) if value.dtype.is_quantized else value.dtype.numpy
+        else:
+            given = value.dtype
+        if self.array.dtype.newbyteorder("=") != given.newbyteorder("="):
+            reason = f"a {self.array.dtype} array that cannot take {given}"
+        elif not self.array.flags.writeable:
+            reason = "a read-only array"
+        else:
+            return
+        raise ModelError(
+            f"it is {reason}, in a tuple that cannot take another", tensor=self.path, hint="hold it in a list"
+        )
+
+    def assign(self, value: Array | TensorData, param_id: int | None, *, fill: bool = False) -> None:
+        values = value.numpy() if isinstance(value, TensorData) else value
+        if fill or self.put is None:
+            self.array[...] = values
+        else:
+            self.put(values)
+            self.array = values
+
+    def buffer(self) -> None:
+        return None
+
+    def filled(self, param_id: int | None) -> None:
+        pass
+
+    def identity(self) -> int:
+        return id(self.array)
+
+
+def walk(model: Any, *, skip_enum_variants: bool = False) -> Iterator[Slot]:
+    """The slots of a plain model, depth first in the order of fields and items.
+
+    Iterative, so that no model is too deep; an object that contains itself is a ModelError.
+    """
+    root = _KINDS[type(model)]
+    if isinstance(root, type):
+        raise TypeError("a model is an object or container that holds tensors, not a single one")
+    # What is open, outermost first; one list of segments and containers for all levels, so that depth costs no square.
+    segments: list[str] = []
+    stack: list[str] = []
+    levels: list[tuple[int, int, int, Children]] = []  # the object, its share of both lists, what is left to visit
+    open_objects = {id(model)}
+    try:
+        levels.append((id(model), 0, 0, (root or _children(type(model)))(model)))
+        while levels:
+            identity, named, held, children = levels[-1]
+            path: str | None = None
+            for segment, container, value, put in children:
+                kind = _KINDS[type(value)]
+                if kind is None:
+                    continue
+                below = () if skip_enum_variants and container.startswith("Enum:") else (segment,)
+                owners: tuple[str, ...] = (container,)
+                if isinstance(kind, type):
+                    if path is None:
+                        path = ".".join(segments)
+                    place = path if not below else f"{path}.{segment}" if segments else segment
+                    yield kind(place, (*stack, container), value, put)
+                    if kind is not HolderSlot or value.reparameterization is None:
+                        continue
+                    name, value = value.reparameterization
+                    below, owners, kind = (*below, name), (container, "Reparameterization"), _children(type(value))
+                segments += below
+                stack += owners
+                if id(value) in open_objects:
+                    raise ModelError("the model contains itself here")
+                open_objects.add(id(value))
+                levels.append((id(value), len(below), len(owners), kind(value)))
+                break
+            else:
+                levels.pop()
+                open_objects.discard(identity)
+                del segments[len(segments) - named :], stack[len(stack) - held :]
+    except ModelError as error:
+        if error.tensor is None and segments:
+            error.tensor = ".".join(segments)
+        raise
+
+
+# Options that change what a recurrent layer computes, and what they are where PyTorch has no such option.
+_USUAL = {
+    "reset_after": True,
+    "clip": None,
+    "reverse": False,
+    "input_forget": False,
+    "gate_activation": "Sigmoid",
+    "cell_activation": "Tanh",
+    "hidden_activation": "Tanh",
+}
+_RECURRENT = ("Lstm", "BiLstm", "Gru", "BiGru", "Rnn", "BiRnn")
+
+
+def kinds(model: Any, *, skip_enum_variants: bool = False) -> dict[str, ModuleKind]:
+    """The modules of a plain model that are, by the name of their class, of a known kind."""
+    found: dict[str, ModuleKind] = {}
+    pending = [("", model)]
+    while pending:
+        path, value = pending.pop()
+        kind = _kind_of(value)
+        if kind is not None:
+            found[path] = kind
+        below = []
+        for segment, container, child, _ in _children(type(value))(value):
+            if not isinstance(child, (np.ndarray, Holder)) and _KINDS[type(child)] is not None:
+                skipped = skip_enum_variants and container.startswith("Enum:")
+                below.append((path if skipped else f"{path}.{segment}" if path else segment, child))
+        pending += reversed(below)  # the first comes first: a file that goes by them has the model's order
+    return found
+
+
+def _kind_of(value: Any) -> ModuleKind | None:
+    name = type(value).__name__
+    if not is_known(name):
+        return None
+    options: list[tuple[str, int]] = []
+    if hasattr(value, "norm_first"):
+        options.append(("norm_first", bool(value.norm_first)))
+    if getattr(getattr(value, "weight", None), "transposed", False):
+        options.append(("col", True))
+    if name in _RECURRENT:
+        layer = value.forward if name.startswith("Bi") and not callable(value.forward) else value
+        options += [("unlike_torch", True) for option in _USUAL if not _is_usual(layer, option)][:1]
+    return ModuleKind(name, tuple(options))
+
+
+def _is_usual(layer: Any, option: str) -> bool:
+    found = getattr(layer, option, _USUAL[option])
+    choice = getattr(found, "variant", found)  # of an activation its name
+    relu = option == "hidden_activation" and type(layer).__name__ == "Rnn" and choice == "Relu"
+    return relu or choice == _USUAL[option]
+
+
+Children = Iterator[tuple[str, str, Any, "Setter | None"]]
+"""What lies directly in a value: segment, container entry of the owner, the child, and how to replace it."""
+
+_further_kinds: list[Callable[[type], Any]] = []
+
+
+def register_kind(find: Callable[[type], Any]) -> None:
+    """Let plain models hold what a framework has: for a type, a kind of slot, a function that lists children, or None.
+
+    A kind of slot is a class that is made of path, container stack, the value, and how to replace it.
+    """
+    _further_kinds.append(find)
+
+
+def children(value: Any) -> Children:
+    """What lies directly in a value; nothing in a tensor or a constant."""
+    kind = _KINDS[type(value)]
+    found: Children = iter(()) if kind is None or isinstance(kind, type) else kind(value)
+    return found
+
+
+class _PerType(dict[type, Any]):
+    """What follows from a type, worked out when it is first met: models hold many objects of few types."""
+
+    def __init__(self, work_out: Callable[[type], Any]) -> None:
+        super().__init__()
+        self._work_out = work_out
+
+    def __missing__(self, kind: type) -> Any:
+        found = self[kind] = self._work_out(kind)
+        return found
+
+
+def _kind(kind: type) -> Any:
+    """What a value of this type is in a model: None for a constant, a kind of slot, or how to list what lies in it."""
+    for find in _further_kinds:
+        found = find(kind)
+        if found is not None:
+            return found
+    if issubclass(kind, np.ndarray):
+        return ArraySlot
+    if issubclass(kind, Holder):
+        return HolderSlot
+    if issubclass(kind, _CONSTANTS) or issubclass(kind, _CODE):
+        return None
+    return _children(kind)
+
+
+def _children(kind: type) -> Callable[[Any], Children]:
+    # The built-in containers first, by their bases: an abstract class asks all of its subclasses before it says no, and
+    # for the first list of a model that would take longer than the rest of the walk.
+    if not {Struct, Variant}.intersection(kind.__mro__):
+        if issubclass(kind, dict):
+            return _items
+        if issubclass(kind, (list, tuple)):
+            return _elements
+    if issubclass(kind, Variant):
+        return _payload
+    if issubclass(kind, Struct):
+        return _fields
+    if issubclass(kind, Mapping):
+        return _items
+    if issubclass(kind, Sequence):
+        return _elements
+    if hasattr(kind, "__array__") or issubclass(kind, (TensorSnapshot, TensorData)):
+        return _array_like
+    if any(f"{base.__module__}.{base.__name__}" == "torch.nn.modules.module.Module" for base in kind.__mro__):
+        return _refused
+    return _attributes
+
+
+def _array_like(value: Any) -> Children:
+    """The attributes of an object that stands for an array, if one of them is that array."""
+    found = list(_attributes(value))
+    if not any(isinstance(child, (np.ndarray, Holder)) for _, _, child, _ in found):
+        return _refused(value)
+    return iter(found)
+
+
+def _refused(value: Any) -> Children:
+    """What keeps its tensors where no walk over attributes finds them would be left out without a word."""
+    kind = type(value)
+    raise ModelError(
+        f"a {kind.__module__}.{kind.__qualname__}, whose tensors would not be seen",
+        hint="hold NumPy arrays in its place",
+    )
+
+
+def _payload(value: Variant) -> Children:
+    yield value.variant, f"Enum:{type(value).__name__}", value.payload, _attribute_setter(value, "payload")
+
+
+def _fields(value: Struct) -> Children:
+    container = f"Struct:{type(value).__name__}"
+    for name, child in value.fields():
+        yield name, container, child, functools.partial(value.set_field, name)
+
+
+def _items(value: Mapping[Any, Any]) -> Children:
+    put = value.__setitem__ if isinstance(value, MutableMapping) else None
+    for key, child in value.items():
+        if not isinstance(key, str):
+            raise ModelError(f"a dict with the key {key!r}; keys are text")
+        yield key, "Dict", child, None if put is None else functools.partial(put, key)
+
+
+def _elements(value: Sequence[Any]) -> Children:
+    container = getattr(type(value), "burn_container", "Tuple" if isinstance(value, tuple) else "Vec")
+    put = value.__setitem__ if isinstance(value, MutableSequence) else None
+    for index, child in enumerate(value):
+        yield str(index), container, child, None if put is None else functools.partial(put, index)
+
+
+def _attributes(value: Any) -> Children:
+    """The public instance attributes of an object, those in slots included."""
+    container = f"Struct:{type(value).__name__}"
+    for name in (*getattr(value, "__dict__", ()), *_SLOT_NAMES[type(value)]):
+        if not name.startswith("_") and hasattr(value, name):
+            yield name, container, getattr(value, name), _attribute_setter(value, name)
+
+
+def _slots_of(kind: type) -> tuple[str, ...]:
+    names: list[str] = []
+    for owner in reversed(kind.__mro__):
+        slots = owner.__dict__.get("__slots__", ())
+        names += [slots] if isinstance(slots, str) else list(slots)
+    return tuple(names)
+
+
+def _attribute_setter(owner: Any, name: str) -> Setter:
+    # object.__setattr__: a frozen dataclass is frozen against its users, not against a load.
+    return functools.partial(object.__setattr__, owner, name)
+
+
+_KINDS = _PerType(_kind)
+_SLOT_NAMES = _PerType(_slots_of)

@@ -1,0 +1,382 @@
+"""PyTorch models: modules, state dicts, and tensors held in plain objects.
+
+A module's tensors are those of its ``state_dict()``, under its names and in its order: parameters and persistent
+buffers, a shared one under each of its names. What is loaded goes into the tensors that are there, in place, so their
+dtype, device, strides and ``requires_grad`` stay, and so does whatever else holds them (an optimizer, a tie). Only
+a tensor on the meta device is replaced, by one on the device that was asked for, or on torch's default one. In
+a mapping, a list or an attribute a tensor is replaced, as a NumPy array is.
+
+A parameter's Burn id is its attribute ``burn_param_id``, and so survives loads, ``module.to()`` and pickling; a
+``deepcopy`` of a parameter and the tensors of a ``state_dict()`` are new tensors and have none. Loading does not run
+``load_state_dict`` hooks. A module whose ``state_dict()`` is not simply its tensors is refused: give the state dict.
+
+Torch is imported already wherever this is: someone made the model.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import BurnstoreError, DeviceError, ModelError, located
+from ...tensor.data import Array, Shape, TensorData
+from ...tensor.dtype import DType
+from ...tensor.param_id import ParamId
+from ...tensor.snapshot import TensorSnapshot
+from ...tensor.torch import (
+    Device,
+    Tensor,
+    as_bits,
+    carries_to_type,
+    described,
+    device_errors,
+    is_tensor,
+    placed,
+    tensor_from_array,
+    tensor_from_bytes,
+    torch_package,
+)
+from ...tensor.torch_source import TorchData, flat_bytes
+from ...transforms.layout import ModuleKind
+from .. import plain
+from ..binding import Slot
+from .kinds import kind_of
+from .state import check_state_dicts
+
+layout = "torch"
+
+Module = Any
+"""A torch.nn.Module."""
+
+_ID = "burn_param_id"
+_PART_IDS = "burn_param_ids"
+
+
+class TensorSlot:
+    """A torch tensor: a parameter or buffer of a module, or what an attribute or an item holds."""
+
+    __slots__ = (
+        "_arrivals",
+        "_home",
+        "_identity",
+        "_replacements",
+        "container_stack",
+        "dtype",
+        "path",
+        "put",
+        "shape",
+        "tensor",
+    )
+
+    keeps_dtype = True
+
+    dtype: DType
+    shape: Shape
+    _replacements: dict[int, Tensor]
+    _arrivals: dict[int, Tensor]
+
+    def __init__(self, path: str, container_stack: tuple[str, ...], tensor: Tensor, put: plain.Setter | None) -> None:
+        self.path = path
+        self.container_stack = container_stack
+        self.tensor = tensor
+        self.put = put
+        self._identity = id(tensor)
+        self._home: Device = None
+        try:
+            self.dtype, self.shape = described(tensor)
+        except BurnstoreError:
+            with located(tensor=path):
+                raise
+
+    def join(self, others: _Joined) -> None:
+        """Meet the other slots of the model: those that hold the same memory are one, and are replaced by one."""
+        tensor = self.tensor
+        self._replacements = others.replacements
+        self._arrivals = others.arrivals
+        if tensor.is_meta or not tensor.numel():
+            return
+        first = others.by_address.setdefault(tensor.data_ptr(), self)
+        if first is not self:  # what begins at one address need not be the same
+            others.identities.setdefault(first._memory(), first._identity)
+            self._identity = others.identities.setdefault(self._memory(), id(tensor))
+
+    def _memory(self) -> tuple[Any, ...]:
+        return self.tensor.data_ptr(), self.shape, self.tensor.stride(), self.dtype, self.tensor.device
+
+    def snapshot(self) -> TensorSnapshot:
+        given = getattr(self.tensor, _ID, None)
+        return TensorSnapshot(
+            self.path,
+            self.dtype,
+            self.shape,
+            TorchData(self.tensor),
+            param_id=None if given is None else int(ParamId(given)),
+            container_stack=self.container_stack,
+        )
+
+    @property
+    def fixed(self) -> bool:
+        return self.put is None
+
+    def check_fill(self, value: Array | TensorData) -> None:
+        tensor = self.tensor
+        if tensor.is_meta:
+            reason, hint = "on the meta device and has no memory", "hold it where it can be replaced"
+        elif tensor.is_inference() and not torch_package().is_inference_mode_enabled():
+            reason, hint = "an inference tensor", "load it under torch.inference_mode()"
+        elif _overlaps(tensor):
+            reason, hint = "expanded: several of its elements are one number in memory", "make it contiguous() first"
+        else:
+            return
+        raise ModelError(f"it cannot be filled, as it is {reason}", tensor=self.path, hint=hint)
+
+    def buffer(self) -> memoryview | None:
+        tensor = self.tensor
+        if self.put is not None or not tensor.is_cpu or not tensor.is_contiguous():
+            return None
+        if tensor.is_conj() or tensor.is_neg() or tensor.is_inference():
+            return None
+        return memoryview(flat_bytes(tensor).numpy())
+
+    @property
+    def is_carried(self) -> bool:
+        """Whether its tensor is, or may come to be, where values are carried through a ring of buffers."""
+        return not self.tensor.is_cpu or carries_to_type("cpu")
+
+    def settle(self, device: Device) -> None:
+        """Have the values made on this device; ModelError if the tensor is on another already."""
+        held = self.tensor.device
+        if self.tensor.is_meta:
+            self._home = device
+        elif held.type != device.type or device.index not in (None, held.index):
+            raise ModelError(
+                f"it is on {held}, and {device} was asked for",
+                tensor=self.path,
+                hint="move the model there first, or leave device= out: what has memory is filled where it is",
+            )
+
+    def home(self) -> Device | None:
+        """The GPU on which values are to arrive; see `burnstore.models.load.gpu.OnDevice`."""
+        tensor = self.tensor
+        device = self._device()
+        if not carries_to_type(device.type) or tensor.is_conj() or tensor.is_neg() or tensor.is_inference():
+            return None
+        return None if self.put is None and _overlaps(tensor) else device
+
+    def target(self) -> tuple[Tensor, bool]:
+        tensor = self.tensor
+        if self.put is None:
+            return tensor.detach(), False
+        device = self._device()
+        with located(tensor=self.path), device_errors(device, tensor.nbytes):
+            arriving = torch_package().empty_like(tensor, device=device, requires_grad=False)
+        self._arrivals[self._identity] = arriving
+        return arriving, True
+
+    def filled(self, param_id: int | None) -> None:
+        if self.put is None:
+            torch_package().autograd.graph.increment_version(self.tensor)
+        else:
+            self._replace(lambda: self._arrivals[self._identity].detach())
+        self._keep(param_id)
+
+    def assign(self, value: Array | TensorData, param_id: int | None, *, fill: bool = False) -> None:
+        with located(tensor=self.path):
+            if fill or self.put is None:
+                _copy_bits(_tensor(value), self.tensor)
+            else:
+                self._replace(lambda: placed(_tensor(value), self._device()))
+        self._keep(param_id)
+
+    def _replace(self, make: Callable[[], Tensor]) -> None:
+        """Put another tensor in the place of this one, and wherever else it is held the same."""
+        replacement = self._replacements.get(id(self.tensor))
+        if replacement is None:
+            replacement = self._replacements[id(self.tensor)] = _standing_for(self.tensor, make())
+        assert self.put is not None
+        self.put(replacement)
+        self.tensor = replacement
+
+    def _device(self) -> Device:
+        """The device of the tensor's values; those without any get the one that was asked for, or torch's default."""
+        if not self.tensor.is_meta:
+            return self.tensor.device
+        if self._home is not None:
+            return self._home
+        torch = torch_package()
+        device = torch.get_default_device()
+        return torch.device("cpu") if device.type == "meta" else device
+
+    def _keep(self, param_id: int | None) -> None:
+        if param_id is not None:
+            setattr(self.tensor, _ID, int(param_id))
+
+    @property
+    def part_ids(self) -> tuple[int | None, ...] | None:
+        """The ids of the tensors of Burn that this one was made of, if it was made of several."""
+        return getattr(self.tensor, _PART_IDS, None)
+
+    @part_ids.setter
+    def part_ids(self, ids: Sequence[int | None]) -> None:
+        setattr(self.tensor, _PART_IDS, tuple(ids))
+
+    def identity(self) -> int:
+        return self._identity
+
+
+@dataclass(slots=True)
+class _Joined:
+    """What the slots of one model have in common."""
+
+    by_address: dict[int, TensorSlot] = field(default_factory=dict)
+    identities: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    replacements: dict[int, Tensor] = field(default_factory=dict)
+    arrivals: dict[int, Tensor] = field(default_factory=dict)
+
+
+def walk(model: Any, *, skip_enum_variants: bool = False) -> Iterator[Slot]:
+    """The slots of a model that holds torch tensors, be it a module or anything that a plain model may be."""
+    slots: list[Any] = list(plain.walk(model, skip_enum_variants=skip_enum_variants))
+    tensors = {slot.path: slot.tensor for slot in slots if isinstance(slot, TensorSlot)}
+    for slot in slots:
+        if isinstance(slot, plain.HolderSlot):
+            raise ModelError(
+                f"it is in Burn's layout, and the model's '{next(iter(tensors))}' in PyTorch's",
+                tensor=slot.path,
+                hint="save and load the two parts apart",
+            )
+    check_state_dicts(modules(model), tensors)
+    joined = _Joined()
+    for slot in slots:
+        if isinstance(slot, TensorSlot):
+            slot.join(joined)
+    return iter(slots)
+
+
+def settle(slots: Iterable[Slot], device: Device) -> None:
+    """Have the tensors that have no memory yet made on this device.
+
+    ModelError if one has its memory elsewhere: nothing is moved. DeviceError if there is no such device.
+    """
+    torch = torch_package()
+    try:
+        wanted = torch.device(device)
+        if wanted.type == "meta":
+            raise ValueError("tensors that are loaded have values, on the meta device there are none")
+        torch.empty(1, device=wanted)
+    except (RuntimeError, AssertionError, TypeError, ImportError) as error:  # which one, depends on torch's build
+        raise DeviceError(f"{device!r} is no device that can be used: {error}") from error
+    held = [slot for slot in slots if isinstance(slot, TensorSlot)]
+    if not held:
+        raise ModelError("a model without tensors of PyTorch is on no device", hint="leave device= out")
+    for slot in held:
+        slot.settle(wanted)
+
+
+def holds_tensors(model: Any) -> bool:
+    """Whether this is a model of torch: a module, or something that holds torch tensors."""
+    if isinstance(model, torch_package().nn.Module):
+        return True
+    return any(isinstance(slot, TensorSlot) for slot in plain.walk(model))
+
+
+def modules(model: Any) -> Iterator[tuple[str, Module]]:
+    """The torch modules of a model with their paths, each before those in it; a shared one under each of its paths.
+
+    A tensor of the path ``encoder.0.weight`` is called ``weight`` by the module of the path ``encoder.0``.
+    """
+    module_type = torch_package().nn.Module
+    todo: list[tuple[str, Any]] = [("", model)]
+    while todo:
+        path, value = todo.pop()
+        prefix = f"{path}." if path else ""
+        if isinstance(value, module_type):
+            yield path, value
+            if not value._modules:
+                continue
+            below = [(prefix + name, child) for name, child in value._modules.items() if child is not None]
+        else:
+            held = plain.children(value)
+            below = [(prefix + segment, child) for segment, _, child, _ in held if not is_tensor(child)]
+        todo += reversed(below)
+
+
+def kinds(model: Any, *, skip_enum_variants: bool = False) -> dict[str, ModuleKind | None]:
+    """All modules of a model, each before those in it, and what they are."""
+    return {path: kind_of(module) for path, module in modules(model)}
+
+
+def _kind(kind: type) -> Any:
+    """What plain models should take values of this type for; None for all that is not torch's."""
+    torch = torch_package()
+    nn = torch.nn
+    if issubclass(kind, torch.Tensor):
+        return TensorSlot
+    if issubclass(kind, (nn.ModuleDict, nn.ParameterDict)):
+        return _dict_children
+    if issubclass(kind, (nn.Sequential, nn.ModuleList, nn.ParameterList)):
+        return _series_children
+    return _module_children if issubclass(kind, nn.Module) else None
+
+
+plain.register_kind(_kind)
+
+
+def _module_children(module: Module) -> plain.Children:
+    return _held_by(module, f"Struct:{type(module).__name__}")
+
+
+def _dict_children(module: Module) -> plain.Children:
+    return _held_by(module, "Dict")
+
+
+def _series_children(module: Module) -> plain.Children:
+    names = (*module._parameters, *module._buffers, *module._modules)
+    return _held_by(module, "Vec") if all(map(str.isdecimal, names)) else _module_children(module)
+
+
+def _held_by(module: Module, container: str) -> plain.Children:
+    tensors = list(module._parameters.items())
+    if module._buffers:
+        tensors += [item for item in module._buffers.items() if item[0] not in module._non_persistent_buffers_set]
+    for name, tensor in tensors:
+        if tensor is not None:
+            # setattr and not the dict itself: an LSTM keeps a second list of its parameters, and does so there.
+            yield name, container, tensor, functools.partial(setattr, module, name) if tensor.is_meta else None
+    for name, child in module._modules.items():
+        if child is not None:
+            yield name, container, child, None
+
+
+def _overlaps(tensor: Tensor) -> bool:
+    """Whether several of its elements are one number in memory."""
+    steps = tensor.stride()
+    return 0 in steps and any(step == 0 and extent > 1 for step, extent in zip(steps, tensor.shape, strict=True))
+
+
+def _tensor(value: Array | TensorData) -> Tensor:
+    if isinstance(value, TensorData):
+        return tensor_from_bytes(value.raw, value.dtype, value.shape)
+    return tensor_from_array(value)
+
+
+def _copy_bits(source: Tensor, target: Tensor) -> None:
+    torch = torch_package()
+    with torch.no_grad():
+        if target.is_conj() or target.is_neg():
+            target.detach().copy_(source)
+        else:
+            with device_errors(target.device, target.nbytes):
+                as_bits(target.detach()).copy_(as_bits(source))
+
+
+def _standing_for(held: Tensor, values: Tensor) -> Tensor:
+    """The values as the kind of tensor that the held one is, with what was attached to it."""
+    if isinstance(held, torch_package().nn.Parameter):
+        values = torch_package().nn.Parameter(values, requires_grad=held.requires_grad)
+    elif held.requires_grad:
+        values.requires_grad_()
+    values.__dict__.update(held.__dict__)
+    return values

@@ -1,1 +1,0 @@
-"""Models: how to walk one, take its tensors and put others in."""

@@ -1,0 +1,156 @@
+"""Apply: put tensors into a model, after everything was found to fit."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from ..errors import BurnstoreError, DeviceError, LoadError, MissingTensorsError
+from ..models.binding import Slot
+from ..models.layouts import KeepsPartIds
+from ..models.load.in_place import Matched, StraightRead, failed_load, read_straight, straight_reads
+from ..models.load.values import value_for
+from ..models.load.wrappers import wrapper_hint
+from ..models.result import ApplyResult, MissingTensor
+from ..tensor.data import Array, TensorData, bytes_of_array
+from ..tensor.snapshot import TensorSnapshot, read_all
+from ..transforms.adapters import ModuleAdapter
+from ..transforms.filter import PathFilter
+from .compile import LoadPlan, Stages, load_error, match, target_of
+
+
+def apply(
+    model: Any,
+    snapshots: Iterable[TensorSnapshot],
+    filter: PathFilter | None = None,
+    adapter: ModuleAdapter | None = None,
+    *,
+    skip_enum_variants: bool = False,
+    allow_partial: bool = True,
+    validate: bool = False,
+    in_place: bool = True,
+) -> ApplyResult:
+    """Put snapshots into the parameters of their paths, and say what became of each.
+
+    Of snapshots with one path the last counts, so lists can be concatenated to overlay models. A parameter takes the
+    tensor's own dtype within its kind (float, integer, bool) and the tensor's id if it has one; a torch tensor keeps
+    its dtype, and a note says so. All tensors are read before any is assigned: if reading fails, or an error is raised,
+    the model is as it was. Only large tensors of torch are read straight into the model's memory, after all else was
+    found to fit; if the disk fails then, the error says that the model is partly loaded. ``in_place=False`` reads
+    those before, too.
+
+    With ``validate`` tensors that do not fit raise LoadError; without ``allow_partial`` parameters without a tensor
+    raise MissingTensorsError. By default both are only reported.
+
+    >>> import numpy as np
+    >>> model = {"weight": np.zeros(2, np.float32)}
+    >>> result = apply(model, [TensorSnapshot.from_numpy("weight", np.ones(2, np.float32))])
+    >>> result.applied, model["weight"].tolist()
+    (['weight'], [1.0, 1.0])
+    """
+    plan = match(target_of(model, skip_enum_variants=skip_enum_variants), snapshots, Stages(filter, adapter))
+    return carry_out(plan, allow_partial=allow_partial, validate=validate, in_place=in_place)
+
+
+def carry_out(plan: LoadPlan, *, allow_partial: bool, validate: bool, in_place: bool) -> ApplyResult:
+    """Read what was planned and put it into the model, as `apply` promises it."""
+    plan.seen.prove()
+    try:
+        straight, others = straight_reads(plan.matched, plan.followers) if in_place else ([], plan.matched)
+    except DeviceError as error:
+        raise failed_load(error, plan.result, unchanged=True) from error
+    read = [slot for each in straight for slot, _ in each.holders]
+    values = _with_shared(plan, _read(others, plan.result), apart_from=set(map(id, read)))
+    raise_if_refused(plan.result, allow_partial=allow_partial, validate=validate)
+    _assign(values, straight, plan.result)
+    for slot in (*(slot for slot, _, _ in values), *read):
+        if slot.path in plan.seen.part_ids and isinstance(slot, KeepsPartIds):
+            slot.part_ids = plan.seen.part_ids[slot.path]
+    return plan.result
+
+
+def raise_if_refused(result: ApplyResult, *, allow_partial: bool, validate: bool) -> None:
+    """Raise what the caller did not want to tolerate."""
+    if validate and result.errors:
+        raise LoadError(f"Import errors: {len(result.errors)} tensors do not fit\n{result}", result=result)
+    if not allow_partial and result.missing:
+        raise MissingTensorsError(
+            f"Missing tensors: {len(result.missing)}\n{result}",
+            result=result,
+            hint=wrapper_hint(result.missing, result.unused) or "if they may be missing, load with allow_partial",
+        )
+
+
+_Value = tuple[Slot, Array | TensorData, "int | None"]
+
+
+def _read(matched: Sequence[Matched], result: ApplyResult) -> list[_Value]:
+    """The values of matched tensors; those that cannot be read become errors of the result."""
+    values: list[_Value] = []
+    raws = read_all([snapshot for _, snapshot, _ in matched])
+    for row, (slot, snapshot, param_id) in enumerate(matched):
+        raw, raws[row] = raws[row], None
+        try:
+            if isinstance(raw, BaseException):
+                _refuse(result, slot, raw)
+            else:
+                values.append((slot, value_for(slot, snapshot, raw), param_id))
+        except BurnstoreError as error:
+            _refuse(result, slot, error)
+    return values
+
+
+def _refuse(result: ApplyResult, slot: Slot, why: object) -> None:
+    """Report a tensor that was to be applied and cannot be."""
+    result.applied.remove(slot.path)
+    result.errors.append(load_error(slot.path, why))
+
+
+def _with_shared(plan: LoadPlan, values: list[_Value], *, apart_from: Collection[int]) -> list[_Value]:
+    """The values with one for every slot that shares its tensor with another; two that differ are an error.
+
+    ``apart_from`` are the ids of the slots that are dealt with otherwise.
+    """
+    identities = {slot.identity() for slot, _, _ in values}
+    if len(identities) == len(values) and not plan.followers:
+        return values  # nothing is shared
+    first: dict[int, _Value] = {}
+    kept: list[_Value] = []
+    for slot, value, param_id in values:
+        leader = first.setdefault(slot.identity(), (slot, value, param_id))
+        if leader[0] is slot or _same_bits(leader[1], value):
+            kept.append((slot, leader[1], param_id))
+        else:
+            _refuse(plan.result, slot, f"it is shared with '{leader[0].path}', for which the source has other values")
+    for slot in plan.followers:
+        shared = first.get(slot.identity())
+        if id(slot) in apart_from:
+            continue
+        if shared is not None:
+            kept.append((slot, shared[1], shared[2]))
+        else:  # what it was to take could not be read
+            plan.result.applied.remove(slot.path)
+            plan.result.missing.append(MissingTensor.at(slot.path, ".".join(slot.container_stack)))
+            plan.result.missing.sort()
+    return kept
+
+
+def _assign(values: Sequence[_Value], straight: Sequence[StraightRead], result: ApplyResult) -> None:
+    # What a tuple holds can only be filled; wherever else that array is held, it must be filled too to stay the same.
+    fixed = {slot.identity() for slot, _, _ in values if slot.fixed}
+    filled = {row for row, (slot, _, _) in enumerate(values) if slot.identity() in fixed} if fixed else set()
+    for row in filled:
+        values[row][0].check_fill(values[row][1])
+    read_straight(straight, result)
+    for row, (slot, value, param_id) in enumerate(values):
+        try:
+            slot.assign(value, param_id, fill=row in filled)
+        except DeviceError as error:
+            raise failed_load(error, result, unchanged=not row and not straight) from error
+
+
+def _same_bits(first: Array | TensorData, second: Array | TensorData) -> bool:
+    if isinstance(first, TensorData) or isinstance(second, TensorData):
+        same_type = isinstance(first, TensorData) and isinstance(second, TensorData) and first.dtype is second.dtype
+        return same_type and first.raw == second.raw  # type: ignore[union-attr]  # both are TensorData here
+    return first.dtype == second.dtype and bytes_of_array(first) == bytes_of_array(second)

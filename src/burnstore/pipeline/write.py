@@ -1,0 +1,418 @@
+"""Assembly: a planned file, written by many tasks at once and proved before it gets its name.
+
+    plan      the format says what the file begins with and where each tensor will lie
+    write     each task reads some tensors, brings them into their form, and puts them in their places
+    prove     the format's reader opens what was written; each tensor is read back and compared with its source,
+              which is read and brought into its form once more; meanwhile the disk takes what was written
+    publish   as every save: the file is there as a whole, or as it was before
+
+Tensors that cannot be made piece by piece (a transposed matrix) are in memory as a whole, as many at a time as the
+largest of them and some megabytes allow.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+from ..checkpoint import Checkpoint, open_checkpoint
+from ..errors import BurnstoreError, CorruptError, located
+from ..formats.base import Format, WritePlan
+from ..formats.sharded.journal import Journal
+from ..formats.sharded.write import byte_count, save_shards
+from ..io.atomic import atomic_file
+from ..io.comparing import same_bytes
+from ..io.memory_budget import Room
+from ..io.portions import Place, Portion
+from ..io.source import FileSource
+from ..io.workers import (
+    Workers,
+    checked_workers,
+    in_batches,
+    is_of_this_machine,
+    is_of_this_process,
+    lasting,
+    run_tasks,
+)
+from ..limits import Limits
+from ..progress import Progress
+from ..tensor.dtype import DType
+from ..tensor.snapshot import SourceData, TensorSnapshot, read_all
+from ..transforms.axes import MadeWhole
+
+# A task has about so many bytes: enough to be worth a file that is opened, few enough to be shared out evenly.
+_TASK_BYTES = 32 << 20
+# Smaller tensors are read and written together with their neighbours.
+_SMALL = 256 << 10
+_TOGETHER = 8 << 20
+# What is read at a time, so that it is still in a core's cache when it is compared or written.
+_PIECE = 512 << 10
+# How much tensors that are made whole may take together beyond the largest of them.
+_SPARE = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """What was written: the files, the one that counts first, and the SHA-256 of each tensor's bytes, if asked for."""
+
+    files: list[str]
+    digests: dict[str, str]
+
+
+def assemble(
+    tensors: Sequence[TensorSnapshot],
+    path: str | os.PathLike[str],
+    chosen: Format,
+    *,
+    metadata: Mapping[str, str] | None,
+    overwrite: bool = False,
+    durable: bool = True,
+    verify: bool = True,
+    digests: bool = False,
+    expected: Mapping[str, str] | None = None,
+    max_shard_size: int | str | None = None,
+    journal: Journal | None = None,
+    workers: Workers = None,
+    limits: Limits | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Assembled:
+    """Save snapshots into a file of this format, or into shards, by tasks for these workers; all or nothing.
+
+    With ``verify`` every tensor is read back and compared before the file gets its name; CorruptError if one differs.
+    With ``digests`` the SHA-256 of each tensor, as proved, comes back by its name; ``expected`` are such digests
+    that they must have. A ``journal`` lets a save into shards be taken up again. For workers that are not threads the
+    snapshots must be ones that can be pickled: of files, not of functions.
+    """
+    if (digests or expected is not None) and not verify:
+        raise TypeError("digests are those of what was proved: they need verify=True")
+    path, limits = os.fsdecode(path), limits or Limits()
+    if expected is not None and {tensor.path for tensor in tensors} != set(expected):
+        raise CorruptError("there are other tensors than those expected", path=path)
+    if not is_of_this_process(checked_workers(workers)):
+        _check_portable(tensors)
+    # One flush at the end brings everybody's bytes to disk, if everybody is of this machine.
+    apart = durable and not is_of_this_machine(workers)
+    with located(path=path), lasting(workers) as kept:
+        builder = _Builder(chosen, limits, kept, durable, apart, verify, digests, expected)
+        if max_shard_size is None:
+            plan = chosen.plan(tensors, metadata, limits, **options)
+            builder.write(plan, path, overwrite=overwrite, progress=progress)
+            return Assembled([path], builder.digest_of)
+        if chosen.name != "safetensors":
+            raise TypeError(f"max_shard_size is for SafeTensors; {chosen.name} has one file")
+        files = save_shards(
+            tensors,
+            path,
+            byte_count(max_shard_size),
+            overwrite=overwrite,
+            durable=durable,
+            progress=progress,
+            plan=lambda shard: chosen.plan(shard, metadata, limits, **options),
+            write=builder.write,
+            prove=builder.prove_again,
+            journal=journal,
+        )
+        return Assembled(files, builder.digest_of)
+
+
+def _check_portable(tensors: Sequence[TensorSnapshot]) -> None:
+    """Refuse tensors that cannot be given to other processes, before anything is written."""
+    with suppress(pickle.PicklingError, AttributeError, TypeError):
+        pickle.dumps(list(tensors))  # together: what they share is packed once
+        return
+    for tensor in tensors:
+        try:
+            pickle.dumps(tensor)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise BurnstoreError(
+                f"it cannot be given to another process: {error}",
+                tensor=tensor.path,
+                hint="executor=None has threads do the work, which can read anything",
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Builder:
+    """How planned files are written and proved."""
+
+    format: Format
+    limits: Limits
+    workers: Workers
+    durable: bool
+    flush_apart: bool
+    """Whether each worker flushes what it wrote: then it is on another machine."""
+
+    verify: bool
+    digests: bool
+    expected: Mapping[str, str] | None
+    digest_of: dict[str, str] = field(default_factory=dict)
+
+    def write(self, plan: WritePlan, path: str, *, overwrite: bool, progress: Progress | None) -> None:
+        """Write and prove one file."""
+        placed = list(zip(plan.tensors, plan.offsets, strict=True))
+        room = _room_for(plan)
+        report = _Report(progress, plan.size * (2 if self.verify else 1))
+        with atomic_file(path, overwrite=overwrite, durable=self.durable, size=plan.size) as scratch:
+            place = scratch.shared(plan.size)
+            with place.opened(durable=False) as portion:
+                portion.write_at(0, plan.header)
+            batches = list(in_batches(placed, lambda item: item[0].nbytes, _TASK_BYTES))
+            writer = _Writer(place, room, self.flush_apart)
+            for batch, _ in zip(batches, run_tasks(writer, batches, self.workers), strict=True):
+                report.advance(sum(tensor.nbytes for tensor, _ in batch))
+            if self.verify:
+                with (
+                    _flushing(place, wanted=self.durable),
+                    open_checkpoint(place.path, format=self.format.name, limits=self.limits) as written,
+                ):
+                    wrong = self._first_wrong(plan.tensors, written, room, report)
+                if wrong is not None:
+                    raise CorruptError(wrong[1], path=path, tensor=wrong[0], hint="is the disk or memory failing?")
+            report.finish()
+
+    def prove_again(self, plan: WritePlan, path: str, progress: Progress | None) -> None:
+        """Prove a file that was written before: it is what would be written now, or CorruptError says that it is not.
+        A file that begins with the same header has the same tensors at the same places, and nothing besides.
+        """
+        report = _Report(progress, plan.size)
+        hint = "was a source changed since, or an option? remove the file, and it is written again"
+        with located(path=path, hint=hint):
+            if not _begins_as(plan, path):
+                raise CorruptError("it is not the shard that would be written")
+            with open_checkpoint(path, format=self.format.name, limits=self.limits) as found:
+                wrong = self._first_wrong(plan.tensors, found, _room_for(plan), report)
+            if wrong is not None:
+                raise CorruptError(wrong[1], tensor=wrong[0])
+        report.finish()
+
+    def _first_wrong(
+        self, tensors: Sequence[TensorSnapshot], written: Checkpoint, room: Room, report: _Report
+    ) -> tuple[str | None, str] | None:
+        """The first tensor that is not as it should be, and what is wrong with it; None if all are."""
+        if len(written) != len(tensors):
+            return None, f"{len(tensors)} tensors were written, {len(written)} are there"
+        pairs = [(tensor, written[tensor.path]) for tensor in tensors]
+        batches = list(in_batches(pairs, lambda pair: pair[0].nbytes, _TASK_BYTES))
+        prover = _Prover(room, self.digests or self.expected is not None)
+        for batch, (wrong, found) in zip(batches, run_tasks(prover, batches, self.workers), strict=True):
+            if wrong is not None:
+                return wrong, "what was written is not what was read"
+            names = [tensor.path for tensor, _ in batch]
+            self.digest_of.update(zip(names, found, strict=False))  # none, where they are not wanted
+            if self.expected is not None:
+                for name, digest in zip(names, found, strict=True):
+                    if self.expected.get(name) != digest:
+                        return name, "its values are not the expected ones"
+            report.advance(sum(tensor.nbytes for tensor, _ in batch))
+        return None
+
+
+def _begins_as(plan: WritePlan, path: str) -> bool:
+    source = FileSource(path)
+    try:
+        return source.size == plan.size and source.read_at(0, len(plan.header)) == plan.header
+    finally:
+        source.close()
+
+
+def _room_for(plan: WritePlan) -> Room:
+    return Room(max((tensor.bytes_held for tensor in plan.tensors), default=0) + _SPARE)
+
+
+@contextmanager
+def _flushing(place: Place, *, wanted: bool) -> Iterator[None]:
+    """While the block runs, bring the file to disk; what that raises is raised at the end."""
+    failures: list[BurnstoreError] = []
+
+    def flush() -> None:
+        try:
+            with place.opened(durable=True):
+                pass
+        except BurnstoreError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=flush, name="burnstore-flush", daemon=True)
+    if wanted:
+        thread.start()
+    try:
+        yield
+    finally:
+        if wanted:
+            thread.join()
+    if failures:
+        raise failures[0]
+
+
+class _Report:
+    """Progress over several steps as one."""
+
+    __slots__ = ("_done", "_progress", "_total")
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self._done = 0
+
+    def advance(self, nbytes: int) -> None:
+        self._done += nbytes
+        if self._progress is not None and nbytes:
+            self._progress(self._done, self._total)
+
+    def finish(self) -> None:
+        """What was padding and header counts at the end."""
+        self.advance(self._total - self._done)
+
+
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """The task of writing: some tensors, each to its place."""
+
+    place: Place
+    room: Room
+    durable: bool
+
+    def __call__(self, batch: list[tuple[TensorSnapshot, int]]) -> None:
+        """Write them."""
+        with self.place.opened(durable=self.durable) as portion:
+            for run in _runs(batch):
+                if len(run) == 1:
+                    tensor, offset = run[0]
+                    _write_one(portion, tensor, offset, self.room)
+                else:
+                    with self.room.taken(sum(tensor.bytes_held for tensor, _ in run)):
+                        _write_together(portion, run)
+
+
+def _write_one(portion: Portion, tensor: TensorSnapshot, offset: int, room: Room) -> None:
+    position = offset
+    for chunk in _chunks(tensor, room):
+        portion.write_at(position, chunk)
+        position += len(chunk)
+        del chunk  # or it would live on while the next one is made
+    _check_length(tensor, position - offset)
+
+
+def _write_together(portion: Portion, run: list[tuple[TensorSnapshot, int]]) -> None:
+    """Write neighbours in one piece, with the zeros that lie between them."""
+    start, (last, at) = run[0][1], run[-1]
+    whole = bytearray(at + last.nbytes - start)
+    for (tensor, offset), buffer in zip(run, _read(tensor for tensor, _ in run), strict=True):
+        whole[offset - start : offset - start + tensor.nbytes] = memoryview(buffer)
+    portion.write_at(start, whole)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prover:
+    """The task of proving: some tensors as they should be, and as they were written."""
+
+    room: Room
+    digests: bool
+
+    def __call__(self, batch: list[tuple[TensorSnapshot, TensorSnapshot]]) -> tuple[str | None, list[str]]:
+        """The name of the first that differs, and the digests of those before it, if these are wanted."""
+        found: list[str] = []
+        for run in _runs(batch):
+            for (tensor, written), pieces in zip(run, _pieces(run, self.room), strict=True):
+                digest = sha256() if self.digests else None
+                if not _alike(tensor, written) or not _same(pieces, digest):
+                    return tensor.path, found
+                if digest is not None:
+                    found.append(digest.hexdigest())
+        return None, found
+
+
+Pieces = Iterable[tuple[memoryview, memoryview]]
+"""The bytes of a tensor beside those that were written, piece by piece."""
+
+
+def _pieces(run: list[tuple[TensorSnapshot, TensorSnapshot]], room: Room) -> Iterator[Pieces]:
+    if len(run) == 1:
+        yield _side_by_side(*run[0], room)
+        return
+    with room.taken(sum(tensor.bytes_held for tensor, _ in run)):
+        for pair in zip(*map(_read, zip(*run, strict=True)), strict=True):
+            yield [pair]
+
+
+def _side_by_side(tensor: TensorSnapshot, written: TensorSnapshot, room: Room) -> Pieces:
+    """A few megabytes at a time."""
+    position = 0
+    for chunk in _chunks(tensor, room):
+        for at in range(0, len(chunk), _PIECE):
+            piece = chunk[at : at + _PIECE]
+            with located(tensor=written.path, path=written._data.file):
+                found = written._data.window(position, position + len(piece))
+            yield piece, found
+            position += len(piece)
+            del piece, found
+        del chunk  # or it would live on while the next one is made
+    _check_length(tensor, position)
+
+
+def _chunks(tensor: TensorSnapshot, room: Room) -> Iterator[memoryview]:
+    """The tensor's bytes in order: straight from a file in pieces that stay in a core's own cache, or as they come."""
+    data = tensor._data
+    with located(tensor=tensor.path, path=data.file):
+        if isinstance(data, SourceData):
+            for start in range(0, tensor.nbytes, _PIECE):
+                yield data.window(start, min(start + _PIECE, tensor.nbytes))
+        elif isinstance(data, MadeWhole):
+            with room.buffer(tensor.nbytes) as buffer:
+                data.into(buffer)
+                yield memoryview(buffer)
+        else:
+            with room.taken(tensor.bytes_held):
+                yield from tensor.chunks()
+
+
+def _same(pieces: Pieces, digest: Any) -> bool:
+    for ours, theirs in pieces:
+        if not same_bytes(ours, theirs):
+            return False
+        if digest is not None:
+            digest.update(theirs)
+        del ours, theirs
+    return True
+
+
+def _check_length(tensor: TensorSnapshot, given: int) -> None:
+    if given != tensor.nbytes:
+        raise CorruptError(f"expected {tensor.nbytes} bytes, got {given}", tensor=tensor.path)
+
+
+def _alike(tensor: TensorSnapshot, written: TensorSnapshot) -> bool:
+    same_dtype = _held_dtype(tensor.dtype) is _held_dtype(written.dtype)
+    return same_dtype and tensor.shape == written.shape and tensor.nbytes == written.nbytes
+
+
+def _held_dtype(dtype: DType) -> DType:
+    """As which dtype files hold it: Burn has two that other formats write as the one of the same bits and meaning."""
+    return {DType.Flex32: DType.F32, DType.BoolU8: DType.Bool}.get(dtype, dtype)
+
+
+def _read(tensors: Any) -> list[Any]:
+    buffers = read_all(list(tensors))
+    for buffer in buffers:
+        if isinstance(buffer, Exception):
+            raise buffer
+    return buffers
+
+
+def _runs(batch: list[Any]) -> Iterator[list[Any]]:
+    """Large tensors alone, small ones in the company of their neighbours."""
+    small: list[Any] = []
+    for item in batch:
+        if item[0].nbytes < _SMALL:
+            small.append(item)
+            continue
+        yield from in_batches(small, lambda item: item[0].nbytes, _TOGETHER)
+        small = []
+        yield [item]
+    yield from in_batches(small, lambda item: item[0].nbytes, _TOGETHER)

@@ -1,1 +1,0 @@
-"""Verifying: whether a file is what it claims to be, to the last byte."""

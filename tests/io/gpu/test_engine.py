@@ -1,0 +1,567 @@
+"""The engine: every byte arrives at its place, whatever the ring; and whatever fails, nothing is left behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from burnstore.errors import ChangedError, ClosedError, ReadError, TruncatedError
+from burnstore.io.gpu import readers
+from burnstore.io.gpu.buffers import Settings
+from burnstore.io.gpu.chunks import NEAR, Landing, Piece, Range, cut, longest_unit
+from burnstore.io.gpu.engine import carry, carrying
+from burnstore.io.gpu.readers import KernelReaders, ThreadReaders, readers_for
+from burnstore.io.gpu.transfer import HostCarrier
+from burnstore.io.kernel_reads import KernelReads
+from burnstore.io.pages import PAGE
+from burnstore.io.source import BytesSource, FileSource
+
+SIZE = 1 << 16
+READ = 2 * PAGE
+DATA = np.random.default_rng(1).integers(0, 256, 40 * SIZE, np.uint8).tobytes()
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    before = threading.active_count()
+    yield
+    assert threading.active_count() == before
+
+
+class Into:
+    """A landing in memory of its own."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.memory = bytearray(nbytes)
+        self.lengths: list[int] = []
+
+    def land(self, memory: Any, place: int) -> None:
+        assert place + len(memory) <= len(self.memory)
+        self.memory[place : place + len(memory)] = memory
+        self.lengths.append(len(memory))
+
+
+class Late:
+    """A ticket that is done when it is awaited, or asked for often enough."""
+
+    def __init__(self, carrier: LateCarrier, indices: list[int]) -> None:
+        self.carrier, self.indices, self.asked = carrier, indices, 0
+
+    def query(self) -> bool:
+        self.asked += 1
+        if self.asked > 3:
+            self.synchronize()
+        return self.asked > 3
+
+    def synchronize(self) -> None:
+        for job in self.carrier.pending.pop(id(self), []):
+            job()
+
+
+class LateCarrier(HostCarrier):
+    """A carrier whose copies happen late: from a buffer that was filled again too early, they bring wrong bytes."""
+
+    def __init__(self, buffers: int = 4) -> None:
+        super().__init__(Settings(readers=3, buffers=buffers, buffer_bytes=SIZE))
+        self.pending: dict[int, list[Callable[[], None]]] = {}
+        self.batch: list[Callable[[], None]] = []
+        self.tickets: list[Late] = []
+
+    def sent(self) -> Any:
+        ticket = Late(self, [])
+        self.pending[id(ticket)], self.batch = self.batch, []
+        self.tickets.append(ticket)
+        return ticket
+
+    def __exit__(self, *failure: object) -> None:
+        for ticket in self.tickets:
+            ticket.synchronize()
+        super().__exit__(*failure)
+
+
+class IntoLate(Into):
+    def __init__(self, carrier: LateCarrier, nbytes: int) -> None:
+        super().__init__(nbytes)
+        self.carrier = carrier
+
+    def land(self, memory: Any, place: int) -> None:
+        self.carrier.batch.append(lambda: Into.land(self, memory, place))
+
+
+def ring(buffers: int = 4) -> HostCarrier:
+    return HostCarrier(Settings(buffers=buffers, buffer_bytes=SIZE))
+
+
+def without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "kernel_reads", lambda *_: None)
+
+
+def with_short_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "_READ_AT_ONCE", READ)
+
+
+@pytest.fixture(params=["kernel", "kernel, many reads a piece", "threads", "threads, many reads a piece"])
+def source(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileSource]:
+    """A file that is read by threads of the kernel, where there are such, and by threads of Python."""
+    if request.param.startswith("threads"):
+        without_the_kernel(monkeypatch)
+    if request.param.endswith("many reads a piece"):
+        with_short_reads(monkeypatch)
+    (tmp_path / "data").write_bytes(DATA)
+    opened = FileSource(tmp_path / "data")
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize("buffers", [1, 2, 5, 24])
+@pytest.mark.parametrize("number", [1, 2, 12])
+def test_every_byte_arrives(source: FileSource, buffers: int, number: int) -> None:
+    spans = [(0, len(DATA)), (5, 3), (SIZE - 1, 2), (7 * SIZE + 11, 3 * SIZE), (len(DATA) - 1, 1), (9, 0)]
+    landings = [Into(length) for _, length in spans]
+    ranges = [Range(source, at, length, landing) for (at, length), landing in zip(spans, landings, strict=True)]
+    carry(ranges, ring(buffers), readers=number)
+    for (at, length), landing in zip(spans, landings, strict=True):
+        assert landing.memory == DATA[at : at + length]
+
+
+@pytest.mark.parametrize("buffers", [1, 2, 7])
+def test_a_buffer_is_not_filled_again_before_its_copies_are_done(source: FileSource, buffers: int) -> None:
+    carrier = LateCarrier(buffers)
+    landings = [IntoLate(carrier, 6 * SIZE + 77) for _ in range(6)]
+    starts = [number * 6 * SIZE for number in range(6)]
+    carry(
+        [Range(source, at, 6 * SIZE + 77, each) for at, each in zip(starts, landings, strict=True)], carrier, readers=3
+    )
+    for at, landing in zip(starts, landings, strict=True):
+        assert landing.memory == DATA[at : at + 6 * SIZE + 77]
+
+
+@given(st.lists(st.tuples(st.integers(0, 5 * SIZE), st.integers(0, 2 * SIZE), st.integers(1, 300)), max_size=12))
+def test_pieces_fit_a_buffer_with_all_their_pages_and_cut_no_unit(spans: list[tuple[int, int, int]]) -> None:
+    source = BytesSource(DATA)
+    ranges = [Range(source, at, count // unit * unit, Into(count), None, unit) for at, count, unit in spans]
+    got: dict[int, list[tuple[int, int, int]]] = {}
+    group = sorted((each for each in ranges if each.length), key=lambda each: each.offset)
+    for piece in cut([group] if group else [], SIZE):
+        first, last = piece.offset // PAGE * PAGE, -(-(piece.offset + piece.length) // PAGE) * PAGE
+        assert last - first <= SIZE and piece.length > 0
+        for start, length, landing, place, _ in piece.parts:
+            assert start >= 0 and start + length <= piece.length
+            got.setdefault(id(landing), []).append((piece.offset + start, length, place))
+    for each in ranges:
+        parts = sorted(got.get(id(each.landing), []), key=lambda part: part[2])
+        assert sum(length for _, length, _ in parts) == each.length
+        place = 0
+        for at, length, where in parts:
+            assert (at, where) == (each.offset + place, place) and where % each.unit == 0
+            place += length
+
+
+@given(st.integers(0, 3 * PAGE), st.integers(20 << 20, 90 << 20), st.integers(2, 1 << 15))
+def test_a_long_range_is_cut_evenly(at: int, length: int, unit: int) -> None:
+    for whole, rounding in ((1, 3 * PAGE), (unit, 2 * unit + PAGE)):  # pieces end with a page, or with a unit
+        range_ = Range(BytesSource(b""), at, length // whole * whole, Into(0), None, whole)
+        lengths = [piece.length for piece in cut([[range_]], 1 << 20)][16:]  # the first are small, to be there soon
+        assert 2 * min(lengths) + rounding >= max(lengths) > 1 << 19
+
+
+def test_ranges_that_lie_near_each_other_are_one_read_and_far_ones_are_not() -> None:
+    source = BytesSource(DATA)
+
+    def reads(*spans: tuple[int, int]) -> list[int]:
+        ranges = [Range(source, at, length, Into(length)) for at, length in spans]
+        return [len(piece.parts) for piece in cut([ranges], 1 << 23)]
+
+    assert reads((0, 100), (100, 50), (200, 1000)) == [3]
+    assert reads((0, 100), (100 + NEAR, 50)) == [2]
+    assert reads((0, 100), (101 + NEAR, 50)) == [1, 1]
+
+
+def test_the_longest_unit_fits_wherever_it_lies() -> None:
+    unit = longest_unit(SIZE)
+    for at in (0, 1, PAGE - 1, PAGE, SIZE - 1):
+        (piece,) = cut([[Range(BytesSource(DATA), at, unit, Into(unit), None, unit)]], SIZE)
+        assert [part.length for part in piece.parts] == [unit]
+
+
+def test_nothing_is_done_for_nothing() -> None:
+    class Untouched(HostCarrier):
+        def __enter__(self) -> HostCarrier:
+            raise AssertionError("it was entered")
+
+    carry([Range(BytesSource(b""), 0, 0, Into(0))], Untouched(), readers=2)
+
+
+def test_a_small_transfer_takes_few_buffers(source: FileSource) -> None:
+    class Counting(HostCarrier):
+        taken = 0
+
+        def buffer(self, index: int) -> memoryview:
+            self.taken += 1
+            return super().buffer(index)
+
+    carrier = Counting(Settings(buffers=24, buffer_bytes=1 << 20))
+    carry([Range(source, 0, len(DATA), Into(len(DATA)))], carrier, readers=12)
+    assert carrier.taken <= len(DATA) // (1 << 20) + 2
+
+
+# --- what fails -------------------------------------------------------------------------------------------------------
+
+
+class Failing:
+    """A source of which some reads fail."""
+
+    def __init__(self, error: Exception, after: int) -> None:
+        self.name, self.size = "failing", len(DATA)
+        self.error, self.left = error, after
+
+    def read_into(self, reads: Any) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise self.error
+        for offset, buffer in reads:
+            buffer[:] = DATA[offset : offset + len(buffer)]
+
+
+@pytest.mark.parametrize("after", [0, 1, 20])
+def test_a_failing_read_is_raised_with_the_file_and_the_tensor(after: int) -> None:
+    failing: Any = Failing(ReadError("the disk is gone"), after)
+    with pytest.raises(ReadError) as caught:
+        carry([Range(failing, 0, len(DATA), Into(len(DATA)), "layer.weight")], ring(), readers=4)
+    assert (caught.value.path, caught.value.tensor) == ("failing", "layer.weight")
+
+
+def test_the_tensor_that_is_named_is_the_one_at_the_byte_that_failed() -> None:
+    failing: Any = Failing(ReadError("the disk is gone", offset=2_000), 0)
+    ranges = [Range(failing, number * 1000, 1000, Into(1000), f"t{number}") for number in range(5)]
+    with pytest.raises(ReadError) as caught:
+        carry(ranges, ring(), readers=1)
+    assert caught.value.tensor == "t2"
+    failing = Failing(ReadError("the disk is gone"), 0)
+    with pytest.raises(ReadError) as caught:
+        carry([Range(failing, *each[1:]) for each in ranges], ring(), readers=1)
+    assert caught.value.tensor is None  # it may have been any of them
+
+
+def test_an_error_of_another_kind_is_raised_as_it_is() -> None:
+    failing: Any = Failing(MemoryError("no"), 3)
+    with pytest.raises(MemoryError, match="no"):
+        carry([Range(failing, 0, len(DATA), Into(len(DATA)))], ring(), readers=4)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("the device is gone"), KeyboardInterrupt(), SystemExit(3)])
+@pytest.mark.parametrize("after", [0, 1, 9])
+def test_what_a_landing_raises_ends_the_transfer(source: FileSource, error: BaseException, after: int) -> None:
+    class Raising(Into):
+        def land(self, memory: Any, place: int) -> None:
+            super().land(memory, place)
+            if len(self.lengths) > after:
+                raise error
+
+    landing = Raising(len(DATA))
+    with pytest.raises(type(error)):
+        carry([Range(source, 0, len(DATA), landing)], ring(), readers=4)
+    assert len(landing.lengths) == after + 1
+
+
+def test_there_is_time_for_something_while_the_last_pieces_are_read(source: FileSource) -> None:
+    landing = Into(len(DATA))
+    with carrying([Range(source, 0, len(DATA), landing)], ring(), readers=4):
+        begun = sum(landing.lengths)
+        assert begun < len(DATA)
+    assert landing.memory == DATA
+    with carrying([], ring(), readers=4):
+        pass
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no view"), KeyboardInterrupt()])
+def test_what_is_raised_meanwhile_ends_the_transfer(source: FileSource, error: BaseException) -> None:
+    class Watched(HostCarrier):
+        left = 0
+
+        def __exit__(self, *failure: object) -> None:
+            self.left += 1
+            super().__exit__(*failure)
+
+    carrier = Watched(Settings(buffers=4, buffer_bytes=SIZE))
+    with (
+        pytest.raises(type(error)),
+        carrying([Range(source, 0, len(DATA), Into(len(DATA)))], carrier, readers=4),
+    ):
+        raise error
+    assert carrier.left == 1
+
+
+def test_a_file_that_is_cut_before_the_last_pieces_are_read_is_reported(source: FileSource) -> None:
+    with (
+        pytest.raises((TruncatedError, ChangedError)),
+        carrying([Range(source, 0, len(DATA), Into(len(DATA)))], ring(), readers=4),
+    ):
+        os.truncate(source.name, 10)
+
+
+@pytest.mark.parametrize("step", ["buffer", "begin", "memory", "sent"])
+def test_what_a_carrier_raises_ends_the_transfer_and_it_is_left(source: FileSource, step: str) -> None:
+    class Raising(HostCarrier):
+        left = False
+
+        def __exit__(self, *failure: object) -> None:
+            self.left = True
+            super().__exit__(*failure)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    carrier = Raising(Settings(buffers=3, buffer_bytes=SIZE))
+    setattr(carrier, step, fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        carry([Range(source, 0, len(DATA), Into(len(DATA)))], carrier, readers=2)
+    assert carrier.left
+
+
+def test_a_ticket_that_fails_ends_the_transfer(source: FileSource) -> None:
+    class Broken(HostCarrier):
+        def query(self) -> bool:
+            return False
+
+        def synchronize(self) -> None:
+            raise RuntimeError("illegal memory access")
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        carry([Range(source, 0, len(DATA), Into(len(DATA)))], Broken(Settings(buffers=2, buffer_bytes=SIZE)), readers=2)
+
+
+def test_a_file_that_is_cut_meanwhile_is_reported(source: FileSource) -> None:
+    class Cutting(Into):
+        def land(self, memory: Any, place: int) -> None:
+            os.truncate(source.name, 3 * SIZE)
+
+    with pytest.raises(TruncatedError) as caught:
+        carry([Range(source, 0, len(DATA), Cutting(len(DATA)), "w")], ring(1), readers=1)
+    assert (caught.value.path, caught.value.tensor) == (source.name, "w")
+
+
+@pytest.mark.parametrize("refusal", [errno.EINVAL, errno.EIO])
+def test_what_the_kernel_refuses_is_read_the_usual_way(
+    source: FileSource, monkeypatch: pytest.MonkeyPatch, refusal: int
+) -> None:
+    found = KernelReads.finished
+    refused = []
+
+    def refusing(self: KernelReads, most: int, *, wait: bool = False) -> list[tuple[int, int]]:
+        done = found(self, most, wait=wait)
+        refused.extend(done[::2])
+        return [(key, -refusal if row % 2 == 0 else count) for row, (key, count) in enumerate(done)]
+
+    monkeypatch.setattr(KernelReads, "finished", refusing)
+    landing = Into(len(DATA))
+    carry([Range(source, 0, len(DATA), landing)], ring(), readers=4)
+    assert landing.memory == DATA
+    assert refused or readers.kernel_reads(1, 1) is None
+
+
+class Soiled(HostCarrier):
+    """A ring in which what nobody reads is not what is in the file."""
+
+    def buffer(self, index: int) -> memoryview:
+        memory = super().buffer(index)
+        memory[:] = bytes(byte ^ 0xFF for byte in DATA[: len(memory)])
+        return memory
+
+
+class OnePiece:
+    """A piece that the kernel reads with several reads, one of which gets less than it was to, or is refused."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        if readers.kernel_reads(1, 1) is None:
+            pytest.skip("the kernel does no reads for this process")
+        with_short_reads(monkeypatch)
+        self.path = folder / "data"
+        self.path.write_bytes(DATA)
+        self.reads = 0
+        self.filled = 0
+        self._wrong = -1
+        self._lost: int | None = None
+        ask, fill = KernelReads.ask, Piece.fill
+
+        def wrong(reads: KernelReads, asked: tuple[int, int, int], address: int, key: int) -> None:
+            fd, offset, length = asked
+            if self.reads == self._wrong:
+                asked = (-1, offset, length) if self._lost is None else (fd, offset, max(length - self._lost, 0))
+            self.reads += 1
+            ask(reads, asked, address, key)
+
+        def counting(piece: Piece, *arguments: Any) -> None:
+            self.filled += 1
+            fill(piece, *arguments)
+
+        monkeypatch.setattr(KernelReads, "ask", wrong)
+        monkeypatch.setattr(Piece, "fill", counting)
+
+    def carry(self, at: int, length: int, *, wrong: int, lost: int | None) -> bool:
+        """Carry a range with one read that is wrong, and whether it was read the usual way; None lost is a refusal."""
+        self._wrong, self._lost = wrong, lost
+        self.reads = self.filled = 0
+        landing = Into(length)
+        source = FileSource(self.path)
+        try:
+            carry([Range(source, at, length, landing, "w", length)], Soiled(Settings(buffer_bytes=SIZE)), readers=4)
+        finally:
+            source.close()
+        assert landing.memory == DATA[at : at + length] and landing.lengths == [length]
+        assert self.reads == -(-(at + length) // READ) - at // READ > 1
+        assert self.filled <= 1
+        return self.filled == 1
+
+
+@pytest.fixture
+def one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OnePiece:
+    return OnePiece(tmp_path, monkeypatch)
+
+
+def by_whole_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have files read as if they were not cached, through a descriptor that takes reads of any length."""
+    monkeypatch.setattr("burnstore.io.source.is_cached", lambda *_: False)
+    monkeypatch.setattr(FileSource, "_direct_fd", FileSource._open_fd)
+
+
+@pytest.mark.parametrize("is_direct", [False, True])
+@pytest.mark.parametrize(("at", "length"), [(0, 5 * READ), (3 * READ + 5, 4 * READ), (READ, 5 * READ + 77)])
+def test_one_read_of_several_that_is_short_or_refused_has_its_piece_read_the_usual_way(
+    at: int, length: int, is_direct: bool, one_piece: OnePiece, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_direct:
+        by_whole_pages(monkeypatch)
+    assert not one_piece.carry(at, length, wrong=-1, lost=0)
+    beyond = -(at + length) % PAGE if is_direct else 0  # what the last read has beyond the range
+    for position in range(last := one_piece.reads):
+        surplus = beyond if position == last - 1 else 0
+        for lost in (None, surplus + 1, READ):
+            assert one_piece.carry(at, length, wrong=position, lost=lost), (position, lost)
+        assert not one_piece.carry(at, length, wrong=position, lost=surplus)
+
+
+def test_a_last_read_that_gets_more_than_is_needed_does_not_make_up_for_another_one(
+    one_piece: OnePiece, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_whole_pages(monkeypatch)
+    length = 4 * READ + 100
+    for position in range(4):
+        for lost in (1, 1000, PAGE - 100):
+            assert one_piece.carry(0, length, wrong=position, lost=lost)
+
+
+def test_a_file_that_is_not_cached_is_read_past_the_cache(source: FileSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("burnstore.io.source.is_cached", lambda *_: False)
+    spans = [(3, 5 * SIZE + 1), (7 * SIZE + 9, 4 * SIZE), (len(DATA) - 5, 5)]
+    landings = [Into(length) for _, length in spans]
+    carry([Range(source, *span, each) for span, each in zip(spans, landings, strict=True)], ring(), readers=4)
+    for (at, length), landing in zip(spans, landings, strict=True):
+        assert landing.memory == DATA[at : at + length]
+
+
+def test_a_file_that_is_closed_meanwhile_is_reported(source: FileSource) -> None:
+    class Closing(Into):
+        def land(self, memory: Any, place: int) -> None:
+            source.close()
+
+    with pytest.raises(ClosedError):
+        carry([Range(source, 0, len(DATA), Closing(len(DATA)))], ring(), readers=2)
+
+
+def test_a_kernel_that_takes_no_more_reads_is_reported(source: FileSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object, **__: object) -> list[tuple[int, int]]:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    if not isinstance(readers_for([source], 1, SIZE), KernelReaders):
+        pytest.skip("this file is not read by the kernel")
+    monkeypatch.setattr(KernelReads, "finished", failing)
+    with pytest.raises(ReadError, match="takes no more reads: no memory"):
+        carry([Range(source, 0, len(DATA), Into(len(DATA)))], ring(), readers=2)
+
+
+def test_the_kernel_reads_files_where_it_can_and_threads_all_else(source: FileSource) -> None:
+    reads = readers.kernel_reads(1, 1)
+    found = readers_for([source], 2, SIZE)
+    assert isinstance(found, ThreadReaders if reads is None else KernelReaders)
+    found.close()
+    if reads is not None:
+        reads.close()
+    assert isinstance(readers_for([source, BytesSource(b"")], 2, SIZE), ThreadReaders)
+
+
+def test_a_file_that_is_changed_meanwhile_is_reported(source: FileSource) -> None:
+    class Changing(Into):
+        def land(self, memory: Any, place: int) -> None:
+            os.utime(source.name, ns=(1, 1))
+
+    with pytest.raises(ChangedError):
+        carry([Range(source, 0, len(DATA), Changing(len(DATA)))], ring(), readers=2)
+
+
+def test_one_reader_is_enough_where_the_system_gives_no_more(
+    source: FileSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, started = threading.Thread.start, []
+
+    def few(self: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(self)
+        start(self)
+
+    without_the_kernel(monkeypatch)
+    monkeypatch.setattr(threading.Thread, "start", few)
+    landing = Into(len(DATA))
+    carry([Range(source, 0, len(DATA), landing)], ring(), readers=4)
+    assert landing.memory == DATA
+    with pytest.raises(RuntimeError, match="new thread"):
+        carry([Range(source, 0, len(DATA), landing)], ring(), readers=4)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, TimeoutError])
+def test_an_interrupt_while_readers_are_awaited_waits_for_them_all_the_same(
+    source: FileSource, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+) -> None:
+    join, interrupted = threading.Thread.join, []
+
+    def interrupt(self: threading.Thread, timeout: float | None = None) -> None:
+        if not interrupted:
+            interrupted.append(True)
+            raise kind
+        join(self, timeout)
+
+    without_the_kernel(monkeypatch)
+    slow = threading.Event()
+
+    class Slow(Into):
+        def land(self, memory: Any, place: int) -> None:
+            raise RuntimeError("stop")
+
+    real: Any = source.read_pages
+
+    def read(offset: int, length: int, pages: memoryview) -> None:
+        if offset:
+            slow.wait(0.2)
+        real(offset, length, pages)
+
+    monkeypatch.setattr(source, "read_pages", read)
+    monkeypatch.setattr(threading.Thread, "join", interrupt)
+    with pytest.raises(kind):
+        carry([Range(source, 0, len(DATA), Slow(len(DATA)))], ring(), readers=4)
+
+
+def test_a_landing_is_all_that_land_needs() -> None:
+    memory = Into(4)
+    landing: Landing = memory
+    carry([Range(BytesSource(b"abcd"), 0, 4, landing)], HostCarrier(), readers=1)
+    assert memory.memory == b"abcd"

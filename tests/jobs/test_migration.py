@@ -1,0 +1,198 @@
+"""Migration: what old records hold arrives in new files, verified, and nothing that was there goes."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+import burnstore as bs
+from burnstore import nn
+from burnstore.jobs import migrate as migration
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "formats"))
+from record_models import declared
+from test_record_files import UUID, expected, expected_facts, facts, heading, of, options
+
+VERSIONS = ["0.13.2", "0.16.1", "0.21.0"]
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("model", ["tiny", "basic", "nested", "enums", "constants"])
+@pytest.mark.parametrize("recorder", ["namedmpkgz", "prettyjson", "bin"])
+def test_every_tensor_of_a_model_arrives(version: str, model: str, recorder: str, tmp_path: Path) -> None:
+    path = of(version, model, recorder, "half")
+    done = bs.migrate(path, tmp_path / "new.bpk", **options(path), durable=False)
+    wanted = expected(path)
+    assert (done.kind, done.tensors, done.error) == ("module", len(wanted), None)
+    with bs.open(tmp_path / "new.bpk") as f:
+        assert f.format == "burnpack"
+        assert {name: facts(tensor) for name, tensor in f.items()} == {
+            name: expected_facts(each) for name, each in wanted.items()
+        }
+        if version != "0.13.2":
+            assert {name: str(f[name].param_id) for name in f} == {name: each["id"] for name, each in wanted.items()}
+    assert os.listdir(tmp_path) == ["new.bpk"]
+
+
+def test_a_layer_that_moved_is_brought_to_its_place(tmp_path: Path) -> None:
+    """InstanceNorm of Burn 0.13 kept its parameters in a GroupNorm."""
+    tensor = {"value": [1.5, 2.5], "shape": [2]}
+    norm = {"group_norm": {name: {"id": UUID, "param": tensor} for name in ("gamma", "beta")}}
+    document = {"metadata": heading("0.13.2"), "item": {"norm": norm}, "_b": []}
+    (tmp_path / "old.mpk").write_bytes(msgpack.packb(document, use_single_float=True))
+    model = nn.Module()
+    model.norm = nn.InstanceNorm(2)
+    bs.migrate(tmp_path / "old.mpk", tmp_path / "new.bpk", like=model)
+    with bs.open(tmp_path / "new.bpk") as f:
+        assert list(f) == ["norm.gamma", "norm.beta"]
+
+
+def test_a_quantized_model_keeps_its_values(tmp_path: Path) -> None:
+    path = of("0.21.0", "quant_block", "namedmpk", "full")
+    bs.migrate(path, tmp_path / "new.bpk")
+    with bs.open(path) as old, bs.open(tmp_path / "new.bpk") as new:
+        assert new["weight"].to_bytes() == old["weight"].to_bytes()
+        assert new["weight"].numpy().tolist() == old["weight"].numpy().tolist()
+
+
+def test_other_formats_are_written_where_the_name_says_so(tmp_path: Path) -> None:
+    bs.migrate(of("0.21.0", "tiny", "namedmpk", "full"), tmp_path / "new.safetensors")
+    with bs.open(tmp_path / "new.safetensors") as f:
+        assert f.format == "safetensors"
+        assert f["fc.weight"].numpy().tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_an_optimizer_becomes_training_state_with_the_paths_of_its_model(tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    bs.save_file(model, tmp_path / "model-1", bs.NamedMpkFileRecorder())
+    _adam(tmp_path / "optim-1.mpk", model)
+    done = bs.migrate(tmp_path / "optim-1.mpk", tmp_path / "optim.bpk", model=tmp_path / "model-1.mpk")
+    assert (done.kind, done.tensors) == ("optimizer", 2)
+    with bs.open(tmp_path / "optim.bpk") as f:
+        number = int(model.weight.id)
+        assert dict(f.metadata) == {str(number): "weight"}
+        assert f.scalars[f"{number}.momentum.time"] == bs.Scalar("UInt", 5)
+        assert f.scalars[f"{number}.__rank"] == bs.Scalar("UInt", 2)
+        assert f[f"{number}.momentum.moment_1"].param_id == number
+
+
+def _adam(path: Path, model: Any) -> None:
+    tensor = {"bytes": bytes(24), "shape": [3, 2], "dtype": "F32"}
+    state = {"momentum": {"time": 5, "moment_1": tensor, "moment_2": tensor, "max_moment_2": None}}
+    item = {str(model.weight.id): {"V1": {"Rank2": state}}}
+    path.write_bytes(msgpack.packb({"metadata": heading(), "item": item, "_b": []}))
+
+
+def _scheduler(path: Path, item: Any) -> None:
+    path.write_bytes(msgpack.packb({"metadata": heading(), "item": item, "_b": []}))
+
+
+def test_a_scheduler_becomes_scalars(tmp_path: Path) -> None:
+    _scheduler(tmp_path / "s.mpk", 12)
+    with pytest.raises(bs.UnsupportedError, match="name it"):
+        bs.migrate(tmp_path / "s.mpk", tmp_path / "s.bpk")
+    assert not (tmp_path / "s.bpk").exists()
+    done = bs.migrate(tmp_path / "s.mpk", tmp_path / "s.bpk", scheduler="Cosine")
+    assert (done.kind, done.tensors) == ("scheduler", 0)
+    with bs.open(tmp_path / "s.bpk") as f:
+        assert dict(f.scalars) == {"0.current_iter": bs.Scalar("UInt", 12)}
+
+
+def test_a_binary_record_without_a_declaration_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(bs.UnsupportedError, match="like=") as caught:
+        bs.migrate(of("0.21.0", "tiny", "bin", "full"), tmp_path / "new.bpk")
+    assert caught.value.rule == "BR-18"
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_that_exists_is_replaced_only_when_asked(tmp_path: Path) -> None:
+    source = of("0.21.0", "tiny", "namedmpk", "full")
+    (tmp_path / "new.bpk").write_bytes(b"mine")
+    with pytest.raises(bs.AlreadyExistsError):
+        bs.migrate(source, tmp_path / "new.bpk")
+    assert (tmp_path / "new.bpk").read_bytes() == b"mine"
+    bs.migrate(source, tmp_path / "new.bpk", overwrite=True)
+    assert bs.load(declared("tiny", "0.21.0"), tmp_path / "new.bpk").is_success()
+
+
+def test_a_new_file_that_differs_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = migration.save
+
+    def careless(tensors: Any, path: str, **options: Any) -> None:
+        real(tensors, path, **options)
+        data = bytearray(Path(path).read_bytes())
+        data[-1] ^= 1
+        Path(path).write_bytes(data)
+
+    monkeypatch.setattr(migration, "save", careless)
+    with pytest.raises(bs.CorruptError, match="another value") as caught:
+        bs.migrate(of("0.21.0", "tiny", "namedmpk", "full"), tmp_path / "new.bpk")
+    assert caught.value.tensor == "fc.bias"
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Path:
+    """A folder as Burn's checkpointer leaves it, and other things beside."""
+    folder = tmp_path / "run"
+    (folder / "checkpoint").mkdir(parents=True)
+    (folder / "final").mkdir()
+    for epoch in (1, 2):
+        model = nn.Linear(3, 2)
+        bs.save_file(model, folder / "checkpoint" / f"model-{epoch}", bs.NamedMpkGzFileRecorder(), durable=False)
+        _adam(folder / "checkpoint" / f"aoptim-{epoch}.mpk", model)
+        _scheduler(folder / "checkpoint" / f"scheduler-{epoch}.mpk", epoch)
+    shutil.copy(of("0.21.0", "nested", "bin", "full"), folder / "final" / "model.bin")
+    shutil.copy(of("0.16.1", "basic", "jsongz", "full"), folder / "final" / "basic.json.gz")
+    (folder / "config.json").write_text('{"metadata": 1}')
+    (folder / "notes.mpk").write_text("no record")
+    (folder / "log.gz").write_bytes(gzip.compress(b"log"))
+    (folder / "final" / "link.mpk").symlink_to(folder / "checkpoint" / "aoptim-1.mpk")
+    (folder / "broken.mpk").write_bytes((folder / "checkpoint" / "aoptim-1.mpk").read_bytes()[:-9])
+    return folder
+
+
+def test_a_folder_is_migrated_whole_and_what_cannot_go_is_told(training: Path, tmp_path: Path) -> None:
+    before = digests(training)
+    done = {Path(each.source).name: each for each in bs.migrate_folder(training, tmp_path / "new", durable=False)}
+    assert digests(training) == before
+    failed = {name: type(each.error) for name, each in done.items() if each.error is not None}
+    assert failed == {
+        "broken.mpk": bs.TruncatedError,
+        "model.bin": bs.UnsupportedError,
+        "scheduler-1.mpk": bs.UnsupportedError,
+        "scheduler-2.mpk": bs.UnsupportedError,
+    }
+    assert sorted(digests(tmp_path / "new")) == [
+        *("checkpoint/aoptim-1.bpk", "checkpoint/aoptim-2.bpk", "checkpoint/model-1.bpk", "checkpoint/model-2.bpk"),
+        "final/basic.bpk",
+    ]
+    for epoch in (1, 2):
+        with bs.open(tmp_path / "new" / "checkpoint" / f"aoptim-{epoch}.bpk") as f:
+            assert list(f.metadata.values()) == ["weight"]
+    again = list(bs.migrate_folder(training, tmp_path / "new", durable=False))
+    assert all(each.error is not None for each in again)
+    fine = list(bs.migrate_folder(training, tmp_path / "new", scheduler="Noam", overwrite=True, durable=False))
+    assert sum(each.error is None for each in fine) == 7
+
+
+def test_progress_tells_the_file_and_its_bytes(training: Path, tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    list(bs.migrate_folder(training / "checkpoint", tmp_path / "new", progress=lambda *each: told.append(each)))
+    assert {Path(path).name for path, _, _ in told} >= {"model-1.mpk.gz", "aoptim-2.mpk"}
+    assert all(0 < now <= total for _, now, total in told)

@@ -1,0 +1,247 @@
+"""Receipts: they tell what was read, done and written; any change of it is found, and what they say can be redone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import burnstore as bs
+from burnstore import nn
+
+pytestmark = pytest.mark.usefixtures("spawning")
+
+
+def rand(*shape: int) -> Any:
+    return np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        self.fc = nn.Linear(6, 4)
+        self.attn = nn.MultiHeadAttention(4, 2)
+        self.norm = nn.BatchNorm(4)
+
+
+TORCH = {
+    "fc.weight": rand(4, 6),
+    "fc.bias": rand(4),
+    "attn.in_proj_weight": rand(12, 4),
+    "attn.in_proj_bias": rand(12),
+    "attn.out_proj.weight": rand(4, 4),
+    "attn.out_proj.bias": rand(4),
+    "norm.weight": rand(4),
+    "norm.bias": rand(4),
+    "norm.running_mean": rand(4),
+    "norm.running_var": rand(4),
+    "norm.num_batches_tracked": np.array(3, np.int64),
+}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "model.safetensors"
+    bs.save(TORCH, path, metadata={"format": "pt", "epochs": "3"})
+    return path
+
+
+@pytest.fixture
+def receipt(source: Path, tmp_path: Path) -> Path:
+    done = bs.convert(source, tmp_path / "model.bpk", like=Net(), cast="f16", receipt=True)
+    assert done.receipt == str(tmp_path / "model.bpk.receipt.json")
+    return Path(done.receipt)
+
+
+def digest(path: Path) -> str:
+    return sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_receipt_tells_what_was_read_done_and_written(source: Path, receipt: Path, tmp_path: Path) -> None:
+    document = json.loads(receipt.read_text())
+    assert document["burnstore"] == bs.__version__
+    (given,) = document["sources"]
+    assert given["files"] == [{"path": "model.safetensors", "size": source.stat().st_size, "sha256": digest(source)}]
+    assert document["target"]["files"][0]["sha256"] == digest(tmp_path / "model.bpk")
+    assert document["recipe"]["cast"] == "F16" and document["recipe"]["like"].endswith(":Net")
+    with bs.open(tmp_path / "model.bpk") as f:
+        assert [each["name"] for each in document["tensors"]] == list(f)
+        for each in document["tensors"]:
+            tensor = f[each["name"]]
+            assert (each["dtype"], tuple(each["shape"])) == (str(tensor.dtype), tensor.shape)
+            assert each["sha256"] == sha256(tensor.to_bytes()).hexdigest()
+    made_of = {each["name"]: each["from"] for each in document["tensors"]}
+    assert made_of["attn.query.weight"] == made_of["attn.key.weight"] == ["attn.in_proj_weight"]
+    assert made_of["norm.gamma"] == ["norm.weight"]
+
+
+def test_what_is_made_of_several_tensors_names_them_all(receipt: Path, tmp_path: Path) -> None:
+    bs.convert(tmp_path / "model.bpk", tmp_path / "back.safetensors", layout="torch", receipt=tmp_path / "r.json")
+    made_of = {tensor.name: tensor.made_of for tensor in bs.read_receipt(tmp_path / "r.json").tensors}
+    assert made_of["attn.in_proj_weight"] == ("attn.query.weight", "attn.key.weight", "attn.value.weight")
+    assert made_of["norm.num_batches_tracked"] == ()
+    bs.replay(tmp_path / "r.json", tmp_path / "again.safetensors")
+    assert digest(tmp_path / "again.safetensors") == digest(tmp_path / "back.safetensors")
+
+
+@pytest.mark.parametrize("executor", [None, 2])
+def test_a_receipt_is_checked_and_replayed_to_the_same_bytes(receipt: Path, tmp_path: Path, executor: Any) -> None:
+    found = bs.check_receipt(receipt, executor=executor)
+    assert found.is_fine and found.problems == () and found.tensors == len(bs.read_receipt(receipt).tensors)
+    done = bs.replay(receipt, tmp_path / "again.bpk", executor=executor)
+    assert done.tensors == found.tensors and digest(tmp_path / "again.bpk") == digest(tmp_path / "model.bpk")
+    with pytest.raises(bs.AlreadyExistsError):
+        bs.replay(receipt)
+    bs.replay(receipt, overwrite=True)
+
+
+def test_source_target_and_receipt_can_be_moved_together(receipt: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    for name in ("model.safetensors", "model.bpk", "model.bpk.receipt.json"):
+        shutil.move(tmp_path / name, moved / name)
+    assert bs.check_receipt(moved / "model.bpk.receipt.json").is_fine
+    assert not bs.check_receipt(moved / "model.bpk.receipt.json").unchecked
+    (moved / "model.safetensors").unlink()
+    found = bs.check_receipt(moved / "model.bpk.receipt.json")
+    assert found.is_fine and found.unchecked == (str(moved / "model.safetensors"),)
+
+
+def flip(path: Path, offset: int) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[offset] ^= 1
+    path.write_bytes(raw)
+
+
+def test_a_bit_that_changed_is_found_wherever_it_is(receipt: Path, tmp_path: Path) -> None:
+    with bs.open(tmp_path / "model.bpk") as f:
+        offset = f.offset_of("fc.weight")
+    flip(tmp_path / "model.bpk", offset + 3)
+    problems = bs.check_receipt(receipt).problems
+    assert any("its bytes are others" in each for each in problems)
+    assert any("tensor 'fc.weight' is not as" in each for each in problems) and len(problems) == 2
+    flip(tmp_path / "model.bpk", offset + 3)
+    flip(tmp_path / "model.safetensors", -1)
+    assert [each.partition(": ")[2] for each in bs.check_receipt(receipt).problems] == [
+        "its bytes are others than the receipt says"
+    ]
+    assert bs.check_receipt(receipt, sources=False).is_fine
+    with pytest.raises(bs.CorruptError, match="not the one that was converted") as caught:
+        bs.replay(receipt, tmp_path / "again.bpk")
+    assert caught.value.path == str(tmp_path / "model.safetensors") and not (tmp_path / "again.bpk").exists()
+
+
+def test_a_target_that_is_gone_cut_or_another_is_found(receipt: Path, tmp_path: Path) -> None:
+    target = tmp_path / "model.bpk"
+    whole = target.read_bytes()
+    target.write_bytes(whole[:-1])
+    assert any(f"it has {len(whole) - 1} bytes" in each for each in bs.check_receipt(receipt).problems)
+    target.unlink()
+    problems = bs.check_receipt(receipt).problems
+    assert any("it is not there" in each for each in problems) and any("cannot be opened" in each for each in problems)
+    bs.save({"fc.weight": rand(2), "strange": rand(3)}, target)
+    problems = bs.check_receipt(receipt).problems
+    assert any("knows of no tensor 'strange'" in each for each in problems)
+    assert any("tensor 'norm.gamma' is not there" in each for each in problems)
+
+
+def test_a_replay_that_comes_out_otherwise_is_not_written(receipt: Path, tmp_path: Path) -> None:
+    document = json.loads(receipt.read_text())
+    for change in ({"cast": "BF16"}, {"rename": [["^norm", "other"]]}, {"filter": ["^fc"]}, {"cast": None}):
+        other = tmp_path / "other.json"
+        other.write_text(json.dumps({**document, "recipe": {**document["recipe"], **change}}))
+        with pytest.raises(bs.BurnstoreError):
+            bs.replay(other, tmp_path / "again.bpk")
+        assert not (tmp_path / "again.bpk").exists()
+
+
+def test_sets_of_shards_have_receipts(source: Path, tmp_path: Path) -> None:
+    done = bs.convert(source, tmp_path / "set.safetensors", max_shard_size=200, receipt=True)
+    said = bs.read_receipt(str(done.receipt))
+    assert len(said.files) == len(done.files) > 3 and said.max_shard_size == 200
+    assert bs.check_receipt(str(done.receipt)).is_fine
+    bs.convert(tmp_path / "set.safetensors", tmp_path / "one.bpk", keep_layout=True, receipt=True)
+    (given,) = bs.read_receipt(tmp_path / "one.bpk.receipt.json").sources
+    assert len(given.files) == len(done.files)
+    (tmp_path / "again").mkdir()
+    bs.replay(str(done.receipt), tmp_path / "again" / "set.safetensors")
+    for file in done.files:
+        assert digest(tmp_path / "again" / Path(file).name) == digest(Path(file))
+
+
+def test_what_cannot_be_written_down_is_refused_before_any_work(source: Path, tmp_path: Path) -> None:
+    class Mine(bs.ModuleAdapter):
+        keeps_layout = True
+
+        def adapt(self, snapshot: bs.TensorSnapshot) -> bs.TensorSnapshot:
+            return snapshot.with_path(f"x.{snapshot.path}")
+
+    for options in ({"adapter": Mine()}, {"adapter": bs.HalfPrecisionAdapter().with_module("Mine")}):
+        with pytest.raises(bs.UnsupportedError, match="the caller's own"):
+            bs.convert(source, tmp_path / "x.safetensors", receipt=True, rules={"": "AsIs"}, **options)
+    with pytest.raises(bs.UnsupportedError, match="cannot hold these options"):
+        bs.convert(source, tmp_path / "x.bpk", keep_layout=True, receipt=True, scalars={"a": np.float32(1)})
+    assert not (tmp_path / "x.safetensors").exists() and not (tmp_path / "x.bpk").exists()
+    bs.convert(source, tmp_path / "x.safetensors", adapter=Mine())
+
+
+def test_a_source_that_is_replaced_meanwhile_gets_no_receipt(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from burnstore.jobs.convert import convert as conversion
+
+    real = conversion.files_of
+
+    def replace_and_digest(paths: Any, executor: Any) -> Any:
+        bs.save({**TORCH, "fc.bias": rand(4) + 1}, source, metadata={"format": "pt"}, overwrite=True)
+        return real(paths, executor)
+
+    monkeypatch.setattr(conversion, "files_of", replace_and_digest)
+    with pytest.raises(bs.ChangedError, match="without a receipt"):
+        bs.convert(source, tmp_path / "x.bpk", keep_layout=True, receipt=True)
+    assert (tmp_path / "x.bpk").exists() and not (tmp_path / "x.bpk.receipt.json").exists()
+
+
+def test_an_existing_receipt_is_kept_and_the_target_not_written(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.bpk.receipt.json").write_text("precious")
+    with pytest.raises(bs.AlreadyExistsError) as caught:
+        bs.convert(source, tmp_path / "x.bpk", keep_layout=True, receipt=True)
+    assert caught.value.path == str(tmp_path / "x.bpk.receipt.json")
+    assert (tmp_path / "x.bpk.receipt.json").read_text() == "precious" and not (tmp_path / "x.bpk").exists()
+    bs.convert(source, tmp_path / "x.bpk", keep_layout=True, receipt=True, overwrite=True)
+    assert bs.check_receipt(tmp_path / "x.bpk.receipt.json").is_fine
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(b"", b"{", b"[]", b"{}", b"3", b"null", b"\xff\xfe", b"[" * 100_000, b'{"receipt": 2}', b'{"receipt": 1}'),
+        b'{"receipt": 1, "burnstore": "x", "sources": 3, "recipe": {}, "target": {}, "tensors": []}',
+        b'{"receipt": 1, "burnstore": "x", "sources": [], "recipe": [], "target": [], "tensors": []}',
+        b'{"receipt": 1, "burnstore": "x", "sources": [{"path": 3}], "recipe": {}, "target": {}, "tensors": []}',
+    ],
+)
+def test_what_is_no_receipt_is_refused(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "r.json").write_bytes(text)
+    for act in (bs.read_receipt, bs.check_receipt, bs.replay):
+        with pytest.raises(bs.CorruptError, match="no receipt of a conversion") as caught:
+            act(tmp_path / "r.json")
+        assert caught.value.path == str(tmp_path / "r.json")
+    with pytest.raises(FileNotFoundError):
+        bs.read_receipt(tmp_path / "not there")
+
+
+@pytest.mark.parametrize("change", [{"cast": 3}, {"adapter": "x"}, {"filter": ["("]}, {"unheard": 1}, {"modules": 3}])
+def test_a_damaged_recipe_is_refused(receipt: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+    document = json.loads(receipt.read_text())
+    receipt.write_text(json.dumps({**document, "recipe": {**document["recipe"], **change}}))
+    with pytest.raises(bs.BurnstoreError):
+        bs.replay(receipt, tmp_path / "again.bpk")
+    receipt.write_text(json.dumps({**document, "recipe": {}}))
+    with pytest.raises(bs.CorruptError, match="recipe is damaged"):
+        bs.replay(receipt, tmp_path / "again.bpk")
+    assert not (tmp_path / "again.bpk").exists()
