@@ -357,3 +357,24 @@ def test_an_error_names_the_tensor_and_the_file() -> None:
             read()
         assert (caught.value.tensor, caught.value.path) == ("a.b", "model.bin")
         assert str(caught.value).startswith("model.bin: tensor 'a.b': ")
+
+
+def test_replace_changes_only_the_given_fields() -> None:
+    snapshot = TensorSnapshot.from_numpy(
+        "a", np.arange(6, dtype=np.float32).reshape(2, 3), param_id=7, container_stack=("Struct:Net",)
+    )
+    renamed = snapshot.replace(path="b")
+    assert (renamed.path, renamed.shape, renamed.nbytes, renamed.param_id) == ("b", (2, 3), 24, snapshot.param_id)
+    assert renamed.container_stack == ("Struct:Net",)
+    assert snapshot.path == "a"
+    without = snapshot.replace(param_id=None, container_stack=())
+    assert without.param_id is None
+    assert without.container_stack == ()
+
+
+def test_replace_computes_nbytes_of_a_new_dtype_or_shape() -> None:
+    snapshot = TensorSnapshot.from_numpy("a", np.zeros((2, 3), np.float32))
+    assert snapshot.replace(dtype=DType.F16).nbytes == 12
+    assert snapshot.replace(shape=(1,)).nbytes == 4
+    assert snapshot.replace(shape=(0,), nbytes=0).nbytes == 0
+    assert snapshot.replace(data=snapshot._data).nbytes == 24

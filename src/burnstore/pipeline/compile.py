@@ -324,16 +324,7 @@ def _by_alternative_name(slot: Slot, index: dict[str, TensorSnapshot], adapter: 
 
 def _adapted(snapshot: TensorSnapshot, slot: Slot, adapter: ModuleAdapter) -> TensorSnapshot:
     """The source's tensor as the adapter gives it, seen in the place of the model where it will go."""
-    placed = TensorSnapshot(
-        snapshot.path,
-        snapshot.dtype,
-        snapshot.shape,
-        snapshot._data,
-        nbytes=snapshot.nbytes,
-        param_id=snapshot._param_id,
-        container_stack=slot.container_stack,
-    )
-    return adapter.adapt(placed)
+    return adapter.adapt(snapshot.replace(container_stack=slot.container_stack))
 
 
 def _mismatch(slot: Slot, snapshot: TensorSnapshot) -> ApplyError | None:
@@ -379,7 +370,7 @@ def _tried(slot: Slot, snapshot: TensorSnapshot) -> BurnstoreError | None:
     """The error that a tensor of this dtype and no elements gives."""
     if snapshot.dtype.is_quantized:
         return None
-    nothing = TensorSnapshot(snapshot.path, snapshot.dtype, (0,), snapshot._data, nbytes=0)
+    nothing = snapshot.replace(shape=(0,), nbytes=0)
     try:
         value_for(slot, nothing, b"")
     except BurnstoreError as error:

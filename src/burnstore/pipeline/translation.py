@@ -259,14 +259,4 @@ def _adapted(given: Translated, adapter: ModuleAdapter) -> Translated:
 
 
 def _in_module(snapshot: TensorSnapshot, module_type: str | None) -> TensorSnapshot:
-    if module_type is None:
-        return snapshot
-    return TensorSnapshot(
-        snapshot.path,
-        snapshot.dtype,
-        snapshot.shape,
-        snapshot._data,
-        nbytes=snapshot.nbytes,
-        param_id=snapshot._param_id,
-        container_stack=(module_type,),
-    )
+    return snapshot if module_type is None else snapshot.replace(container_stack=(module_type,))

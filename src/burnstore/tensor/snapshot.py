@@ -33,6 +33,8 @@ CHUNK_BYTES = 8 << 20
 """How much of a tensor a streaming copy holds at a time."""
 
 _MODULE_PREFIXES = ("Struct:", "Enum:")
+_UNCHANGED: Any = object()
+_new = object.__new__
 
 
 class Data(Protocol):
@@ -336,16 +338,35 @@ class TensorSnapshot:
         return next((entry for entry in reversed(self._container_stack) if entry.startswith(_MODULE_PREFIXES)), None)
 
     def with_path(self, path: str) -> TensorSnapshot:
-        """The same tensor under another name."""
-        return TensorSnapshot(
-            _checked_path(path),
-            self._dtype,
-            self._shape,
-            self._data,
-            nbytes=self._nbytes,
-            param_id=self._param_id,
-            container_stack=self._container_stack,
-        )
+        """Return the same tensor under another name."""
+        return self.replace(path=_checked_path(path))
+
+    def replace(
+        self,
+        *,
+        path: str | None = None,
+        dtype: DType | None = None,
+        shape: Shape | None = None,
+        data: Data | None = None,
+        nbytes: int | None = None,
+        param_id: int | None = _UNCHANGED,
+        container_stack: Sequence[str] | None = None,
+    ) -> TensorSnapshot:
+        """Return a copy with some fields changed; a new dtype or shape sets ``nbytes`` too, unless it is given.
+
+        The fields are not checked: `with_path` checks a path that a user gave.
+        """
+        copy = _new(TensorSnapshot)  # __init__ would cost as much again, and every tensor comes through here
+        copy._path = self._path if path is None else path
+        copy._dtype = self._dtype if dtype is None else dtype
+        copy._shape = self._shape if shape is None else shape
+        copy._data = self._data if data is None else data
+        if nbytes is None:
+            nbytes = self._nbytes if dtype is None and shape is None else copy._dtype.nbytes(copy._shape)
+        copy._nbytes = nbytes
+        copy._param_id = self._param_id if param_id is _UNCHANGED else param_id
+        copy._container_stack = self._container_stack if container_stack is None else container_stack
+        return copy
 
     def numpy(self, *, copy: bool = False) -> Array:
         """The values. Shared and read-only where the source shares (zero-copy), otherwise, or with ``copy``, owned.

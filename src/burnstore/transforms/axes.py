@@ -89,7 +89,7 @@ def transposed(snapshot: TensorSnapshot) -> TensorSnapshot:
     held = snapshot._data
     turned = held.transposed() if _is_movable(held) else None
     data = TransposedData(held, rows, columns, width) if turned is None else turned
-    return _moved(snapshot, (columns, rows), data, snapshot._param_id, rows * columns * width)
+    return snapshot.replace(shape=(columns, rows), data=data, nbytes=rows * columns * width)
 
 
 def sliced(snapshot: TensorSnapshot, axis: int, start: int, stop: int) -> TensorSnapshot:
@@ -118,7 +118,7 @@ def sliced(snapshot: TensorSnapshot, axis: int, start: int, stop: int) -> Tensor
             tensor=snapshot.path,
         )
     part = (*shape[:axis], stop - start, *shape[axis + 1 :])
-    return _moved(snapshot, part, sliced_data(snapshot._data, bits, shape, axis, start, stop), snapshot._param_id)
+    return snapshot.replace(shape=part, data=sliced_data(snapshot._data, bits, shape, axis, start, stop))
 
 
 def sliced_data(data: Data, bits: int, shape: Shape, axis: int, start: int, stop: int) -> Data:
@@ -187,14 +187,8 @@ def joined(parts: Sequence[TensorSnapshot]) -> TensorSnapshot:
                 "belong into one tensor and do not fit together"
             )
     shape = (sum(part.shape[0] for part in parts), *first.shape[1:])
-    return _moved(first, shape, JoinedData([(part._data, part.nbytes) for part in parts]), None)
-
-
-def _moved(
-    like: TensorSnapshot, shape: Shape, data: Data, param_id: int | None, nbytes: int | None = None
-) -> TensorSnapshot:
-    stack = like._container_stack
-    return TensorSnapshot(like.path, like.dtype, shape, data, nbytes=nbytes, param_id=param_id, container_stack=stack)
+    data = JoinedData([(part._data, part.nbytes) for part in parts])
+    return first.replace(shape=shape, data=data, param_id=None)
 
 
 def _element_width(snapshot: TensorSnapshot) -> int:

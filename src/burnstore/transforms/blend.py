@@ -318,8 +318,4 @@ def _held(sizes: Iterable[tuple[Data, int]]) -> int:
 
 
 def _like(lead: TensorSnapshot, data: Data, dtype: DType) -> TensorSnapshot:
-    stack = lead._container_stack
-    nbytes = lead.nbytes if dtype is lead.dtype else None
-    return TensorSnapshot(
-        lead.path, dtype, lead.shape, data, nbytes=nbytes, param_id=lead._param_id, container_stack=stack
-    )
+    return lead.replace(data=data) if dtype is lead.dtype else lead.replace(dtype=dtype, data=data)

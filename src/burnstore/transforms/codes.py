@@ -68,14 +68,7 @@ def sliced_codes(snapshot: TensorSnapshot, axis: int, start: int, stop: int) -> 
     parts = [(values, taken.value_bytes), (scales, taken.scale_count * width)]
     if layout.total > rest:
         parts.append((range_of(snapshot._data, rest, layout.total - rest), layout.total - rest))
-    return TensorSnapshot(
-        snapshot.path,
-        snapshot.dtype,
-        part,
-        JoinedData([(data, nbytes) for data, nbytes in parts if nbytes]),
-        param_id=snapshot._param_id,
-        container_stack=snapshot._container_stack,
-    )
+    return snapshot.replace(shape=part, data=JoinedData([(data, nbytes) for data, nbytes in parts if nbytes]))
 
 
 def _lying(

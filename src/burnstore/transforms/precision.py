@@ -33,10 +33,7 @@ def cast(snapshot: TensorSnapshot, dtype: DType) -> TensorSnapshot:
         if each.bits % 8:
             raise DTypeError(f"{each.name} values are packed {8 / each.bits:g} to a byte", tensor=snapshot.path)
     data = CastData(snapshot._data, snapshot.dtype, dtype, snapshot.nbytes * 8 // snapshot.dtype.bits)
-    stack = snapshot._container_stack
-    return TensorSnapshot(
-        snapshot.path, dtype, snapshot.shape, data, param_id=snapshot._param_id, container_stack=stack
-    )
+    return snapshot.replace(dtype=dtype, data=data)
 
 
 class CastData:

@@ -139,11 +139,10 @@ class LayoutView:
                 ids = part_ids.get(given.path) if part_ids and link.parts > 1 else None
                 path = join(module.burn, link.burn)
                 seen.made_of[path] = (Piece(given.path, _is_turned(given, link), link.part, link.parts),)
-                made[link.burn] = _placed(
-                    _part(given, link),
-                    path,
-                    stack if module.kind else given.container_stack,
-                    given._param_id if link.parts == 1 else ids[link.part] if ids else None,
+                made[link.burn] = _part(given, link).replace(
+                    path=path,
+                    container_stack=stack if module.kind else None,
+                    param_id=given._param_id if link.parts == 1 else ids[link.part] if ids else None,
                 )
             lost = [join(module.torch, name) for name in module.map.lost]
             seen.used.update(lost)
@@ -210,12 +209,11 @@ def _add_whole(
     seen.made_of[path] = tuple(pieces)
     if len(parts) == 1:
         whole = parts[0]
-        renamed = whole.path != path
-        seen.snapshots.append(_placed(whole, path, whole.container_stack, whole._param_id) if renamed else whole)
+        seen.snapshots.append(whole.replace(path=path) if whole.path != path else whole)
         return
     with located(tensor=path):
         whole = joined(parts)
-    seen.snapshots.append(_placed(whole, path, whole.container_stack, None))
+    seen.snapshots.append(whole.replace(path=path))
     ids = tuple(part._param_id for part in parts)
     if any(each is not None for each in ids):
         seen.part_ids[path] = ids
@@ -239,18 +237,6 @@ def _turned(given: TensorSnapshot, link: Link) -> TensorSnapshot:
 
 def _is_turned(given: TensorSnapshot, link: Link) -> bool:
     return link.transposed and len(given.shape) == 2
-
-
-def _placed(snapshot: TensorSnapshot, path: str, stack: Sequence[str], param_id: int | None) -> TensorSnapshot:
-    return TensorSnapshot(
-        path,
-        snapshot.dtype,
-        snapshot.shape,
-        snapshot._data,
-        nbytes=snapshot.nbytes,
-        param_id=param_id,
-        container_stack=stack,
-    )
 
 
 def _zeros_for(

@@ -108,15 +108,7 @@ class Record:
         by_row = self.snapshots()
         tensors = {}
         for name, (row, identity) in found.tensors.items():
-            tensor = by_row[row]
-            tensors[name] = TensorSnapshot(
-                name,
-                tensor.dtype,
-                tensor.shape,
-                tensor._data,
-                nbytes=tensor.nbytes,
-                param_id=identity,
-            )
+            tensors[name] = by_row[row].replace(path=name, param_id=identity)
         return tensors, dict(found.scalars)
 
     def close(self) -> None:
