@@ -209,8 +209,8 @@ def follow_opcodes(job: Job) -> None:
     import zipfile
 
     from burnstore.formats.codec.pickle import Dialect, read_pickle
-    from burnstore.formats.pytorch.storages import Storages
     from burnstore.formats.pytorch.tensor_calls import TensorCalls
+    from burnstore.formats.pytorch.tensors import Storages
 
     with zipfile.ZipFile(job.input) as archive:
         data = archive.read(next(name for name in archive.namelist() if name.endswith("data.pkl")))

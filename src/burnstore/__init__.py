@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from .jobs.merge.merge import Merge, MergeSource, merge
     from .jobs.migrate import Migration, migrate, migrate_folder
     from .jobs.report.report import Report, report
-    from .jobs.scan.scan import Finding, Scan, scan, scan_folder
+    from .jobs.scan.scan import Finding, ScanResult, scan
     from .jobs.stats import TensorStats
     from .jobs.verify.folder import verify_folder
     from .jobs.verify.verify import TensorCheck, Verification, verify
@@ -173,7 +173,7 @@ _LATER = {
     "Report": "jobs.report.report",
     "SafetensorsFileRecorder": "stores.importers",
     "SafetensorsStore": "stores.safetensors",
-    "Scan": "jobs.scan.scan",
+    "ScanResult": "jobs.scan.scan",
     "Store": "stores.base",
     "TensorCheck": "jobs.verify.verify",
     "TensorDiff": "jobs.diff.result",
@@ -207,7 +207,6 @@ _LATER = {
     "save_file": "stores.records",
     "save_into": "loading",
     "scan": "jobs.scan.scan",
-    "scan_folder": "jobs.scan.scan",
     "serialize": "saving",
     "verify": "jobs.verify.verify",
     "verify_folder": "jobs.verify.folder",
@@ -314,7 +313,7 @@ __all__ = [
     "SafetensorsStore",
     "SaveError",
     "Scalar",
-    "Scan",
+    "ScanResult",
     "Store",
     "TensorCheck",
     "TensorData",
@@ -365,7 +364,6 @@ __all__ = [
     "save_file",
     "save_into",
     "scan",
-    "scan_folder",
     "serialize",
     "verify",
     "verify_folder",

@@ -38,7 +38,7 @@ PUBLIC = [
     *("MissingTensorsError", "ModelError", "ModuleAdapter", "ParamId", "PathFilter", "PatternError"),
     *("Conversion", "SafetensorsStore", "convert", "guess_kinds", "PytorchStore"),
     *("ConfigError", "Opaque", "config_from_file", "save_config", "PytorchMetadata", "PytorchReader"),
-    *("Finding", "Scan", "scan", "scan_folder", "Partition"),
+    *("Finding", "ScanResult", "scan", "Partition"),
     *("AmbiguousError", "Receipt", "ReceiptCheck", "check_receipt", "read_receipt", "replay"),
     *("Inspection", "Outline", "TensorRow", "TensorStats", "Totals", "inspect", "outline"),
     *("Report", "report"),

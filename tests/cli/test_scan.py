@@ -38,7 +38,7 @@ def test_a_clean_file_is_said_to_be_clean(clean: Path, capsys: Captured) -> None
 def test_what_is_dangerous_is_said_with_its_place(evil: Path, capsys: Captured) -> None:
     assert main(["scan", str(evil)]) == 1
     assert capsys.readouterr().out == (
-        f"{evil}: dangerous; no tensors can be had\n  dangerous: imports and calls os.system (byte 12)\n"
+        f"{evil}: dangerous; no tensors can be read\n  dangerous: imports and calls os.system (byte 12)\n"
     )
 
 
@@ -50,7 +50,7 @@ def test_tensors_that_can_be_taken_are_counted(tmp_path: Path, capsys: Captured)
     capsys.readouterr()
     assert main(["scan", str(tmp_path / "x.pt")]) == 1
     told = capsys.readouterr().out
-    assert "suspicious; 1 tensor can be taken safely, burnstore runs nothing" in told
+    assert "suspicious; 1 tensor can be read safely, burnstore runs nothing" in told
     assert "suspicious: imports and calls my.models.Net (byte " in told
 
 

@@ -14,9 +14,8 @@ import burnstore as bs
 from burnstore.formats.codec.pickle import Dialect, read_pickle
 from burnstore.formats.pytorch import runs
 from burnstore.formats.pytorch.runs import TensorRuns
-from burnstore.formats.pytorch.storages import Storages
 from burnstore.formats.pytorch.tensor_calls import TensorCalls
-from burnstore.formats.pytorch.tensors import PickledTensor
+from burnstore.formats.pytorch.tensors import PickledTensor, Storages
 
 
 def pickle_of(value: Any, **options: Any) -> bytes:
@@ -136,6 +135,6 @@ def test_whatever_fetches_what_was_skipped_starts_over() -> None:
 
 
 def test_a_run_is_not_longer_than_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "_LONGEST_RUN", 7)
+    monkeypatch.setattr(runs, "_MAX_RUN", 7)
     data = pickle_of(VALUES["many"])
     assert outcome(data, quick=True)[0] == outcome(data, quick=False)[0]

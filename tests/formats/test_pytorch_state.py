@@ -18,7 +18,7 @@ import torch
 import burnstore as bs
 from burnstore.formats import pytorch
 from burnstore.formats.codec.pickle_values import Call, PickledSet, Symbol
-from burnstore.formats.pytorch.numpy_calls import NumpyArray
+from burnstore.formats.pytorch.calls import NumpyArray
 from burnstore.formats.pytorch.tensors import PickledTensor
 from burnstore.io.source import BytesSource
 from fuzz import torch_bytes as tb

@@ -33,7 +33,7 @@ def in_a_dict(payload: bytes) -> bytes:
     return tb.pickled(tb.dict_of((tb.text("w"), payload)))
 
 
-def scanned(folder: Path, data: bytes, name: str = "x.pt") -> bs.Scan:
+def scanned(folder: Path, data: bytes, name: str = "x.pt") -> bs.ScanResult:
     (folder / name).write_bytes(data)
     return bs.scan(folder / name)
 
@@ -331,7 +331,7 @@ def test_a_folder_is_scanned_with_all_below_it(tmp_path: Path) -> None:
     (tmp_path / "broken.pt").write_bytes(b"nothing")
     (tmp_path / "no_suffix").write_bytes(HIDDEN)
     bs.save({"w": np.ones(2, np.float32)}, tmp_path / "c.safetensors")
-    found = {os.path.relpath(scan.path, tmp_path): scan.verdict for scan in bs.scan_folder(tmp_path)}
+    found = {os.path.relpath(scan.path, tmp_path): scan.verdict for scan in bs.scan(tmp_path).files}
     assert found == {
         "a.pkl": "dangerous",
         "broken.pt": "error",
@@ -339,8 +339,10 @@ def test_a_folder_is_scanned_with_all_below_it(tmp_path: Path) -> None:
         "no_suffix": "dangerous",
         os.path.join("deep", "er", "b.bin"): "dangerous",
     }
-    with pytest.raises(NotADirectoryError):
-        list(bs.scan_folder(tmp_path / "a.pkl"))
+    whole = bs.scan(tmp_path)
+    assert whole.verdict == "dangerous" and not whole.is_clean and whole.path == str(tmp_path)
+    assert [file["verdict"] for file in whole.to_dict()["files"]] == [file.verdict for file in whole.files]
+    assert "files" not in whole.files[0].to_dict()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
@@ -354,7 +356,7 @@ def test_links_out_of_a_folder_are_not_followed(tmp_path: Path) -> None:
     (inside / "folder").symlink_to(outside)
     (inside / "same.pkl").symlink_to(inside / "own.pkl")
     os.mkfifo(inside / "pipe.pkl")
-    found = {os.path.basename(scan.path): scan for scan in bs.scan_folder(inside)}
+    found = {os.path.basename(scan.path): scan for scan in bs.scan(inside).files}
     assert {name: scan.verdict for name, scan in found.items()} == {
         "file.pkl": "error",
         "folder": "error",

@@ -1,4 +1,4 @@
-"""``burnstore scan``: say whether files would run code when other programs load them."""
+"""``burnstore scan``: report whether files would run code when other programs load them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 
 from ..errors import BurnstoreError
-from ..jobs.scan.scan import CLEAN, ERROR, Scan, scan, scan_folder
+from ..jobs.scan.scan import CLEAN, ERROR, ScanResult, scan, scan_files
 from . import ERROR as FAILED
 from . import FINE, FOUND
 from .arguments import add_json
@@ -16,13 +16,13 @@ from .complaint import complain
 from .text import Screen, escape
 
 _SCHEMA = 1
-_MOST_SHOWN = 20
+_MAX_SHOWN = 20
 _COLOURS = {"clean": "32", "suspicious": "1;33", "dangerous": "1;31", "error": "1;31"}
 
 DESCRIPTION = """\
-Say whether loading a file with other programs would run code in it: which functions and classes its pickles import
-and call, where, and how dangerous that is; and which tensors can be taken safely anyway. Nothing in it is run.
-Of a folder every file of tensors or pickles below it is scanned; links that lead out of it are not followed.
+Report whether loading a file with other programs would run code in it: which functions and classes its pickles import
+and call, where, and how dangerous that is; and which tensors can be read safely anyway. Nothing in it is run.
+For a folder, every file of tensors or pickles below it is scanned; links out of the folder are not followed.
 """
 
 EXAMPLES = """\
@@ -32,13 +32,13 @@ examples:
 
 exit codes:
   0  clean: nothing but data
-  1  suspicious: at least one file asks for code that is not known to be harmless
+  1  suspicious or dangerous: at least one file asks for code that is not known to be harmless
   2  an error: a file that could not be judged, or wrong arguments
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What can be said after the verb."""
+    """Declare the arguments of the verb."""
     parser.add_argument("paths", nargs="+", metavar="FILE|FOLDER", help="a file of any format, or a folder")
     add_json(parser)
 
@@ -46,14 +46,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Scan every file, and those below every folder; the worst outcome decides the exit code."""
     screen = Screen.of_stdout()
-    encode = json.JSONEncoder(allow_nan=False).encode  # ASCII only: no terminal acts on it
+    encode = json.JSONEncoder(allow_nan=False).encode  # ASCII only, so that no terminal interprets it.
     outcome, count = FINE, 0
     if arguments.json:
         from burnstore import __version__
 
         print(f'{{"burnstore": {encode(__version__)}, "schema": {_SCHEMA}, "files": [')
-    for found in _scans(arguments.paths):
-        outcome = max(outcome, _code(found))
+    for found in _results(arguments.paths):
+        outcome = max(outcome, {CLEAN: FINE, ERROR: FAILED}.get(found.verdict, FOUND))
         if arguments.json:
             print(("," if count else "") + encode(found.to_dict()))
         else:
@@ -66,39 +66,33 @@ def run(arguments: argparse.Namespace) -> int:
     return outcome
 
 
-def _scans(paths: list[str]) -> Iterator[Scan]:
+def _results(paths: list[str]) -> Iterator[ScanResult]:
     for path in paths:
         try:
             if os.path.isdir(path):
-                yield from scan_folder(path)
+                yield from scan_files(path)
             else:
                 yield scan(path)
         except (OSError, MemoryError) as error:
-            told = BurnstoreError("there is not enough memory", path=path) if isinstance(error, MemoryError) else error
-            yield Scan(path, None, ERROR, error=told)
+            failed = BurnstoreError("not enough memory", path=path) if isinstance(error, MemoryError) else error
+            yield ScanResult(path, None, ERROR, error=failed)
 
 
-def _code(found: Scan) -> int:
-    return {CLEAN: FINE, ERROR: FAILED}.get(found.verdict, FOUND)
-
-
-def _show(found: Scan, screen: Screen) -> None:
+def _show(found: ScanResult, screen: Screen) -> None:
     print(f"{escape(found.path)}: {screen.paint(found.verdict, _COLOURS[found.verdict])}{_about_tensors(found)}")
-    for finding in found.findings[:_MOST_SHOWN]:
+    for finding in found.findings[:_MAX_SHOWN]:
         what = "imports and calls" if finding.called else "imports"
         where = f"{escape(finding.member)}, byte {finding.position}" if finding.member else f"byte {finding.position}"
         print(f"  {finding.severity}: {what} {escape(finding.name)} ({where})")
-    if len(found.findings) > _MOST_SHOWN:
-        print(f"  and {len(found.findings) - _MOST_SHOWN} more; --json shows all")
+    if len(found.findings) > _MAX_SHOWN:
+        print(f"  and {len(found.findings) - _MAX_SHOWN} more; --json shows all")
     if found.error is not None and found.verdict != CLEAN:
         complain(found.error, found.path, label="error" if found.verdict == ERROR else "note")
 
 
-def _about_tensors(found: Scan) -> str:
-    if found.verdict in (CLEAN, ERROR) and not found.tensors:
-        return ""
+def _about_tensors(found: ScanResult) -> str:
     count = len(found.tensors)
-    taken = f"{count} {'tensor' if count == 1 else 'tensors'}"
-    if found.verdict == CLEAN:
-        return f", {taken}"
-    return f"; {taken} can be taken safely, burnstore runs nothing" if count else "; no tensors can be had"
+    tensors = f"{count} {'tensor' if count == 1 else 'tensors'}"
+    if found.verdict in (CLEAN, ERROR):
+        return f", {tensors}" if count and found.verdict == CLEAN else ""
+    return f"; {tensors} can be read safely, burnstore runs nothing" if count else "; no tensors can be read"

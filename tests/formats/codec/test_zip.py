@@ -276,8 +276,11 @@ def test_mutants_are_refused_or_read_as_zipfile_reads_them(edits: list[tuple[int
         found = contents(bytes(data))
     except (FormatError, UnsafeContentError):
         return
-    with zipfile.ZipFile(io.BytesIO(bytes(data))) as archive:
+    try:
+        archive = zipfile.ZipFile(io.BytesIO(bytes(data)))
+    except NotImplementedError:  # A version that Python's reader is too old for; nothing else depends on it.
+        return
+    with archive:
         for name, raw in found.items():
-            info = archive.getinfo(name)
-            if zlib.crc32(raw) == info.CRC and info.extract_version <= zipfile.MAX_EXTRACT_VERSION:
+            if zlib.crc32(raw) == archive.getinfo(name).CRC:
                 assert archive.read(name) == raw

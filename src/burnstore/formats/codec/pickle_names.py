@@ -1,9 +1,8 @@
 """The names in a pickle that cannot be followed: every global that its opcodes spell, one opcode after the other.
 
-The machine of `pickle.py` stops where a pickle breaks its rules. Python's own is less strict, and what
-stands before, or behind, the place of an error may have run by then. Here opcodes are only told apart, not obeyed, so
-nothing stops the walk but bytes that are no opcode. A name that is put together in another way than by two texts right
-before is `UNKNOWN`.
+The machine of `pickle.py` stops where a pickle breaks its rules. Python's own is less strict, and may have run by then
+what precedes, or follows, the place of an error. Here opcodes are only told apart, not obeyed, so only bytes that are
+no opcode stop the walk. A name that is not given by two strings right before it is `UNKNOWN`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _LINES = {**dict.fromkeys(b"ILFSVPgp", 1), **dict.fromkeys(b"ci", 2)}
 _COUNTED = {0x55: 1, 0x43: 1, 0x8C: 1, 0x8A: 1, 0x54: 4, 0x42: 4, 0x58: 4, 0x8B: 4, 0x8D: 8, 0x8E: 8, 0x96: 8}
 _TEXTS = frozenset((0x55, 0x8C, 0x54, 0x58, 0x8D))
 _PUTS = frozenset(b"qrp") | {0x94}
-_SILENT = _PUTS | {0x80, 0x95}  # they leave what is on the stack
+_SILENT = _PUTS | {0x80, 0x95}  # These leave the stack unchanged.
 _STOP, _STACK_GLOBAL, _MEMOIZE = 0x2E, 0x93, 0x94
 _GLOBAL, _INST = b"ci"
 _EXTENSIONS = frozenset((0x82, 0x83, 0x84))
@@ -38,7 +37,7 @@ _EMBEDDED = re.compile(rb"(?:\x80[\x02-\x05]|PK\x03\x04|\xc2\x80[\x02-\x05])")
 
 @dataclass(frozen=True, slots=True)
 class SpelledName:
-    """A global as a pickle spells it, and the place."""
+    """A global as a pickle spells it, and its position."""
 
     position: int
     module: str
@@ -46,14 +45,14 @@ class SpelledName:
 
 
 def spelled_names(data: bytes) -> tuple[list[SpelledName], bool]:
-    """Every global in bytes that hold pickles one after the other, and whether all of the bytes were opcodes.
+    """Return every global in a series of pickles, and whether all of the bytes were opcodes.
 
     >>> spelled_names(b"cos\\nsystem\\n(S'id'\\ntR.")
     ([SpelledName(position=0, module='os', name='system')], True)
     """
     found: list[SpelledName] = []
     memo: dict[int, str | None] = {}
-    last: list[str | None] = [None, None]  # what the two latest opcodes pushed, if it was text
+    last: list[str | None] = [None, None]  # What the two latest opcodes pushed, if it was text.
     position = 0
     while position < len(data):
         at, op = position, data[position]
@@ -79,7 +78,7 @@ def spelled_names(data: bytes) -> tuple[list[SpelledName], bool]:
 
 
 def _end_of(data: bytes, op: int, start: int) -> int | None:
-    """Where an opcode ends that begins before ``start``; None if it is none, or is cut."""
+    """Return where an opcode ends whose argument is at ``start``; None if it is no opcode, or is cut."""
     if op in _FIXED:
         end = start + _FIXED[op]
     elif op in _COUNTED:
@@ -125,7 +124,7 @@ def _note(found: list[SpelledName], position: int, module: str, name: str) -> No
 
 
 def embedded_files(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Texts and bytes in a pickle that are themselves a pickle or a zip, and where they begin."""
+    """Yield strings in a pickle that are themselves a pickle or a zip, each with its position."""
     for match in _EMBEDDED.finditer(data, 1):
         start = match.start()
         for op, width in _COUNTED.items():
@@ -135,5 +134,5 @@ def embedded_files(data: bytes) -> Iterator[tuple[int, bytes]]:
             length = int.from_bytes(data[start - width : start], "little")
             if len(match[0]) < length <= len(data) - start:
                 inner = data[start : start + length]
-                spelled = inner[:1] == b"\xc2"  # bytes as Python 2 has them: characters below 256, in UTF-8
+                spelled = inner[:1] == b"\xc2"  # Bytes as Python 2 has them: characters below 256, in UTF-8.
                 yield start, inner.decode("utf-8", "ignore").encode("latin-1", "ignore") if spelled else inner

@@ -1,7 +1,7 @@
 """What a pickle becomes here: plain Python values, and inert nodes for everything that a pickle would run.
 
-A value is None, bool, int, float, complex, str, bytes, tuple, list, dict, or one of the nodes below. A node only says
-what the pickle asked for; nothing in it can be called.
+A value is None, bool, int, float, complex, str, bytes, tuple, list, dict, or one of the nodes below. A node only
+records what the pickle asked for; nothing in it can be called.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Builder = Callable[[tuple[Any, ...]], Any]
 
 
 class Symbol:
-    """A global that a pickle names: a module and a name in it, as text, and what is known here of its calls."""
+    """A global that a pickle names: a module and a name in it, as strings, and the builder for its calls, if known."""
 
     __slots__ = ("build", "called", "module", "name")
 
@@ -36,9 +36,9 @@ class Symbol:
 
 
 class Call:
-    """A call that a pickle asks for and that is not known here: kept with all it was given, never made.
+    """A call that a pickle asks for and that is not known here: kept with all its arguments, never made.
 
-    ``function`` is what would be called (mostly a `Symbol`), ``state`` what would be set on its result, ``appended``
+    ``function`` is what would be called (usually a `Symbol`), ``state`` what would be set on its result, ``appended``
     and ``pairs`` what would be put into it.
     """
 
@@ -53,19 +53,19 @@ class Call:
         self.pairs: list[tuple[Any, Any]] | None = None
 
     def take_state(self, state: Any) -> None:
-        """What the BUILD opcode gives."""
+        """Take what the BUILD opcode gives."""
         if self.state is not None:
             raise CorruptError(f"the state of {self!r} is given twice")
         self.state = state
 
     def append(self, items: list[Any]) -> None:
-        """What the APPEND and ADDITEMS opcodes give."""
+        """Take what the APPEND and ADDITEMS opcodes give."""
         if self.appended is None:
             self.appended = []
         self.appended += items
 
     def set_items(self, items: list[Any]) -> None:
-        """What the SETITEM opcodes give: keys and values in turn."""
+        """Take what the SETITEM opcodes give: keys and values in turn."""
         if self.pairs is None:
             self.pairs = []
         self.pairs += zip(items[::2], items[1::2], strict=True)
@@ -80,7 +80,7 @@ class Call:
 
 
 class PickledDict(dict[Any, Any]):
-    """An OrderedDict or another dict of a class of its own; ``state`` is what was set on it besides its items."""
+    """An OrderedDict or another dict subclass; ``state`` is what was set on it besides its items."""
 
     __slots__ = ("state",)
 
@@ -89,22 +89,21 @@ class PickledDict(dict[Any, Any]):
         self.state: Any = None
 
     def take_state(self, state: Any) -> None:
-        """What the BUILD opcode gives."""
+        """Take what the BUILD opcode gives."""
         self.state = state
 
 
 class PickledSet(list[Any]):
-    """A set, by its items: hashing values of a stranger is left to whoever knows them."""
+    """The items of a set; values from a stranger are not hashed here."""
 
     __slots__ = ()
 
 
 def kind_of(value: Any) -> str:
-    """What a value is, in a word that is fit for messages."""
+    """Return what a value is, in a word fit for messages."""
     if isinstance(value, Symbol):
         return printable(value.full_name)
     if isinstance(value, Call):
         return printable(value.function_name)
-    return {"NoneType": "None", "PickledDict": "dict", "PickledSet": "set"}.get(
-        type(value).__name__, type(value).__name__
-    )
+    name = type(value).__name__
+    return {"NoneType": "None", "PickledDict": "dict", "PickledSet": "set"}.get(name, name)

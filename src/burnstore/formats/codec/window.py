@@ -1,4 +1,4 @@
-"""Window: the bytes of a source a piece at a time, for readers that go through them once from front to back."""
+"""Window: the bytes of a source a block at a time, for readers that go through them once from front to back."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Protocol
 
 from ...errors import TruncatedError
 
-_FIRST_PIECE = 64 << 10
-_PIECE_AFTER_A_SKIP = 4 << 10
-_LARGEST_PIECE = 1 << 20
+_FIRST_BLOCK = 64 << 10
+_BLOCK_AFTER_SKIP = 4 << 10
+_MAX_BLOCK = 1 << 20
 
 
 class Readable(Protocol):
@@ -18,11 +18,11 @@ class Readable(Protocol):
     size: int
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """Exactly these bytes."""
+        """Return exactly these bytes."""
 
 
 class Sink(Protocol):
-    """Takes the bytes that a text spells out."""
+    """Takes the bytes that numbers written as text stand for."""
 
     size: int
 
@@ -32,7 +32,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Where bytes lie: in the source, or with ``spelled_out`` in the sink that numbers were written to."""
+    """A range of bytes: in the source, or with ``spelled_out`` in the sink that numbers were written to."""
 
     offset: int
     nbytes: int
@@ -40,14 +40,14 @@ class Extent:
 
 
 class Window:
-    """``buffer[at]`` is the next byte; `need` makes sure of more of them, `skip` passes over any number unread."""
+    """``buffer[at]`` is the next byte; `need` makes more of them available, `skip` passes over any number unread."""
 
-    __slots__ = ("_base", "_piece", "_source", "at", "buffer", "end")
+    __slots__ = ("_base", "_block", "_source", "at", "buffer", "end")
 
     def __init__(self, source: Readable, position: int = 0) -> None:
         self._source = source
         self._base = position
-        self._piece = _FIRST_PIECE
+        self._block = _FIRST_BLOCK
         self.buffer = b""
         self.at = 0
         self.end = source.size
@@ -67,40 +67,37 @@ class Window:
         if len(self.buffer) - self.at >= length:
             return
         position = self.position
-        if length > self.end - position:
+        if length > self.left:
             raise TruncatedError(f"{length} bytes needed, the file ends at {self.end}", offset=position)
-        self.buffer = self._source.read_at(position, min(max(length, self._piece), self.end - position))
+        self.buffer = self._source.read_at(position, min(max(length, self._block), self.left))
         self._base, self.at = position, 0
-        self._piece = min(self._piece * 2, _LARGEST_PIECE)
+        self._block = min(self._block * 2, _MAX_BLOCK)
 
     def more(self) -> bool:
-        """Have a longer buffer from ``at`` on; whether there was more to be had."""
+        """Read a longer buffer from ``at`` on; return whether there was more."""
         held = len(self.buffer) - self.at
-        if held >= self.end - self.position:
+        if held >= self.left:
             return False
-        self.need(min(held + max(held, self._piece), self.end - self.position))
+        self.need(min(held + max(held, self._block), self.left))
         return True
 
     def take(self, length: int) -> bytes:
-        """These many bytes, passed over."""
+        """Return this many bytes and pass over them."""
         self.need(length)
         self.at += length
         return self.buffer[self.at - length : self.at]
 
     def skip(self, length: int) -> None:
         """Pass over this many bytes without reading them."""
-        if length > self.end - self.position:
-            raise TruncatedError(
-                f"{length} bytes announced, {self.end - self.position} left in the file", offset=self.position
-            )
+        if length > self.left:
+            raise TruncatedError(f"{length} bytes announced, {self.left} left in the file", offset=self.position)
         self.at += length
         if self.at > len(self.buffer):
-            self._base, self.at = self._base + self.at, 0
-            self.buffer = b""
-            self._piece = _PIECE_AFTER_A_SKIP
+            self._base, self.at, self.buffer = self._base + self.at, 0, b""
+            self._block = _BLOCK_AFTER_SKIP
 
     def move_to(self, position: int) -> None:
-        """Go on at this offset of the source, before or after the present one."""
+        """Continue at this offset of the source."""
         at = position - self._base
         if 0 <= at <= len(self.buffer):
             self.at = at

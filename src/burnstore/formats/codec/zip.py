@@ -1,14 +1,14 @@
-"""Zip archives, strictly: where each member's bytes lie, if every reader would agree on it.
+"""Zip archives, strictly: where each member's bytes are, if every reader would agree on it.
 
-Own code, as a general reader believes one of the two descriptions that a zip has of each member and lets the other lie:
-what one program scans is then not what another loads. Here both are read and must agree.
+Own code, because a general reader believes one of the two descriptions that a zip has of each member and ignores the
+other: what one program scans is then not what another loads. Here both are read and must agree.
 
 * The end record ends the file; the directory ends where the end record begins; nothing is claimed to be on other disks.
-  Where the 64-bit end record is there, it is used, and the 32-bit one may not contradict it.
+  A 64-bit end record is used if present, and the 32-bit one must not contradict it.
 * A member's local header has the same name, method and flags as its entry in the directory, and the same sizes and
   checksum unless it leaves them to a descriptor behind the data.
-* Members are stored or deflated; none is encrypted or patched; a stored one is as long as it says twice.
-* No two members have one name, also if upper and lower case are not told apart, and none overlaps another.
+* Members are stored or deflated; none is encrypted or patched; a stored one has equal packed and unpacked sizes.
+* No two members have one name, ignoring case, and none overlaps another.
 * A name is a relative path without ``..``, backslashes or control characters. Nothing is ever extracted to it.
 * Inflating stops at the announced length, which must be met exactly; ratio and total are bounded.
 """
@@ -17,14 +17,16 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...errors import (
     CorruptError,
+    FormatError,
     LimitError,
     TruncatedError,
     UnsafeContentError,
@@ -33,22 +35,20 @@ from ...errors import (
 )
 
 STORED, DEFLATED = 0, 8
-MOST_MEMBERS = 1_000_000
-MOST_RATIO = 200
-MOST_INFLATED = 1 << 30
+MAX_MEMBERS = 1_000_000
+MAX_RATIO = 200
+MAX_INFLATED = 1 << 30
 
-_LOCAL = np.dtype(
-    [
-        *(("magic", "<u4"), ("needs", "<u2"), ("flags", "<u2"), ("method", "<u2"), ("time", "<u4")),
-        *(("crc", "<u4"), ("packed", "<u4"), ("size", "<u4"), ("name", "<u2"), ("extra", "<u2")),
-    ]
-)
-_CENTRAL = np.dtype(
-    [
-        *(("magic", "<u4"), ("made_by", "<u2"), ("needs", "<u2"), ("flags", "<u2"), ("method", "<u2"), ("time", "<u4")),
-        *(("crc", "<u4"), ("packed", "<u4"), ("size", "<u4"), ("name", "<u2"), ("extra", "<u2"), ("comment", "<u2")),
-        *(("disk", "<u2"), ("attributes", "<u2"), ("more_attributes", "<u4"), ("header", "<u4")),
-    ]
+_SHARED = "flags:u2 method:u2 time:u4 crc:u4 packed:u4 size:u4 name:u2 extra:u2"
+
+
+def _record_type(fields: str) -> np.dtype[Any]:
+    return np.dtype([(name, f"<{code}") for name, code in (field.split(":") for field in fields.split())])
+
+
+_LOCAL = _record_type(f"magic:u4 needs:u2 {_SHARED}")
+_CENTRAL = _record_type(
+    f"magic:u4 made_by:u2 needs:u2 {_SHARED} comment:u2 disk:u2 attributes:u2 more_attributes:u4 header:u4"
 )
 _LENGTHS, _LENGTHS_AT = struct.Struct("<3H"), 28
 _END = struct.Struct("<4s4H2IH")
@@ -58,25 +58,36 @@ LOCAL_MAGIC, CENTRAL_MAGIC, END_MAGIC = b"PK\3\4", b"PK\1\2", b"PK\5\6"
 DESCRIPTOR_MAGIC = b"PK\7\x08"
 _LOCAL_NUMBER, _CENTRAL_NUMBER = (int.from_bytes(magic, "little") for magic in (LOCAL_MAGIC, CENTRAL_MAGIC))
 _END_64_MAGIC, _LOCATOR_64_MAGIC = b"PK\6\6", b"PK\6\7"
-_ENCRYPTED, _DESCRIPTOR, _PATCH, _STRONG, _UTF8, _MASKED = 1, 1 << 3, 1 << 5, 1 << 6, 1 << 11, 1 << 13
-_UNKNOWN_FLAGS = 0xFFFF & ~(_DESCRIPTOR | _UTF8 | 0b110)  # the two last say how hard the writer tried
-_FOLDER = 0x10  # in the attributes: torch's reader gives no bytes of such a member, others do
+_ENCRYPTED, _DESCRIPTOR, _STRONG, _UTF8, _MASKED = 1, 1 << 3, 1 << 6, 1 << 11, 1 << 13
+_UNKNOWN_FLAGS = 0xFFFF & ~(_DESCRIPTOR | _UTF8 | 0b110)  # The last two are the compression level.
+_FOLDER = 0x10  # In the attributes: torch's reader gives no bytes of such a member, others do.
 _FULL_16, _FULL_32 = 0xFFFF, 0xFFFFFFFF
-_LONGEST_COMMENT = 0xFFFF
-_NEAR = 16 << 10  # headers this near to one another are read together
-_BLOCK = 4 << 20
+_MAX_COMMENT = 0xFFFF
+_NEAR, _BLOCK = 16 << 10, 4 << 20
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
 ReadAt = Callable[[int, int], bytes]
 
 
+class Member(NamedTuple):
+    """Where the bytes of a member are, and what its header states of them; a checksum of 0 was left out.
+
+    ``size`` is the number of bytes when unpacked; None where the end of a damaged member was not found.
+    """
+
+    start: int
+    packed: int
+    size: int | None
+    crc: int
+    method: int
+
+
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """The members of an archive as columns, in the order of the directory: so many are handled at once.
+    """The members of an archive as columns, in the order of the directory, so that many are handled in one step.
 
-    ``starts`` are the places of the bytes, ``packed`` their lengths in the file and ``sizes`` when unpacked; a checksum
-    of 0 is one that the writer left out.
+    ``starts`` are the offsets of the bytes, ``packed`` their lengths in the file and ``sizes`` when unpacked.
     """
 
     names: list[str]
@@ -87,12 +98,22 @@ class Directory:
     headers: Int64s
     starts: Int64s
 
+    def members(self) -> list[Member]:
+        """Return the members one by one."""
+        columns = (self.starts, self.packed, self.sizes, self.crcs, self.methods)
+        return [Member(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+
+    def member(self, row: int) -> Member:
+        """Return one member."""
+        columns = (self.starts, self.packed, self.sizes, self.crcs, self.methods)
+        return Member(*(int(column[row]) for column in columns))
+
 
 def read_directory(read_at: ReadAt, size: int) -> Directory:
-    """All members of the archive of ``size`` bytes."""
+    """Return all members of the archive of ``size`` bytes."""
     start, end, count = _find_directory(read_at, size)
-    if count > MOST_MEMBERS:
-        raise LimitError(f"a zip of {count} members, more than the limit of {MOST_MEMBERS}")
+    if count > MAX_MEMBERS:
+        raise LimitError(f"a zip of {count} members, more than the limit of {MAX_MEMBERS}")
     if count * _CENTRAL.itemsize > end - start:
         raise CorruptError(f"a directory of {end - start} bytes cannot list {count} members", offset=start)
     directory = read_at(start, end - start)
@@ -105,16 +126,40 @@ def read_directory(read_at: ReadAt, size: int) -> Directory:
     raw_names = _slices(directory, places + _CENTRAL.itemsize, name_ends)
     names = _names(raw_names, entries["flags"], start + places)
     sizes, packed, headers = _wide_columns(directory, entries, name_ends)
-    _check_kinds(names, entries, sizes, packed, start + places)
-    _check_unique(names)
-    starts = _starts(read_at, names, raw_names, entries, (packed, sizes, headers), start)
+    _check_members(names, entries, sizes, packed, start + places)
+    _refuse(headers + _LOCAL.itemsize + entries["name"] > start, "starts inside the directory", names, headers)
+    order = np.argsort(headers, kind="stable")
+    local, local_names = _local_headers(read_at, order, headers, entries["name"])
+    agree = np.array([name == raw_names[row] for name, row in zip(local_names, order.tolist(), strict=True)], bool)
+    agree &= local["magic"] == _LOCAL_NUMBER
+    for field in ("flags", "method", "name"):
+        agree &= local[field] == entries[field][order]
+    agree &= _sizes_agree(local, entries["crc"][order], packed[order], sizes[order])
+    agree[order] = agree.copy()
+    _refuse(~agree, "has another header than its entry in the directory", names, headers)
+    starts = np.zeros(count, np.int64)
+    starts[order] = headers[order] + _LOCAL.itemsize + local["name"] + local["extra"].astype(np.int64)
+    after = np.full(count, start, np.int64)
+    after[order[:-1]] = headers[order[1:]]
+    too_long = starts + packed > after
+    _refuse(too_long & (after == start), "reaches into the directory", names, after, TruncatedError)
+    _refuse(too_long, "overlaps what follows it", names, after)
     methods, crcs = _int64(entries["method"], entries["crc"])
     return Directory(names, methods, crcs, packed, sizes, headers, starts)
 
 
+def _refuse(
+    wrong: Array, problem: str, names: list[str], offsets: Int64s, error: type[FormatError] = CorruptError
+) -> None:
+    """Raise an error about the first of the wrong members, if there is any."""
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise error(f"the member {printable(names[row])!r} {problem}", offset=int(offsets[row]))
+
+
 def _find_directory(read_at: ReadAt, size: int) -> tuple[int, int, int]:
-    """Where the directory starts and ends, and how many members it lists."""
-    tail_at = max(0, size - _END.size - _LONGEST_COMMENT)
+    """Return where the directory starts and ends, and how many members it lists."""
+    tail_at = max(0, size - _END.size - _MAX_COMMENT)
     tail = read_at(tail_at, size - tail_at)
     ends = []
     at = tail.find(END_MAGIC)
@@ -123,9 +168,9 @@ def _find_directory(read_at: ReadAt, size: int) -> tuple[int, int, int]:
             ends.append(at)
         at = tail.find(END_MAGIC, at + 1)
     if not ends:
-        raise TruncatedError("a zip without its end: no end record, or bytes behind it", offset=size)
+        raise TruncatedError("a zip without an end record, or with bytes behind it", offset=size)
     if len(ends) > 1:
-        raise CorruptError("a zip with two ends: one hides in the comment of the other", offset=tail_at + ends[0])
+        raise CorruptError("a zip with two end records: one is in the comment of the other", offset=tail_at + ends[0])
     end_at = tail_at + ends[0]
     _, disk, first_disk, here, count, length, start, _ = _END.unpack_from(tail, ends[0])
     if disk or first_disk or here != count:
@@ -136,34 +181,28 @@ def _find_directory(read_at: ReadAt, size: int) -> tuple[int, int, int]:
     if locator[0] == _LOCATOR_64_MAGIC:
         directory_end = locator[2]
         if directory_end + _END_64.size > locator_at:
-            raise CorruptError("the 64-bit end record lies outside of the archive", offset=locator_at)
-        magic, rest, _, _, disk, first_disk, here, count_64, length_64, start_64 = _END_64.unpack(
-            read_at(directory_end, _END_64.size)
-        )
+            raise CorruptError("the 64-bit end record is outside of the archive", offset=locator_at)
+        end_64 = _END_64.unpack(read_at(directory_end, _END_64.size))
+        magic, rest, _, _, disk, first_disk, here, count_64, length_64, start_64 = end_64
         if magic != _END_64_MAGIC or rest + 12 != locator_at - directory_end:
-            raise CorruptError("there is no 64-bit end record where its locator says", offset=directory_end)
+            raise CorruptError("no 64-bit end record where its locator points", offset=directory_end)
         if disk or first_disk or locator[1] or locator[3] > 1 or here != count_64:
             raise UnsupportedError("a zip in several parts", offset=directory_end)
-        for short, full, wide in (
-            (count, _FULL_16, count_64),
-            (length, _FULL_32, length_64),
-            (start, _FULL_32, start_64),
-        ):
+        pairs = ((count, _FULL_16, count_64), (length, _FULL_32, length_64), (start, _FULL_32, start_64))
+        for short, full, wide in pairs:
             if short not in (full, wide):
                 raise CorruptError(f"the end records disagree: {short} and {wide}", offset=end_at)
         count, length, start = count_64, length_64, start_64
     elif count == _FULL_16 or length == _FULL_32 or start == _FULL_32:
         raise CorruptError("the end record refers to a 64-bit one that is not there", offset=end_at)
     if start + length != directory_end:
-        raise CorruptError(
-            f"the directory lies from {start} to {start + length}, the end record begins at {directory_end}",
-            offset=end_at,
-        )
+        found = f"the directory is at {start} to {start + length}, the end record begins at {directory_end}"
+        raise CorruptError(found, offset=end_at)
     return start, directory_end, count
 
 
 def _places(directory: bytes, count: int, base: int) -> Int64s:
-    """Where the entries of the directory begin; each says where the next one does."""
+    """Return where the entries of the directory begin; each one determines the next."""
     places, position, lengths = [], 0, _LENGTHS.unpack_from
     try:
         for _ in range(count):
@@ -178,7 +217,7 @@ def _places(directory: bytes, count: int, base: int) -> Int64s:
 
 
 def _records(data: bytes, places: Int64s, kind: np.dtype[Any]) -> Array:
-    """The fixed parts at these places, which lie inside of the data."""
+    """Return the fixed parts at these positions, which are inside the data."""
     raw = np.frombuffer(data, np.uint8)
     rows: Array = raw[places[:, None] + np.arange(kind.itemsize)]
     return rows.reshape(-1).view(kind)
@@ -196,7 +235,7 @@ def _names(raw: list[bytes], flags: Array, offsets: Int64s) -> list[str]:
     together = b"\n".join(raw)
     if together.isascii():
         names = together.decode("ascii").split("\n") if raw else []
-        # Nearly every archive: nothing in any name that could be an objection, so none is looked at by itself.
+        # Nearly every archive: no name contains anything to object to, so none is checked on its own.
         plain = "".join(names)
         objections = any(sign in plain for sign in ("\\", ":", "..")) or not plain.isprintable()
         if len(names) == len(raw) and not objections and b"\n/" not in b"\n" + together and b"" not in raw:
@@ -213,13 +252,13 @@ def _name(raw: bytes, flags: int, offset: int) -> str:
         raise CorruptError("a member without a name", offset=offset)
     if not name.isprintable() or "\\" in name or name[0] == "/" or name[1:2] == ":" or ".." in name.split("/"):
         raise UnsafeContentError(
-            f"a member is called {printable(name)!r}, which is no plain relative path", offset=offset
+            f"a member is called {printable(name)!r}, which is not a plain relative path", offset=offset
         )
     return name
 
 
 def _wide_columns(directory: bytes, entries: Array, name_ends: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-    """Sizes, packed sizes and places of the headers; those that do not fit 32 bits are in a field of their own."""
+    """Return sizes, packed sizes and header offsets; those that do not fit 32 bits are in an extra field."""
     sizes, packed, headers = _int64(entries["size"], entries["packed"], entries["header"])
     full = (sizes == _FULL_32) | (packed == _FULL_32) | (headers == _FULL_32)
     for row in np.flatnonzero(full).tolist():
@@ -230,7 +269,7 @@ def _wide_columns(directory: bytes, entries: Array, name_ends: Int64s) -> tuple[
 
 
 def _wide(extra: bytes, values: list[int]) -> list[int]:
-    """The values with those that did not fit 32 bits taken from the 64-bit extra field."""
+    """Return the values, with those that did not fit 32 bits taken from the 64-bit extra field."""
     at = 0
     while at + 4 <= len(extra):
         kind, length = struct.unpack_from("<HH", extra, at)
@@ -244,91 +283,40 @@ def _wide(extra: bytes, values: list[int]) -> list[int]:
             break
         at += length
     if max(values) >= 1 << 62:
-        raise CorruptError("a size or place beyond any file")
+        raise CorruptError("a size or an offset beyond any file")
     return values
 
 
-def _check_kinds(names: list[str], entries: Array, sizes: Int64s, packed: Int64s, offsets: Int64s) -> None:
-    method, flags = entries["method"], entries["flags"]
-    odd = (flags & _UNKNOWN_FLAGS != 0) | (entries["disk"] != 0) | ((method != STORED) & (method != DEFLATED))
-    odd |= ((method == STORED) & (packed != sizes)) | (sizes > MOST_RATIO * np.maximum(packed, 1))
-    odd |= (entries["more_attributes"] & _FOLDER != 0) & (sizes > 0)
-    for row in np.flatnonzero(odd).tolist():
-        _check_kind(names[row], entries[row], int(packed[row]), int(sizes[row]), int(offsets[row]))
-
-
-def _check_kind(name: str, entry: Any, packed: int, size: int, offset: int) -> None:
-    flags, method, shown = int(entry["flags"]), int(entry["method"]), printable(name)
-    if entry["disk"]:
-        raise UnsupportedError("a zip in several parts", offset=offset)
-    if flags & (_ENCRYPTED | _STRONG | _MASKED):
-        raise UnsupportedError(f"the member {shown!r} is encrypted", offset=offset)
-    if flags & _UNKNOWN_FLAGS:
-        what = "a patch" if flags & _PATCH else f"of unknown flags {flags:#x}"
-        raise UnsupportedError(f"the member {shown!r} is {what}", offset=offset)
-    if method not in (STORED, DEFLATED):
-        raise UnsupportedError(f"the member {shown!r} is compressed by method {method}", offset=offset)
-    if method == STORED and packed != size:
-        raise CorruptError(f"the member {shown!r} declares {size} bytes but stores {packed}", offset=offset)
-    if int(entry["more_attributes"]) & _FOLDER:
-        raise CorruptError(f"the member {shown!r} has bytes and is said to be a folder", offset=offset)
-    if method == DEFLATED:
-        raise LimitError(
-            f"the member {shown!r} is {size / max(packed, 1):.0f} times as large as its bytes in the file",
-            offset=offset,
-        )
-
-
-def _check_unique(names: list[str]) -> None:
-    if len(set("\n".join(names).casefold().split("\n"))) == len(names) or not names:
-        return
-    folded: set[str] = set()
-    for name in names:
-        if name.casefold() in folded:
-            raise CorruptError(f"two members are called {printable(name)!r}, upper and lower case aside")
-        folded.add(name.casefold())
-
-
-def _starts(
-    read_at: ReadAt,
-    names: list[str],
-    raw_names: list[bytes],
-    entries: Array,
-    columns: tuple[Int64s, Int64s, Int64s],
-    directory: int,
-) -> Int64s:
-    """Where the bytes of each member start, which only the local headers tell, once those agree with the directory."""
-    packed, sizes, headers = columns
-    starts = np.zeros(len(names), np.int64)
-    order = np.argsort(headers, kind="stable")
-    outside = np.flatnonzero((headers < 0) | (headers + _LOCAL.itemsize + entries["name"] > directory))
-    if outside.size:
-        row = int(outside[0])
-        raise CorruptError(
-            f"the member {printable(names[row])!r} starts at {headers[row]}, which is not before the directory",
-            offset=int(headers[row]),
-        )
-    local, found = _local_headers(read_at, order, headers, entries["name"])
-    agree = np.array([one == raw_names[row] for one, row in zip(found, order.tolist(), strict=True)], bool)
-    agree &= (local["magic"] == _LOCAL_NUMBER) & (local["flags"] == entries["flags"][order])
-    agree &= (local["method"] == entries["method"][order]) & (local["name"] == entries["name"][order])
-    agree &= _sizes_agree(local, entries["crc"][order], packed[order], sizes[order])
-    if not agree.all():
-        row = int(order[np.flatnonzero(~agree)[0]])
-        raise CorruptError(
-            f"the member {printable(names[row])!r} is another in its own header than in the directory",
-            offset=int(headers[row]),
-        )
-    starts[order] = headers[order] + _LOCAL.itemsize + local["name"] + local["extra"].astype(np.int64)
-    _check_ranges(names, order, headers, starts + packed, directory)
-    return starts
+def _check_members(names: list[str], entries: Array, sizes: Int64s, packed: Int64s, offsets: Int64s) -> None:
+    method, flags, stored = entries["method"], entries["flags"], entries["method"] == STORED
+    is_folder = entries["more_attributes"] & _FOLDER != 0
+    checks: tuple[tuple[Array, type[FormatError], str], ...] = (
+        (entries["disk"] != 0, UnsupportedError, "is in a zip in several parts"),
+        (flags & (_ENCRYPTED | _STRONG | _MASKED) != 0, UnsupportedError, "is encrypted"),
+        (flags & _UNKNOWN_FLAGS != 0, UnsupportedError, "is a patch, or has unknown flags"),
+        (~stored & (method != DEFLATED), UnsupportedError, "is compressed by an unsupported method"),
+        (stored & (packed != sizes), CorruptError, "declares another size than it stores"),
+        (is_folder & (sizes > 0), CorruptError, "is a folder with bytes"),
+        (sizes > MAX_RATIO * np.maximum(packed, 1), LimitError, f"is more than {MAX_RATIO} times its packed size"),
+    )
+    for wrong, error, problem in checks:
+        _refuse(wrong, problem, names, offsets, error)
+    folded = "\n".join(names).casefold().split("\n")
+    if names and len(set(folded)) < len(names):
+        repeated = next(name for name, count in Counter(folded).items() if count > 1)
+        raise CorruptError(f"two members are called {printable(repeated)!r}, ignoring case")
 
 
 def _local_headers(read_at: ReadAt, order: Int64s, headers: Int64s, lengths: Array) -> tuple[Array, list[bytes]]:
-    """The fixed parts of the local headers in this order, and behind each as many bytes as its name should have."""
+    """Return the fixed parts of the local headers in this order, and the names behind them.
+
+    Headers that are near to one another are read together.
+    """
     fixed: list[bytes] = []
     names: list[bytes] = []
-    for rows in _near_rows(order, headers):
+    at = headers[order]
+    far = np.flatnonzero((np.diff(at) > _NEAR) | (np.diff(at // _BLOCK) > 0)) + 1
+    for rows in np.split(order, far) if len(order) else ():
         first, last = int(headers[rows[0]]), int(rows[-1])
         block = read_at(first, int(headers[last]) - first + _LOCAL.itemsize + int(lengths[last]))
         if len(rows) == 1:
@@ -343,43 +331,24 @@ def _local_headers(read_at: ReadAt, order: Int64s, headers: Int64s, lengths: Arr
 
 
 def _sizes_agree(local: Array, crc: Array, packed: Int64s, sizes: Int64s) -> Array:
-    """Whether headers say the directory's sizes, or leave them to a descriptor or to a 64-bit field."""
+    """Return which headers state the directory's sizes, or leave them to a descriptor or to a 64-bit field."""
     stated = np.stack(_int64(local["crc"], local["packed"], local["size"]))
     deferred = (local["flags"] & _DESCRIPTOR != 0) & ~stated.any(axis=0)
-    right = (stated[0] == crc) & (stated[1] == packed) & (stated[2] == sizes)
-    wide = (stated[0] == crc) & (stated[1] == _FULL_32) & (stated[2] == _FULL_32)
-    both: Array = deferred | right | wide
-    return both
-
-
-def _near_rows(order: Int64s, headers: Int64s) -> Iterator[Int64s]:
-    """The rows in the order of their headers, in groups whose headers are near to one another."""
-    at = headers[order]
-    far = np.flatnonzero((np.diff(at) > _NEAR) | (np.diff(at // _BLOCK) > 0)) + 1
-    yield from (rows for rows in np.split(order, far) if rows.size)
-
-
-def _check_ranges(names: list[str], order: Int64s, headers: Int64s, ends: Int64s, directory: int) -> None:
-    after = np.append(headers[order[1:]], directory)[: len(order)]
-    wrong = np.flatnonzero(ends[order] > after)
-    if wrong.size:
-        place = int(wrong[0])
-        name = printable(names[int(order[place])])
-        if place + 1 < len(order):
-            other = printable(names[int(order[place + 1])])
-            raise CorruptError(f"the members {name!r} and {other!r} overlap", offset=int(after[place]))
-        raise TruncatedError(f"the member {name!r} reaches into the directory", offset=directory)
+    right = (stated[1] == packed) & (stated[2] == sizes)
+    wide = (stated[1] == _FULL_32) & (stated[2] == _FULL_32)
+    agree: Array = deferred | ((stated[0] == crc) & (right | wide))
+    return agree
 
 
 def inflate(packed: bytes, size: int, *, most: int) -> bytes:
-    """The bytes of a deflated member, which announces ``size`` of them; never more than ``most`` are made."""
+    """Return the ``size`` bytes of a deflated member; LimitError if they are more than ``most``."""
     if size > most:
         raise LimitError(f"{size} bytes to inflate, more than the limit of {most}")
     machine = zlib.decompressobj(-zlib.MAX_WBITS)
     try:
         data = machine.decompress(packed, size + 1)
     except zlib.error as error:
-        raise CorruptError(f"a deflated member is broken: {error}") from None
+        raise CorruptError(f"invalid deflated data: {error}") from None
     if len(data) != size or not machine.eof or machine.unused_data or machine.unconsumed_tail:
-        raise CorruptError(f"a deflated member does not give the {size} bytes that it announces")
+        raise CorruptError(f"a deflated member does not hold the {size} bytes that it announces")
     return data

@@ -65,10 +65,8 @@ The rules. Errors and tests cite them; "stricter" marks what torch lets pass, "w
 
 from __future__ import annotations
 
-from .anatomy import anatomy
-from .archive import PickledFile
-from .checksums import checks
-from .reader import plan, read, read_pickled
+from .reader import anatomy, checks, plan, read, read_pickled
+from .stream import PickledFile
 
 name = "pytorch"
 

@@ -1,188 +1,253 @@
-"""PickledFile: what a file of torch is once it was read: one object graph and the storages that it refers to."""
+"""The zips of torch: those of `torch.save` and TorchScript (a pickle and its storages), and exported programs (.pt2).
+
+An exported program has no pickle: its weights are raw members that a table in JSON describes.
+"""
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
-
-from ...errors import (
-    BurnstoreError,
-    CorruptError,
-    LimitError,
-    TruncatedError,
-    UnsafeContentError,
-    UnsupportedError,
-    located,
-)
+from ...errors import CorruptError, LimitError, UnsafeContentError, UnsupportedError, located, printable
 from ...io.source import Source
 from ...limits import Limits
-from ...tensor.data import Array
-from ...tensor.snapshot import CHUNK_BYTES
-from ..codec.pickle import Dialect, Pickle, PickleLimits, read_pickle
-from ..codec.pickle_values import Symbol
-from ..codec.zip import inflate
-from .storages import Storages
+from ...tensor.snapshot import SourceData
+from ..codec.json import decode
+from ..codec.json import parse as parse_json
+from ..codec.zip import DEFLATED, MAX_INFLATED, Directory, read_directory
+from .data import DeflatedData, check_member, read_member
+from .stream import PickledFile, max_pickle_bytes, parse_whole, torch_dialect
+from .tensors import DTYPES, PickledTensor, Storage, Storages, view
 
-MOST_PICKLE_BYTES = 256 << 20
-MOST_TENSORS = 1_000_000
-_FIRST_READ = 64 << 10
+PICKLE = "data.pkl"
+_MAX_TEXT = 4096
+_VERSIONS = range(1, 11)
+_NEW_EXPORT, _OLD_EXPORT, _PACKAGE = "archive_format", "serialized_exported_program.json", ".data/extern_modules"
+_SCRIPT = ("constants.pkl", "model.json")
 
-
-@dataclass(frozen=True, slots=True)
-class PickledFile:
-    """A file of torch. ``value`` is its object graph, ``globals`` every name that loading it with torch would import.
-
-    In the graph, tensors are `PickledTensor` or `CompositeTensor`, storages `Storage`, arrays `NumpyArray`; what is not
-    known stays a `Symbol` or a `Call`. Nothing of it was run.
-    """
-
-    container: str
-    value: Any
-    globals: list[tuple[int, Symbol]]
-    protocol: int
-    storages: Storages
-    big_endian: bool = False
-    facts: Mapping[str, str] = field(default_factory=dict)
-    """What else the container says: ``root``, ``version``, ``format_version``, ``storage_alignment``, ``byteorder``."""
-    notes: tuple[str, ...] = ()
-    """What should be known about parts that could not be had, a sentence each."""
+_WEIGHTS, _CONFIG = "data/weights/", "_weights_config.json"
+_MAX_NODES, _MAX_STRINGS = 4_000_000, 20_000_000
+_STRIDED = 7
+_FROM_1 = "uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool bfloat16"
+_FROM_28 = "uint16 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu uint32 uint64"
+_EXPORTED_DTYPES = dict([*enumerate(_FROM_1.split(), 1), *enumerate(_FROM_28.split(), 28)])
 
 
-Broken = dict[str, int]
-"""Of storages that are not whole, by key, how many of their first bytes are as they were."""
+class ZipFile:
+    """A zip and the folder in which all its members are."""
 
-
-class DeflatedData:
-    """The bytes of a compressed member; inflated, and checked against its checksum, each time they are asked for."""
-
-    __slots__ = ("crc", "offset", "packed", "size", "source")
-
-    def __init__(self, source: Source, offset: int, packed: int, size: int, crc: int) -> None:
+    def __init__(self, source: Source, limits: Limits) -> None:
         self.source = source
-        self.offset = offset
-        self.packed = packed
-        self.size = size
-        self.crc = crc
-
-    @property
-    def file(self) -> str | None:
-        return self.source.name
-
-    def window(self, start: int, stop: int) -> memoryview:
-        with located(rule="PT-07", offset=self.offset):
-            data = inflate(self.source.read_at(self.offset, self.packed), self.size, most=self.size)
-        check_crc(data, self.crc, self.offset)
-        return memoryview(data)[start:stop]
-
-    def owned(self, start: int, stop: int) -> Array:
-        return np.array(np.frombuffer(self.window(start, stop), np.uint8))
-
-    def chunks(self, nbytes: int) -> Iterator[memoryview]:
-        yield self.window(0, nbytes)
-
-
-def check_crc(data: bytes | memoryview, crc: int, offset: int) -> None:
-    """Compare a checksum; 0 means that the writer left it out."""
-    if crc and zlib.crc32(data) != crc:
-        raise CorruptError(
-            f"Invalid checksum: the bytes were changed since {crc:08x} was written", rule="PT-09", offset=offset
-        )
-
-
-def check_stored_crc(source: Source, offset: int, size: int, crc: int) -> None:
-    """Compare the checksum of bytes in the file, a few megabytes at a time."""
-    found = 0
-    for at in range(0, size if crc else 0, CHUNK_BYTES):
-        found = zlib.crc32(source.read_at(offset + at, min(CHUNK_BYTES, size - at)), found)
-    if crc and found != crc:
-        raise CorruptError(
-            f"Invalid checksum: the bytes were changed since {crc:08x} was written", rule="PT-09", offset=offset
-        )
-
-
-def pickle_limits(limits: Limits) -> PickleLimits:
-    """What a pickle may cost: more where the caller allows more tensors, or longer headers, than usual."""
-    factor = max((limits.tensors or MOST_TENSORS) // MOST_TENSORS, 1)
-    usual = PickleLimits().times(factor)
-    return replace(usual, text_bytes=max(usual.text_bytes, limits.header_bytes or 0))
-
-
-def parse(data: bytes, position: int, dialect: Dialect, limits: Limits, *, base: int = 0) -> Pickle:
-    """The pickle at a position of bytes that begin at ``base`` in the file (PT-15 .. PT-17)."""
-    with located(rule="PT-16"):
-        try:
-            return read_pickle(data, position, dialect=dialect, limits=pickle_limits(limits))
-        except BurnstoreError as error:
-            for kind, rule in ((LimitError, "PT-17"), (UnsupportedError, "PT-15"), (UnsafeContentError, "PT-15")):
-                if isinstance(error, kind) and error.rule is None:
-                    error.rule = rule
-            if error.offset is not None:
-                error.offset += base
-            raise
-
-
-class PickleStream:
-    """Pickles and raw bytes one after the other in a source; a pickle's length is known only once it was read."""
-
-    def __init__(self, source: Source, limits: Limits, *, start: int = 0, end: int | None = None) -> None:
-        self._source = source
         self._limits = limits
-        self._end = source.size if end is None else end
-        self._most = limits.header_bytes if limits.header_bytes is not None else MOST_PICKLE_BYTES
-        self.position = start
-        self._block, self._block_at = b"", start
+        directory = self.directory = _read_directory(source)
+        self._rows = dict(zip(directory.names, range(len(directory.names)), strict=True))
+        inflated = int(directory.sizes[directory.methods == DEFLATED].sum())
+        if inflated > max(4 * source.size, MAX_INFLATED):
+            raise LimitError(f"members that inflate to {inflated} bytes in a file of {source.size}", rule="PT-07")
+        self.root = self._find_root()
 
-    @property
-    def left(self) -> int:
-        """How many bytes follow."""
-        return self._end - self.position
-
-    def pickle(self, dialect: Dialect) -> Pickle:
-        """The pickle that comes next."""
-        length = _FIRST_READ
-        while True:
-            inside = self.position - self._block_at
-            if not 0 <= inside < len(self._block):
-                inside = self._read(length)
-            whole = self._block_at + len(self._block) == self._end
-            try:
-                found = parse(self._block, inside, dialect, self._limits, base=self._block_at)
-            except TruncatedError:
-                if whole:
-                    raise
-            else:
-                self.position = self._block_at + found.end
-                return found
-            if length > self._most:
-                raise LimitError(f"a pickle of more than {self._most} bytes", rule="PT-17", offset=self.position)
-            length = length if inside else 8 * length  # first all of a block, then larger and larger ones
-            self._read(length)
-
-    def _read(self, length: int) -> int:
-        """Hold the bytes from here on; where the position is among them."""
-        self._block_at = self.position
-        self._block = self._source.read_at(self.position, min(length, self.left))
-        return 0
-
-    def take(self, length: int) -> bytes:
-        """The bytes that come next."""
-        if length > self.left:
-            raise TruncatedError(f"File truncated: {length} bytes needed, {self.left} follow", offset=self.position)
-        data = self._source.read_at(self.position, length)
-        self.position += length
-        return data
-
-    def skip(self, length: int) -> int:
-        """Go past bytes that must be there; where they begin."""
-        if length > self.left:
-            raise TruncatedError(
-                f"{length} bytes announced, which extends beyond the end of the file: {self.left} follow",
-                offset=self.position,
+    def _find_root(self) -> str:
+        names = self.directory.names
+        pickles = [name for name in names if name.endswith(PICKLE) and (name == PICKLE or name[-9] == "/")]
+        if not pickles:
+            shared = names[0].partition("/")[0] + "/" if names and "/" in names[0] else ""
+            return shared if all(name.startswith(shared) for name in names) else ""
+        if len(pickles) > 1:
+            raise CorruptError(f"expected one member called {PICKLE}, found {len(pickles)}", rule="PT-05")
+        root = pickles[0].removesuffix(PICKLE)
+        outside = next((name for name in names if not name.startswith(root) and not root.startswith(name)), None)
+        if outside is not None:
+            raise CorruptError(
+                f"the member {printable(outside)!r} is not in the folder {printable(root)!r} as the others are",
+                rule="PT-05",
             )
-        begin = self.position
-        self.position += length
-        return begin
+        return root
+
+    def has(self, record: str) -> bool:
+        """Return whether the folder has such a member."""
+        return self.root + record in self._rows
+
+    def size_of(self, record: str) -> int | None:
+        """Return how many bytes a member has when unpacked; None if there is no such member."""
+        row = self._rows.get(self.root + record)
+        return None if row is None else int(self.directory.sizes[row])
+
+    def start_of(self, record: str) -> int:
+        """Return where the bytes of a member begin."""
+        return int(self.directory.starts[self._rows[self.root + record]])
+
+    def text(self, record: str) -> str | None:
+        """Return the text of a small member; None if there is no such member."""
+        size = self.size_of(record)
+        if size is None:
+            return None
+        if size > _MAX_TEXT:
+            raise CorruptError(f"the record {record} has {size} bytes, expected at most {_MAX_TEXT}", rule="PT-08")
+        return self.read(record).decode("ascii", "replace")
+
+    def read(self, record: str) -> bytes:
+        """Return all bytes of a member, compared with their checksum."""
+        member = self.directory.member(self._rows[self.root + record])
+        most = max_pickle_bytes(self._limits)
+        if (member.size or 0) > most:
+            raise LimitError(
+                f"the record {printable(record)} has {member.size} bytes, more than the limit of {most}", rule="PT-17"
+            )
+        return read_member(self.source, member)
+
+    def big_endian(self) -> bool:
+        """Return whether the machine that wrote the file was big-endian."""
+        order = self.text("byteorder")
+        if order not in (None, "little", "big"):
+            raise CorruptError(f"Unrecognized byteorder {printable(order or '')!r}", rule="PT-08")
+        return order == "big"
+
+    def facts(self) -> dict[str, str]:
+        """Return what the small records state; torch checks the version as well."""
+        version = self.text("version") or self.text(".data/version")
+        number = (version or "1").strip()
+        if not number.isdecimal() or not number.isascii() or int(number[:9]) not in _VERSIONS:
+            raise UnsupportedError(f"an archive of the version {printable(number)!r}", rule="PT-08")
+        records = {
+            "version": version and number,
+            "format_version": self.text(".format_version"),
+            "storage_alignment": self.text(".storage_alignment"),
+            "byteorder": self.text("byteorder"),
+        }
+        return {"root": self.root, **{name: text for name, text in records.items() if text is not None}}
+
+    def attach(self, storages: Storages, folder: str, *, big_endian: bool, checksums: bool) -> None:
+        """Set where the bytes of each storage are; all must exist, with the declared sizes (PT-20)."""
+        directory = self.directory
+        starts, sizes = directory.starts.tolist(), directory.sizes.tolist()
+        stored = (directory.methods != DEFLATED).tolist()
+        rows, prefix = self._rows, self.root + folder
+        for storage in storages:
+            row = rows.get(prefix + storage.key)
+            if row is None:
+                raise CorruptError(f"the storage {printable(storage.key)!r} has no member in the archive", rule="PT-20")
+            if storage.nbytes != sizes[row]:
+                raise CorruptError(
+                    f"the storage {printable(storage.key)!r} is declared as {storage.count} of {storage.class_name}, "
+                    f"which are {storage.nbytes} bytes; {sizes[row]} are available",
+                    rule="PT-20",
+                    offset=starts[row],
+                )
+            if not stored[row]:
+                storage.data = DeflatedData(self.source, directory.member(row))
+            elif big_endian:
+                storage.data = SourceData(self.source, starts[row], sizes[row])
+            else:
+                storage.offset = starts[row]
+            if checksums and stored[row]:
+                check_member(self.source, directory.member(row))
+
+
+def _read_directory(source: Source) -> Directory:
+    try:
+        with located(rule="PT-02"):
+            return read_directory(source.read_at, source.size)
+    except (UnsupportedError, UnsafeContentError, LimitError) as error:
+        rules = {UnsupportedError: "PT-03", UnsafeContentError: "PT-04", LimitError: "PT-07"}
+        error.rule = rules[type(error)]
+        raise
+
+
+class Kind(NamedTuple):
+    """Which of torch's archives a zip is; ``refusal`` states why one is not read, and ``rule`` by which rule."""
+
+    name: str
+    refusal: str | None = None
+    rule: str = "PT-27"
+
+
+def kind_of_zip(archive: ZipFile) -> Kind:
+    """Tell torch's archives apart by the members that only one of them has."""
+    if archive.has(_NEW_EXPORT):
+        return Kind("exported")
+    if archive.has(_OLD_EXPORT):
+        old = "an exported program of torch 2.1 to 2.6, which keeps its weights in a zip inside the zip"
+        return Kind("exported", old, "PT-06")
+    if archive.has(_PACKAGE):
+        return Kind("package", "a torch.package, which is code with its data")
+    if archive.has(PICKLE):
+        return Kind("script" if archive.has(_SCRIPT[0]) else "zip")
+    suffixes = (".pt", ".pth", ".ckpt", ".bin")
+    inner = next((name for name in archive.directory.names if name.endswith(suffixes)), None)
+    if inner is not None:
+        nested = f"a zip that contains {printable(inner)!r}, which may be a file of torch: unpack it first"
+        return Kind("other", nested, "PT-06")
+    if any(archive.has(name) for name in _SCRIPT):
+        return Kind("script", "a TorchScript archive of the first releases")
+    return Kind("other", f"a zip without {PICKLE}, so torch did not save it")
+
+
+def read_zip(archive: ZipFile, limits: Limits, *, checksums: bool) -> PickledFile:
+    """Read a zip of torch."""
+    kind = kind_of_zip(archive)
+    if kind.refusal is not None:
+        raise UnsupportedError(f"it is {kind.refusal}", rule=kind.rule)
+    facts, big_endian, storages = archive.facts(), archive.big_endian(), Storages()
+    if kind.name == "exported":
+        value, notes = _exported_weights(archive, storages)
+        archive.attach(storages, _WEIGHTS, big_endian=big_endian, checksums=checksums)
+        return PickledFile("exported", value, [], 0, storages, big_endian, facts, tuple(notes))
+    found = parse_whole(archive.read(PICKLE), torch_dialect(storages), limits, base=archive.start_of(PICKLE))
+    archive.attach(storages, "data/", big_endian=big_endian, checksums=checksums)
+    return PickledFile(kind.name, found.value, found.globals, found.protocol, storages, big_endian, facts)
+
+
+# --------------------------------------------------------------------------------------------------- exported programs
+
+
+def _exported_weights(archive: ZipFile, storages: Storages) -> tuple[dict[str, PickledTensor], list[str]]:
+    """Return the weights of an exported program by name, and notes about those that are left out."""
+    notes: list[str] = []
+    weights: dict[str, PickledTensor] = {}
+    prefix = archive.root + _WEIGHTS
+    tables = [name for name in archive.directory.names if name.startswith(prefix) and name.endswith(_CONFIG)]
+    for table in tables:
+        model = table[len(prefix) : -len(_CONFIG)]
+        with located(rule="PT-26"):
+            raw = archive.read(table.removeprefix(archive.root))
+            text = decode(raw, most_nodes=_MAX_NODES, most_strings=_MAX_STRINGS)
+            document = parse_json(text, rule="PT-26", rule_of_keys="PT-26")
+            entries = _object(_object(document, "the table").get("config"), "config")
+        for name, entry in entries.items():
+            full_name = f"{model}.{name}" if len(tables) > 1 else name
+            with located(tensor=full_name, rule="PT-26"):
+                described = _object(entry, "an entry")
+                if described.get("use_pickle"):
+                    notes.append(f"left out: {printable(full_name)}, which is a zip inside the zip")
+                    continue
+                weights[full_name] = _exported_tensor(archive, storages, described)
+    return weights, notes
+
+
+def _exported_tensor(archive: ZipFile, storages: Storages, entry: dict[str, Any]) -> PickledTensor:
+    path, meta = entry.get("path_name"), _object(entry.get("tensor_meta"), "tensor_meta")
+    size = archive.size_of(_WEIGHTS + path) if isinstance(path, str) else None
+    if not isinstance(path, str) or size is None:
+        raise CorruptError("its bytes have no member in the archive")
+    if meta.get("layout", _STRIDED) != _STRIDED:
+        raise CorruptError(f"the layout {meta.get('layout')}, which raw bytes cannot have")
+    code = meta.get("dtype")
+    if type(code) is not int or code not in _EXPORTED_DTYPES:
+        raise CorruptError("an unknown dtype")
+    storage = storages.by_key.setdefault(path, Storage(path, "UntypedStorage", None, size))
+    shape, strides = _numbers(meta.get("sizes"), "sizes"), _numbers(meta.get("strides"), "strides")
+    (offset,) = _numbers([meta.get("storage_offset", {"as_int": 0})], "storage_offset")
+    requires_grad = meta.get("requires_grad") is True
+    return view(storage, DTYPES[_EXPORTED_DTYPES[code]], offset, shape, strides, requires_grad=requires_grad)
+
+
+def _numbers(values: Any, what: str) -> tuple[Any, ...]:
+    right = isinstance(values, list) and all(isinstance(value, dict) and list(value) == ["as_int"] for value in values)
+    if not right:
+        raise CorruptError(f"{what} is not a list of numbers")
+    return tuple(value["as_int"] for value in values)
+
+
+def _object(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise CorruptError(f"{what} is not an object")
+    return value

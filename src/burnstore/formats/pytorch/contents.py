@@ -1,28 +1,26 @@
-"""From named tensors to the rows of a table: which bytes of the file each one is, and what else gives its values."""
+"""From named tensors to the rows of a table: which bytes of the file each one is, or what computes its values."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
 from typing import Any
 
 import numpy as np
 
-from ...errors import CorruptError, DuplicateNameError, LimitError, UnsupportedError, located, printable
+from ...errors import CorruptError, DuplicateNameError, LimitError, located, printable
 from ...io.source import Source
 from ...limits import Limits
-from ...tensor.data import Array, Shape, bytes_of_array
+from ...tensor.data import Shape
 from ...tensor.dtype import DType
 from ...tensor.snapshot import Data, SourceData
 from ..base import Contents, Table
-from .archive import MOST_TENSORS, PickledFile
-from .dense import DenseData, dense_kind
+from .calls import NumpyArray
+from .data import DenseData, PickledArray, StridedData, UnsavedData, dense_kind
 from .graph import Found
-from .numpy_calls import NumpyArray
-from .storages import ITEM_SIZES, Storage
-from .strided import StridedData
-from .tensors import CompositeTensor, PickledTensor, shape_in_values
+from .stream import MAX_TENSORS, PickledFile
+from .tensors import ITEM_SIZES, CompositeTensor, PickledTensor, Storage, shape_in_values
 
-_NAMES = {
+_VARIANTS = {
     "zip": "zip",
     "script": "TorchScript",
     "exported": "exported program",
@@ -32,43 +30,6 @@ _NAMES = {
 }
 
 
-class UnsavedData:
-    """The values of a meta tensor: there are none."""
-
-    __slots__ = ()
-
-    file = None
-
-    def window(self, start: int, stop: int) -> memoryview:
-        raise UnsupportedError("a tensor on the meta device: its values were never saved", rule="PT-22")
-
-    def owned(self, start: int, stop: int) -> Array:
-        raise UnsupportedError("a tensor on the meta device: its values were never saved", rule="PT-22")
-
-    def chunks(self, nbytes: int) -> Iterator[memoryview]:
-        yield self.window(0, nbytes)
-
-
-class HeldArray:
-    """An array that was in the pickle itself; whoever reads it gets a copy."""
-
-    __slots__ = ("array",)
-
-    file = None
-
-    def __init__(self, array: Array) -> None:
-        self.array = array
-
-    def window(self, start: int, stop: int) -> memoryview:
-        return memoryview(self.owned(start, stop))
-
-    def owned(self, start: int, stop: int) -> Array:
-        return np.array(np.frombuffer(bytes_of_array(self.array)[start:stop], np.uint8))
-
-    def chunks(self, nbytes: int) -> Iterator[memoryview]:
-        yield self.window(0, nbytes)
-
-
 class Rows:
     """A table in the making."""
 
@@ -76,18 +37,13 @@ class Rows:
         self._file = file
         self._source = source
         self._limits = limits
-        self._names: list[str] = []
-        self._dtypes: list[DType] = []
-        self._shapes: list[Shape] = []
-        self._offsets: list[int] = []
-        self._sizes: list[int] = []
-        self._apart: dict[int, Data] = {}
+        self._rows: list[tuple[str, DType, Shape, int, int, Storage | None]] = []
+        self._computed: dict[int, Data] = {}
         self._geometries: dict[tuple[DType, Shape, Shape], tuple[int, bool, Shape, int]] = {}
-        self._storages: list[Storage | None] = []
 
     def add(self, tensors: dict[str, Any], *, dense: bool) -> None:
-        """Rows for these tensors in their order; composites as their parts, or as their values."""
-        most = self._limits.tensors if self._limits.tensors is not None else MOST_TENSORS
+        """Add rows for these tensors in their order; composites as their parts, or as their plain values."""
+        most = self._limits.tensors if self._limits.tensors is not None else MAX_TENSORS
         if len(tensors) > most:
             raise LimitError(f"{len(tensors)} tensors, more than the limit of {most}", rule="PT-17")
         longest = self._limits.name_bytes
@@ -101,20 +57,6 @@ class Rows:
             else:
                 with located(tensor=name):
                     self._add_array(name, leaf.array if isinstance(leaf, NumpyArray) else leaf)
-        if not "".join(self._names).isascii():
-            self._check_text()
-        if len(set(self._names)) != len(self._names):
-            twice = next(name for name in self._names if self._names.count(name) > 1)
-            raise DuplicateNameError(f"two tensors are called {printable(twice)!r}", rule="PT-24", tensor=twice)
-
-    def _check_text(self) -> None:
-        for name in self._names:
-            try:
-                name.encode("utf-8")
-            except UnicodeEncodeError:
-                raise CorruptError(
-                    "a name that is no text: it has half of a character", rule="PT-24", tensor=name
-                ) from None
 
     def _add_tensor(self, name: str, tensor: PickledTensor) -> None:
         kind = tensor.dtype, tensor.shape, tensor.strides
@@ -124,30 +66,20 @@ class Rows:
                 geometry = self._geometries[kind] = self._geometry(tensor)
         size, plain, shape, item = geometry
         storage = tensor.storage
-        self._storages.append(storage)
-        row = len(self._names)
-        self._names.append(name)
-        self._dtypes.append(tensor.dtype)
-        self._shapes.append(shape)
-        self._sizes.append(size)
-        if storage is None:
-            self._offsets.append(0)
-            self._apart[row] = UnsavedData()
-            return
-        offset = storage.offset
+        offset = -1 if storage is None else storage.offset
         if plain and offset >= 0 and not tensor.conjugated and not tensor.negated:
-            self._offsets.append(offset + tensor.offset * item if size else offset)
-            return
-        self._offsets.append(max(offset, 0))
-        self._apart[row] = self._data(tensor)
+            offset += tensor.offset * item if size else 0
+        else:
+            self._computed[len(self._rows)] = self._data(tensor)
+        self._rows.append((name, tensor.dtype, shape, offset if offset > 0 else 0, size, storage))
 
     def _geometry(self, tensor: PickledTensor) -> tuple[int, bool, Shape, int]:
-        size = tensor.nbytes
-        if size > self._limits.tensor_bytes:
-            raise LimitError(f"{size} bytes, more than the limit of {self._limits.tensor_bytes}", rule="PT-21")
-        if len(tensor.shape) > self._limits.rank:
-            raise LimitError(f"{len(tensor.shape)} axes, more than the limit of {self._limits.rank}", rule="PT-21")
-        return size, tensor.lies_plainly, shape_in_values(tensor), ITEM_SIZES[tensor.dtype]
+        size, limits = tensor.nbytes, self._limits
+        if size > limits.tensor_bytes:
+            raise LimitError(f"{size} bytes, more than the limit of {limits.tensor_bytes}", rule="PT-21")
+        if len(tensor.shape) > limits.rank:
+            raise LimitError(f"{len(tensor.shape)} axes, more than the limit of {limits.rank}", rule="PT-21")
+        return size, tensor.is_plain, shape_in_values(tensor), ITEM_SIZES[tensor.dtype]
 
     def _data(self, tensor: PickledTensor) -> Data:
         storage = tensor.storage
@@ -161,7 +93,7 @@ class Rows:
             kind = dense_kind(composite) if dense else None
         if kind is not None:
             parts = {part: self._data(t) for part, t in composite.parts.items() if isinstance(t, PickledTensor)}
-            self._add_apart(name, *kind, DenseData(composite, parts))
+            self._add_computed(name, *kind, DenseData(composite, parts))
             return
         for part, value in composite.parts.items():
             if isinstance(value, PickledTensor):
@@ -172,37 +104,44 @@ class Rows:
                 self._add_array(f"{name}.{part}", value)
 
     def _add_array(self, name: str, array: Any) -> None:
-        self._add_apart(name, DType.of(array.dtype), array.shape, HeldArray(array))
+        self._add_computed(name, DType.of(array.dtype), array.shape, PickledArray(array))
 
-    def _add_apart(self, name: str, dtype: DType, shape: Shape, data: Data) -> None:
-        self._apart[len(self._names)] = data
-        self._storages.append(None)
-        self._names.append(name)
-        self._dtypes.append(dtype)
-        self._shapes.append(shape)
-        self._offsets.append(0)
-        self._sizes.append(dtype.nbytes(shape))
+    def _add_computed(self, name: str, dtype: DType, shape: Shape, data: Data) -> None:
+        self._computed[len(self._rows)] = data
+        self._rows.append((name, dtype, shape, 0, dtype.nbytes(shape), None))
 
     def contents(self, found: Found) -> Contents:
-        """The table with all that is known about it."""
-        count = len(self._names)
-        near = np.array(self._offsets, np.int64) if count else np.zeros(1, np.int64)
-        table = Table(self._names, self._dtypes, self._shapes, self._offsets, self._sizes, [None] * count, self._apart)
+        """Return the table with all that is known about it."""
+        columns: list[Any] = [list(column) for column in zip(*self._rows, strict=True)] or [[] for _ in range(6)]
+        names, dtypes, shapes, offset_list, sizes, storages = columns
+        _check_names(names)
+        offsets = np.array(offset_list, np.int64)
         return Contents(
-            table,
-            variant=_NAMES[self._file.container],
+            Table(names, dtypes, shapes, offset_list, sizes, [None] * len(names), self._computed),
+            variant=_VARIANTS[self._file.container],
             layout="torch",
-            data_offset=int(near[near > 0].min(initial=self._source.size)) if count else 0,
+            data_offset=int(offsets[offsets > 0].min(initial=self._source.size)) if names else 0,
             notes=tuple(found.notes),
-            shared=self._shared(),
+            shared=_shared(names, storages),
         )
 
-    def _shared(self) -> tuple[tuple[str, ...], ...]:
-        """The names on each storage that more than one tensor is a view on."""
-        if len(set(map(id, self._storages))) == len(self._storages):
-            return ()
-        groups: dict[int, list[str]] = {}
-        for name, storage in zip(self._names, self._storages, strict=True):
-            if storage is not None:
-                groups.setdefault(id(storage), []).append(name)
-        return tuple(tuple(names) for names in groups.values() if len(names) > 1)
+
+def _check_names(names: list[str]) -> None:
+    if not "".join(names).isascii():
+        for name in names:
+            if any("\ud800" <= character <= "\udfff" for character in name):
+                raise CorruptError("a name with a lone surrogate is not text", rule="PT-24", tensor=name)
+    if len(set(names)) != len(names):
+        twice = next(name for name, count in Counter(names).items() if count > 1)
+        raise DuplicateNameError(f"two tensors are called {printable(twice)!r}", rule="PT-24", tensor=twice)
+
+
+def _shared(names: list[str], storages: list[Storage | None]) -> tuple[tuple[str, ...], ...]:
+    """Return the names on each storage that more than one tensor is a view on."""
+    if len(set(map(id, storages))) == len(storages):
+        return ()
+    groups: dict[int, list[str]] = {}
+    for name, storage in zip(names, storages, strict=True):
+        if storage is not None:
+            groups.setdefault(id(storage), []).append(name)
+    return tuple(tuple(group) for group in groups.values() if len(group) > 1)

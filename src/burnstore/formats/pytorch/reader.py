@@ -1,48 +1,41 @@
-"""From a file of torch to contents: which container it is, and the steps from its bytes to a table."""
+"""Open a file of torch: which container it is, and the steps from its bytes to a table."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ...errors import LimitError, TruncatedError, UnknownFormatError, UnsupportedError
+from ...errors import CorruptError, LimitError, TruncatedError, UnknownFormatError, UnsupportedError, printable
 from ...io.source import Source
 from ...limits import Limits
 from ...tensor.snapshot import TensorSnapshot
-from ..base import Contents, WritePlan
-from .archive import PickledFile
-from .bare_file import read_bare
+from ..base import Check, Contents, Part, WritePlan
+from ..codec.zip import DEFLATED, LOCAL_MAGIC, STORED, Member
+from .archive import ZipFile, read_zip
 from .contents import Rows
-from .exported_file import read_exported
+from .data import check_member
 from .graph import find_tensors
-from .legacy_file import begins_like_legacy, read_legacy
-from .salvage import salvaged, without_lost
-from .tar_file import read_tar
-from .zip_file import ZipFile, kind_of_zip, read_zip
+from .salvage import LOCAL_HEADER, salvaged, without_lost
+from .stream import PickledFile, begins_like_legacy, read_bare, read_legacy, read_tar
 
 _HEAD = 512
 
 
 def read_pickled(source: Source, limits: Limits | None = None, *, checksums: bool = False) -> PickledFile:
-    """The object graph of a file of torch, whichever of its containers it is; nothing in it is run."""
+    """Return the object graph of a file of torch, in any of its containers; nothing in it is run."""
     limits = limits or Limits()
     if source.size > limits.file_bytes:
         raise LimitError(f"{source.size} bytes, more than the limit of {limits.file_bytes}", rule="PT-01")
     head = source.read_at(0, min(_HEAD, source.size))
     if head.startswith(b"PK"):
-        archive = ZipFile(source, limits)
-        kind = kind_of_zip(archive)
-        if kind.refusal is not None:
-            raise UnsupportedError(f"it is {kind.refusal}", rule=kind.rule)
-        if kind.name == "exported":
-            return read_exported(archive, checksums=checksums)
-        return read_zip(archive, limits, checksums=checksums)
+        return read_zip(ZipFile(source, limits), limits, checksums=checksums)
     if head[257:262] == b"ustar":
         return read_tar(source, limits)[0]
     if begins_like_legacy(head):
         return read_legacy(source, limits)[0]
     if head[4:8] == b"PTMF":
-        raise UnsupportedError("it is a model for mobile devices, a flatbuffer with code in it", rule="PT-27")
+        raise UnsupportedError("it is a model for mobile devices, a flatbuffer that contains code", rule="PT-27")
     if not head.startswith((b"\x80", b"(", b"}", b"]", b"c")):
         raise UnknownFormatError("it is not a PyTorch checkpoint", rule="PT-01", offset=0)
     return read_bare(source, limits)
@@ -57,22 +50,27 @@ def read(
     checksums: bool = False,
     salvage: bool = False,
 ) -> Contents:
-    """The contents of a file of torch.
+    """Return the contents of a file of torch.
 
     ``top_level_key`` names the part that is the model (dotted for a part of a part, ``""`` for everything); by default
-    it is found where savers put it. ``dense=True`` gives sparse and quantized tensors as plain values, not as their
-    parts. ``checksums=True`` compares the checksum of every storage, which reads the whole file.
-    ``salvage=True`` takes a damaged file: the tensors whose bytes are all there, each checked as far as can be.
+    it is found where common programs save it. ``dense=True`` gives sparse and quantized tensors as plain values, not as
+    their parts. ``checksums=True`` compares the checksum of every storage, which reads the whole file.
+    ``salvage=True`` accepts a damaged file and gives the tensors whose bytes are all there, checked as far as possible.
     """
     for option, value in (("dense", dense), ("checksums", checksums), ("salvage", salvage)):
         if not isinstance(value, bool):
             raise TypeError(f"{option} is a bool, not {type(value).__name__}")
     if top_level_key is not None and not isinstance(top_level_key, str):
         raise TypeError(f"top_level_key is a str, not {type(top_level_key).__name__}")
+    broken = None
     if salvage:
         file, broken = salvaged(source, limits)
     else:
-        file, broken = _whole(source, limits, checksums=checksums), None
+        try:
+            file = read_pickled(source, limits, checksums=checksums)
+        except TruncatedError as error:
+            error.hint = error.hint or "pass salvage=True to get the tensors that are whole"
+            raise
     found = find_tensors(file.value, top_level_key)
     found.notes += file.notes
     if broken is not None:
@@ -80,14 +78,6 @@ def read(
     rows = Rows(file, source, limits)
     rows.add(found.tensors, dense=dense)
     return rows.contents(found)
-
-
-def _whole(source: Source, limits: Limits, *, checksums: bool) -> PickledFile:
-    try:
-        return read_pickled(source, limits, checksums=checksums)
-    except TruncatedError as error:
-        error.hint = error.hint or "salvage=True gives the tensors that are whole"
-        raise
 
 
 def plan(
@@ -98,3 +88,60 @@ def plan(
         "Saving to PyTorch format is not yet supported. Use other formats for saving.",
         hint='format="burnpack" (.bpk) and format="safetensors" (.safetensors) can be written',
     )
+
+
+@dataclass(frozen=True, slots=True)
+class MemberCheck:
+    """The bytes of one member of a zip, compared with its checksum (PT-09)."""
+
+    source: Source
+    name: str
+    member: Member
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes of the file it reads."""
+        return self.member.packed
+
+    def __call__(self) -> str | None:
+        try:
+            check_member(self.source, self.member)
+        except CorruptError as error:
+            error.message = f"the member {printable(self.name)!r}: {error.message}"
+            raise
+        return None
+
+
+def checks(source: Source, contents: Contents, limits: Limits) -> Sequence[Check]:
+    """Return a check for each member that has a checksum; other containers of torch have none."""
+    if not source.read_at(0, min(2, source.size)).startswith(b"PK"):
+        return []
+    directory = ZipFile(source, limits).directory
+    members = zip(directory.names, directory.members(), strict=True)
+    return [MemberCheck(source, name, member) for name, member in members if member.crc]
+
+
+def anatomy(head: bytes, size: int) -> list[Part]:
+    """Describe the first bytes: the first member's header, name and padding, or the pickle's protocol."""
+    if head.startswith(b"PK") and len(head) >= LOCAL_HEADER.size:
+        return _first_member(head, size)
+    if head[:1] == b"\x80" and len(head) > 1:
+        opcodes = "opcodes of the pickle; nothing runs them"
+        return [Part(0, 2, f"pickle, protocol {head[1]}"), Part(2, size - 2, opcodes)]
+    return [Part(0, size, "an old pickle without a protocol, or a tar")]
+
+
+def _first_member(head: bytes, size: int) -> list[Part]:
+    signature, _, _, method, *_, named, extra = LOCAL_HEADER.unpack_from(head)
+    fixed, start = LOCAL_HEADER.size, LOCAL_HEADER.size + named + extra
+    methods = {STORED: "stored", DEFLATED: "deflated"}
+    parts = [
+        Part(
+            0, 4, "zip: the header of a member" if signature == LOCAL_MAGIC else "zip, but not the header of a member"
+        ),
+        Part(4, fixed - 4, f"its version, flags, method ({methods.get(method, method)}), checksum and sizes"),
+        Part(fixed, named, "its name"),
+        Part(fixed + named, extra, "padding, so that its data are aligned"),
+        Part(start, size - start, "its data, then the other members"),
+    ]
+    return [Part(p.offset, min(p.nbytes, size - p.offset), p.meaning) for p in parts if p.nbytes and p.offset < size]

@@ -1,18 +1,18 @@
-"""Runs of tensors in a pickle, taken in one step each where they are written as torch writes them.
+"""Runs of tensors in a pickle, each taken in one step where they are written as torch writes them.
 
 For each entry of a state dict torch emits the same 32 opcodes, in which only names, numbers and memo entries differ.
-The machine follows them at some two million a second, which is slow for files of many thousand tensors; a regular
-expression finds the end of such an entry, and columns of them are checked at once. It is a recogniser, not a second
-machine: whatever differs in a single byte is left to the machine, which takes it or says what is wrong. Both give the
-same tensors; a test compares them on every file and on mutants.
+The machine follows about two million opcodes a second, which is slow for files of many thousand tensors; a regular
+expression finds the end of such an entry, and many entries are checked together, column by column. It is a recogniser,
+not a second machine: an entry that differs in a single byte is left to the machine, which reads it or reports what is
+wrong. Both give the same tensors; a test compares them on every file and on mutants.
 
     X len name  r memo  h ‹_rebuild_tensor_v2›  ((  h ‹"storage"›  h ‹class›  X len key  r memo  h ‹location›  count  t
     r memo  Q  offset  size  r memo  stride  r memo  requires_grad  h ‹OrderedDict›  )  R  r memo  t  r memo  R  r memo
 
-Why it cannot be fooled: every opcode of the pattern has a fixed length but for the two texts, whose announced lengths
-are compared; what a ``h`` (or ``j``) fetches is looked up in the machine's memo and must be the very thing; the memo
-entries must be new and numbered on from one another, as then none of them can change what a later entry fetches. Of
-these only names, keys and tensors are kept. Should anything fetch another, the machine starts over without runs.
+Why it cannot be fooled: every opcode of the pattern has a fixed length but for the two strings, whose announced
+lengths are compared; what a ``h`` (or ``j``) fetches is looked up in the machine's memo and must be the very object;
+the memo entries must be new and numbered consecutively, as then none of them can change what a later entry fetches. Of
+these only names, keys and tensors are kept. If anything fetches another, the machine starts over without runs.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from ...tensor.data import Shape
 from ...tensor.dtype import DType
 from ..codec.pickle import Run
 from ..codec.pickle_values import Symbol
-from .storages import ITEM_SIZES, Storage, Storages, storage_dtype
-from .tensors import PickledTensor, check_view
+from .tensors import ITEM_SIZES, PickledTensor, Storage, Storages, check_view, storage_dtype
 
 _GET = rb"(h.|j....)"
 _MEMO = rb"r(....)"
@@ -38,17 +37,17 @@ _TUPLE = rb"(" + _INT + rb"\x85|" + _INT + rb"{2}\x86|" + _INT + rb"{3}\x87|\(" 
 _ENTRY = re.compile(
     (
         rb"X(.)\0\0\0([ -~]{1,255})" + _MEMO + _GET + rb"\(\(" + _GET + _GET
-        # the key of a storage, or a fetch of one that came before
+        # The key of a storage, or a fetch of one that came before.
         + rb"(?:X(.)\0\0\0([0-9]{1,20})" + _MEMO + rb"|" + _GET + rb")"
         + _GET + rb"(" + _INT + rb")t" + _MEMO + rb"Q(" + _INT + rb")"
-        # size and stride; those of a tensor without axes are not memoised
+        # Size and stride; those of a tensor without axes are not memoized.
         + rb"(?:" + _TUPLE + _MEMO + _TUPLE + _MEMO + rb"|\)\))"
         + rb"([\x88\x89])" + _GET + rb"\)R" + _MEMO + rb"t" + _MEMO + rb"R" + _MEMO
     ),
     re.DOTALL,
 )  # fmt: skip
 _NUMBER = re.compile(rb"K(.)|M(..)|J(....)", re.DOTALL)
-_LONGEST_RUN = 4096
+_MAX_RUN = 4096
 
 _StorageKind = tuple[str, DType | None]
 _Geometry = tuple[int, int, Shape, Shape]
@@ -62,10 +61,10 @@ class TensorRuns:
         self._geometries: dict[tuple[Any, ...], _Geometry] = {}
 
     def recognise(self, data: bytes, position: int, memo: dict[int, Any]) -> Run | None:
-        """The run of entries from here on, or None where the next bytes are not in torch's form."""
+        """Return the run of entries from here on, or None where the next bytes are not in torch's form."""
         match = _ENTRY.match
         rows: list[tuple[bytes, ...]] = []
-        while len(rows) < _LONGEST_RUN:
+        while len(rows) < _MAX_RUN:
             found = match(data, position)
             if found is None:
                 break
@@ -112,7 +111,7 @@ class TensorRuns:
             )
             tensors = self._tensors(entries)
         except (BurnstoreError, LookupError):
-            return None  # the machine will come to it and say where
+            return None  # The machine will find the error and report its place.
         memo.update(zip(_numbers(name_memo), texts, strict=True))
         memo.update(own_keys)
         memo.update(zip(_numbers(last_memos[-1]), tensors, strict=True))
@@ -140,7 +139,7 @@ class TensorRuns:
 
 def _geometry(kind: _StorageKind, count: bytes, offset: bytes, size: bytes, stride: bytes) -> _Geometry:
     if kind[1] is None:
-        raise LookupError(kind[0])  # torch writes untyped storages in another form
+        raise LookupError(kind[0])  # torch writes untyped storages in another form.
     item = ITEM_SIZES[kind[1]]
     (elements,), (start,), shape, steps = _integers(count), _integers(offset), _integers(size), _integers(stride)
     check_view(elements * item, item, start, shape, steps)
@@ -148,20 +147,20 @@ def _geometry(kind: _StorageKind, count: bytes, offset: bytes, size: bytes, stri
 
 
 def _integers(raw: bytes) -> Shape:
-    """The integers that these opcodes push; the opcodes that make a tuple of them push none."""
+    """Return the integers that these opcodes push; the opcodes that make a tuple of them push none."""
     body = raw[1:] if raw[:1] == b"(" else raw
     return tuple(int.from_bytes(b"".join(found), "little") for found in _NUMBER.findall(body))
 
 
 def _texts(raw: Sequence[bytes]) -> list[str]:
-    """ASCII without control characters, as the pattern has it."""
+    """Decode ASCII without control characters, which the pattern guarantees."""
     return b"\n".join(raw).decode("ascii").split("\n") if raw else []
 
 
 def _memo_numbers(columns: Sequence[tuple[bytes, ...]]) -> np.ndarray[Any, np.dtype[np.uint32]]:
-    """The numbers of all memo entries in the order in which they are made."""
+    """Return the numbers of all memo entries in the order in which they are made."""
     joined = [b"".join(column) for column in columns]
-    if len({len(column) for column in joined}) == 1:  # every entry of the run has all of them
+    if len({len(column) for column in joined}) == 1:  # Every entry of the run has all of them.
         return np.stack([np.frombuffer(column, "<u4") for column in joined], axis=1).reshape(-1)
     return np.frombuffer(b"".join(b"".join(row) for row in zip(*columns, strict=True)), "<u4")
 
@@ -171,7 +170,7 @@ def _numbers(column: tuple[bytes, ...]) -> list[int]:
 
 
 def _fetched(memo: dict[int, Any], gets: set[bytes]) -> dict[bytes, Any] | None:
-    """What each of these fetches; None where one is not in the memo."""
+    """Return what each of these fetches; None where one is not in the memo."""
     found = {get: memo.get(int.from_bytes(get[1:], "little")) for get in gets}
     return None if any(value is None for value in found.values()) else found
 

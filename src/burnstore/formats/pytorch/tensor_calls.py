@@ -7,25 +7,36 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import CorruptError, UnsupportedError, printable
+from ...errors import CorruptError, UnsupportedError, located, printable
 from ...tensor.dtype import DType
 from ..codec.pickle_values import Builder, Call, Symbol, kind_of
-from .numpy_calls import NUMPY_CALLS, NumpyArray
-from .plain_calls import PLAIN_CALLS, Args, arguments
-from .storages import Storage, Storages, torch_dtype
-from .tensors import CompositeTensor, PickledTensor, view, whole_numbers
+from .calls import PLAIN_CALLS, Args, NumpyArray, arguments
+from .tensors import (
+    CompositeTensor,
+    PickledTensor,
+    Storage,
+    Storages,
+    StorageView,
+    torch_dtype,
+    view,
+    whole_numbers,
+)
 
-_COMPRESSED = {
+_INDEX_NAMES = {
+    "torch.sparse_coo": ("indices",),
     "torch.sparse_csr": ("crow_indices", "col_indices"),
     "torch.sparse_csc": ("ccol_indices", "row_indices"),
     "torch.sparse_bsr": ("crow_indices", "col_indices"),
     "torch.sparse_bsc": ("ccol_indices", "row_indices"),
 }
 _PACKED = ("QUInt4x2Storage", "QUInt2x4Storage")
-_OLD_CLASSES = ("Double", "Float", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
+_OLD_CLASSES = [
+    f"{name}Tensor"
+    for name in ("Double", "Float", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool", "")
+]
 
 Embedded = Callable[[bytes], Storage]
-"""Finds the storage in bytes that hold a whole file of their own."""
+"""Reads the storage in bytes that hold a whole file of their own."""
 
 
 class UnbuiltTensor(Call):
@@ -42,11 +53,11 @@ class UnbuiltTensor(Call):
         parts = state if isinstance(state, (tuple, list)) else ()
         if len(parts) == 4 and isinstance(parts[0], Storage):
             storage, offset, size, stride = parts
-            self.tensor = view(storage, _typed(storage), offset, size, stride)
+            self.tensor = view(storage, storage.dtype or DType.U8, offset, size, stride)
         elif len(parts) == 5 and isinstance(parts[0], (PickledTensor, UnbuiltTensor)):
             self.tensor = parts[0]
         elif not (len(parts) == 3 and self.tensor is not None) and not isinstance(state, dict):
-            raise CorruptError(f"the state of a {printable(self.function_name)} is not one", rule="PT-22")
+            raise CorruptError(f"invalid state of a {printable(self.function_name)}", rule="PT-22")
 
 
 class TensorCalls:
@@ -57,36 +68,31 @@ class TensorCalls:
         self._embedded = embedded
 
     def persistent(self, identity: Any) -> Any:
-        """What a persistent id of torch stands for: a storage, or (in old files) the class that it names."""
+        """Return what a persistent id of torch stands for: a storage, or (in old files) the class that it names."""
         if not isinstance(identity, tuple) or not identity:
             raise CorruptError(f"a persistent id that is a {kind_of(identity)}", rule="PT-19")
         kind = identity[0].decode("latin-1") if isinstance(identity[0], bytes) else identity[0]
         if kind == "module" and len(identity) == 4 and isinstance(identity[1], Symbol):
-            return identity[1]  # with its source text, which is of no use to anybody who does not run it
+            return identity[1]  # The source text behind it is only of use to a program that runs it.
         if kind != "storage" or len(identity) not in (5, 6):
-            raise CorruptError("a persistent id that is no storage's", rule="PT-19")
+            raise CorruptError("a persistent id that is not a storage's", rule="PT-19")
         storage = self._storages.get(identity[2], identity[1], identity[4])
-        return self._viewed(storage, identity[5]) if len(identity) == 6 and identity[5] is not None else storage
-
-    def _viewed(self, storage: Storage, metadata: Any) -> Storage:
-        """A storage that is itself a stretch of another, as the first releases had them."""
-        if not isinstance(metadata, tuple) or len(metadata) != 3 or storage.dtype is None:
+        if len(identity) == 5 or identity[5] is None:
+            return storage
+        if not isinstance(identity[5], tuple) or len(identity[5]) != 3 or storage.dtype is None:
             raise CorruptError("a storage's view is not described by a key, an offset and a size", rule="PT-19")
-        _, offset, size = metadata
-        numbers = type(offset) is int and type(size) is int and offset >= 0 and size >= 0
-        if not numbers or offset + size > storage.count:
-            raise CorruptError(f"a view of {size} from {offset} on in a storage of {storage.count}", rule="PT-19")
-        return StorageView(storage, offset, size)
+        with located(rule="PT-19"):
+            return StorageView(storage, *identity[5][1:])
 
     def builders(self) -> dict[tuple[str, str], Builder]:
-        """Every call that is known, by module and name."""
+        """Return every known call, by module and name."""
         utils = {
-            "_rebuild_tensor": self._tensor,
-            "_rebuild_tensor_v2": self._tensor_v2,
-            "_rebuild_tensor_v3": self._tensor_v3,
+            "_rebuild_tensor": _tensor,
+            "_rebuild_tensor_v2": _tensor_v2,
+            "_rebuild_tensor_v3": _tensor_v3,
             "_rebuild_parameter": _parameter,
             "_rebuild_parameter_with_state": _parameter,
-            "_rebuild_qtensor": self._quantized,
+            "_rebuild_qtensor": _quantized,
             "_rebuild_sparse_tensor": _sparse,
             "_rebuild_nested_tensor": _nested,
             "_rebuild_meta_tensor_no_storage": _meta,
@@ -95,12 +101,10 @@ class TensorCalls:
             "_rebuild_xla_tensor": _from_numpy,
             "_rebuild_device_tensor_from_cpu_tensor": _from_tensor,
         }
-        old = [("torch", f"{name}Tensor") for name in _OLD_CLASSES]
-        old += [("torch.cuda", name) for _, name in old]
-        old += [("torch", "Tensor"), ("torch._tensor", "Tensor"), ("torch.autograd.variable", "Variable")]
+        old = [(module, name) for module in ("torch", "torch.cuda") for name in _OLD_CLASSES]
+        old += [("torch._tensor", "Tensor"), ("torch.autograd.variable", "Variable")]
         return {
             **PLAIN_CALLS,
-            **NUMPY_CALLS,
             **{("torch._utils", name): build for name, build in utils.items()},
             **{(module, "_rebuild_from_type_v2"): _from_type for module in ("torch._tensor", "torch.tensor")},
             **{(module, "_rebuild_from_type"): _from_type for module in ("torch._tensor", "torch.tensor")},
@@ -109,47 +113,6 @@ class TensorCalls:
             ("torch.nn.parameter", "Buffer"): _parameter_class,
             **{key: lambda args, key=key: UnbuiltTensor(Symbol(*key), args) for key in old},  # type: ignore[misc]
         }
-
-    def _tensor(self, args: Args) -> Any:
-        storage, offset, size, stride = arguments(args, 4, 4, "_rebuild_tensor")
-        return rebuilt(storage, offset, size, stride)
-
-    def _tensor_v2(self, args: Args) -> Any:
-        storage, offset, size, stride, requires_grad, *more = arguments(args, 5, 7, "_rebuild_tensor_v2")
-        return rebuilt(storage, offset, size, stride, requires_grad, more[1] if len(more) > 1 else None)
-
-    def _tensor_v3(self, args: Args) -> Any:
-        args = arguments(args, 7, 8, "_rebuild_tensor_v3")
-        storage, offset, size, stride, requires_grad, _, dtype, *metadata = args
-        try:
-            kind = torch_dtype(dtype)
-        except UnsupportedError:
-            return Call(Symbol("torch._utils", "_rebuild_tensor_v3"), args)
-        return rebuilt(storage, offset, size, stride, requires_grad, metadata[0] if metadata else None, dtype=kind)
-
-    def _quantized(self, args: Args) -> Any:
-        storage, offset, size, stride, how, *_ = arguments(args, 6, 7, "_rebuild_qtensor")
-        if not isinstance(storage, Storage) or not isinstance(how, tuple) or not how or not isinstance(how[0], Symbol):
-            raise CorruptError("a quantized tensor of an impossible form", rule="PT-22")
-        if storage.class_name in _PACKED:
-            return Call(Symbol("torch._utils", "_rebuild_qtensor"), args)
-        codes, scheme = rebuilt(storage, offset, size, stride), how[0].name
-        parts: dict[str, Any] = {"int_repr": codes}
-        if scheme in ("per_tensor_affine", "per_tensor_symmetric") and len(how) == 3:
-            if not isinstance(how[1], float) or type(how[2]) is not int or not -(1 << 31) <= how[2] < 1 << 31:
-                raise CorruptError("a quantized tensor without its scale and zero point", rule="PT-22")
-            parts["scale"], parts["zero_point"] = np.array(how[1], "<f8"), np.array(how[2], "<i8")
-            return CompositeTensor("quantized", parts, {"scheme": scheme, "shape": codes.shape})
-        if scheme.startswith("per_channel_") and len(how) == 4:
-            _, scales, zeros, axis = how
-            right = all(isinstance(part, PickledTensor) and len(part.shape) == 1 for part in (scales, zeros))
-            if not right or type(axis) is not int or not 0 <= axis < len(codes.shape):
-                raise CorruptError("a quantized tensor without its scales, zero points and axis", rule="PT-22")
-            if not codes.shape[axis] == scales.shape[0] == zeros.shape[0]:
-                raise CorruptError("a quantized tensor with another number of scales than channels", rule="PT-22")
-            parts["scale"], parts["zero_point"], parts["axis"] = scales, zeros, np.array(axis, "<i8")
-            return CompositeTensor("quantized", parts, {"scheme": scheme, "axis": axis, "shape": codes.shape})
-        raise CorruptError(f"quantized by the unknown scheme {printable(scheme)}", rule="PT-22")
 
     def _from_bytes(self, args: Args) -> Any:
         (raw,) = arguments(args, 1, 1, "_load_from_bytes")
@@ -160,32 +123,17 @@ class TensorCalls:
         return self._embedded(raw)
 
 
-class StorageView(Storage):
-    """A stretch of a storage, in elements."""
-
-    __slots__ = ("base", "first")
-
-    def __init__(self, base: Storage, first: int, count: int) -> None:
-        super().__init__(base.key, base.class_name, base.dtype, count)
-        self.base = base
-        self.first = first
-
-
-def _typed(storage: Storage) -> DType:
-    return storage.dtype or DType.U8
-
-
 def rebuilt(
     storage: Any,
     offset: Any,
     size: Any,
     stride: Any,
     requires_grad: Any = False,
-    bits: Any = None,
     *,
+    bits: Any = None,
     dtype: DType | None = None,
 ) -> PickledTensor:
-    """A tensor as torch's functions are given it: on a storage, with its lazy bits, if any."""
+    """Return a tensor as torch's functions describe it: on a storage, with its lazy bits, if any."""
     if not isinstance(storage, Storage):
         raise CorruptError(f"a tensor whose storage is a {kind_of(storage)}", rule="PT-22")
     if dtype is not None and storage.dtype is not None and storage.dtype is not dtype:
@@ -194,25 +142,62 @@ def rebuilt(
         raise CorruptError(f"the lazy bits of a tensor are a {kind_of(bits)}", rule="PT-22")
     given = {name for name, value in (bits or {}).items() if value is True}
     if given - {"conj", "neg"}:
-        raise UnsupportedError("a tensor with lazy bits that are not known", rule="PT-22")
-    tensor = view(
-        storage,
-        dtype or _typed(storage),
-        offset,
-        size,
-        stride,
-        requires_grad=requires_grad is True,
-        conjugated="conj" in given,
-        negated="neg" in given,
-    )
+        raise UnsupportedError("a tensor with unknown lazy bits", rule="PT-22")
+    flags = {"requires_grad": requires_grad is True, "conjugated": "conj" in given, "negated": "neg" in given}
+    tensor = view(storage, dtype or storage.dtype or DType.U8, offset, size, stride, **flags)
     if isinstance(storage, StorageView):
         tensor.storage, tensor.offset = storage.base, tensor.offset + storage.first
     return tensor
 
 
+def _tensor(args: Args) -> Any:
+    return rebuilt(*arguments(args, 4, 4, "_rebuild_tensor"))
+
+
+def _tensor_v2(args: Args) -> Any:
+    given = arguments(args, 5, 7, "_rebuild_tensor_v2")
+    return rebuilt(*given[:5], bits=given[6] if len(given) > 6 else None)
+
+
+def _tensor_v3(args: Args) -> Any:
+    given = arguments(args, 7, 8, "_rebuild_tensor_v3")
+    try:
+        dtype = torch_dtype(given[6])
+    except UnsupportedError:
+        return Call(Symbol("torch._utils", "_rebuild_tensor_v3"), args)
+    return rebuilt(*given[:5], bits=given[7] if len(given) > 7 else None, dtype=dtype)
+
+
+def _quantized(args: Args) -> Any:
+    storage, offset, size, stride, how, *_ = arguments(args, 6, 7, "_rebuild_qtensor")
+    if not isinstance(storage, Storage) or not isinstance(how, tuple) or not how or not isinstance(how[0], Symbol):
+        raise CorruptError("a quantized tensor of an impossible form", rule="PT-22")
+    if storage.class_name in _PACKED:
+        return Call(Symbol("torch._utils", "_rebuild_qtensor"), args)
+    codes, scheme = rebuilt(storage, offset, size, stride), how[0].name
+    parts: dict[str, Any] = {"int_repr": codes}
+    facts: dict[str, Any] = {"scheme": scheme, "shape": codes.shape}
+    if scheme in ("per_tensor_affine", "per_tensor_symmetric") and len(how) == 3:
+        if not isinstance(how[1], float) or type(how[2]) is not int or not -(1 << 31) <= how[2] < 1 << 31:
+            raise CorruptError("a quantized tensor without its scale and zero point", rule="PT-22")
+        parts |= {"scale": np.array(how[1], "<f8"), "zero_point": np.array(how[2], "<i8")}
+    elif scheme.startswith("per_channel_") and len(how) == 4:
+        _, scales, zeros, axis = how
+        right = all(isinstance(part, PickledTensor) and len(part.shape) == 1 for part in (scales, zeros))
+        if not right or type(axis) is not int or not 0 <= axis < len(codes.shape):
+            raise CorruptError("a quantized tensor without its scales, zero points and axis", rule="PT-22")
+        if not codes.shape[axis] == scales.shape[0] == zeros.shape[0]:
+            raise CorruptError("a quantized tensor with another number of scales than channels", rule="PT-22")
+        parts |= {"scale": scales, "zero_point": zeros, "axis": np.array(axis, "<i8")}
+        facts["axis"] = axis
+    else:
+        raise CorruptError(f"quantized by the unknown scheme {printable(scheme)}", rule="PT-22")
+    return CompositeTensor("quantized", parts, facts)
+
+
 def _parameter(args: Args) -> Any:
-    data, *more = arguments(args, 2, 4, "_rebuild_parameter")
-    if isinstance(data, PickledTensor) and more[0] is True:
+    data, requires_grad, *_ = arguments(args, 2, 4, "_rebuild_parameter")
+    if isinstance(data, PickledTensor) and requires_grad is True:
         data.requires_grad = True
     return data
 
@@ -224,10 +209,10 @@ def _parameter_class(args: Args) -> Any:
 
 
 def _from_type(args: Args) -> Any:
-    """A subclass of Tensor, or a tensor with attributes: the tensor counts."""
+    """A subclass of Tensor, or a tensor with attributes: only the tensor is kept."""
     function, kind, inner, state = arguments(args, 4, 4, "_rebuild_from_type")
     if not isinstance(function, Symbol) or not isinstance(inner, tuple):
-        raise CorruptError("a tensor of a class of its own, of an impossible form", rule="PT-22")
+        raise CorruptError("a tensor of a subclass, of an impossible form", rule="PT-22")
     if function.build is None:
         return Call(function, args)
     made = function.build(inner)
@@ -244,34 +229,36 @@ def _from_type(args: Args) -> Any:
     return made
 
 
+def _tensor_parts(names: tuple[str, ...], values: Args, what: str) -> dict[str, Any]:
+    parts = dict(zip(names, values, strict=False))
+    if not all(isinstance(part, PickledTensor) for part in parts.values()):
+        raise CorruptError(f"a {what} tensor whose parts are not tensors", rule="PT-22")
+    return parts
+
+
 def _sparse(args: Args) -> Any:
     layout, data = arguments(args, 2, 2, "_rebuild_sparse_tensor")
     if not isinstance(layout, str) or not isinstance(data, tuple):
         raise CorruptError("a sparse tensor of an impossible form", rule="PT-22")
-    names = ("indices",) if layout == "torch.sparse_coo" else _COMPRESSED.get(layout)
-    if names is None:
+    if layout not in _INDEX_NAMES:
         raise UnsupportedError(f"a tensor of the layout {printable(layout)}", rule="PT-22")
-    names = (*names, "values")
+    names = (*_INDEX_NAMES[layout], "values")
     if len(data) not in (len(names) + 1, len(names) + 2):
         raise CorruptError(f"a sparse tensor of {len(data)} parts", rule="PT-22")
-    parts: dict[str, Any] = dict(zip(names, data, strict=False))
-    if not all(isinstance(part, PickledTensor) for part in parts.values()):
-        raise CorruptError("a sparse tensor whose parts are no tensors", rule="PT-22")
+    parts = _tensor_parts(names, data, "sparse")
     size = whole_numbers(data[len(names)], "size")
     parts["size"] = np.array(size, "<i8")
     return CompositeTensor(layout.removeprefix("torch."), parts, {"shape": size})
 
 
 def _nested(args: Args) -> Any:
-    parts = dict(zip(("buffer", "sizes", "strides", "offsets"), arguments(args, 4, 4, "a nested tensor"), strict=True))
-    if not all(isinstance(part, PickledTensor) for part in parts.values()):
-        raise CorruptError("a nested tensor whose parts are no tensors", rule="PT-22")
-    return CompositeTensor("nested", parts, {})
+    names = ("buffer", "sizes", "strides", "offsets")
+    return CompositeTensor("nested", _tensor_parts(names, arguments(args, 4, 4, "a nested tensor"), "nested"), {})
 
 
 def _wrapper(args: Args) -> Any:
-    kind = arguments(args, 8, 8, "_rebuild_wrapper_subclass")[0]
-    return CompositeTensor("wrapper", {}, {"class": kind_of(kind), "shape": whole_numbers(args[2], "size")})
+    kind, _, size, *_ = arguments(args, 8, 8, "_rebuild_wrapper_subclass")
+    return CompositeTensor("wrapper", {}, {"class": kind_of(kind), "shape": whole_numbers(size, "size")})
 
 
 def _meta(args: Args) -> Any:
@@ -282,11 +269,8 @@ def _meta(args: Args) -> Any:
 
 def _from_numpy(args: Args) -> Any:
     array, dtype, _, _ = arguments(args, 4, 4, "a tensor from NumPy")
-    if (
-        not isinstance(array, NumpyArray)
-        or array.array is None
-        or DType.of(array.array.dtype) is not torch_dtype(dtype)
-    ):
+    held = array.array if isinstance(array, NumpyArray) else None
+    if held is None or DType.of(held.dtype) is not torch_dtype(dtype):
         return Call(Symbol("torch._utils", "_rebuild_device_tensor_from_numpy"), args)
     return array
 

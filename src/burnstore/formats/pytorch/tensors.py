@@ -3,25 +3,168 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...errors import CorruptError, LimitError, UnsupportedError, printable
 from ...tensor.data import Array, Shape
 from ...tensor.dtype import DType
-from ..codec.pickle_values import Call, kind_of
-from .storages import ITEM_SIZES, Storage
+from ...tensor.snapshot import Data
+from ..codec.pickle_values import Call, Symbol, kind_of
 
-MOST_AXES = 64
-MOST_EXPANDED = 1 << 30
-_LARGEST = (1 << 63) - 1
+MAX_AXES = 64
+MAX_EXPANDED = 1 << 30
+_MAX_INTEGER = (1 << 63) - 1
+
+_TABLE = (
+    (DType.F64, "float64 double", "Double"),
+    (DType.F32, "float32 float", "Float"),
+    (DType.F16, "float16 half", "Half"),
+    (DType.BF16, "bfloat16", "BFloat16"),
+    (DType.I64, "int64 long", "Long"),
+    (DType.I32, "int32 int", "Int QInt32"),
+    (DType.I16, "int16 short", "Short"),
+    (DType.I8, "int8", "Char QInt8"),
+    # Bits without a meaning as numbers, and codes of which several are in a byte: unsigned integers keep every bit.
+    (DType.U8, "uint8 bits8 bits1x8 bits2x4 bits4x2", "Byte QUInt8 QUInt4x2 QUInt2x4"),
+    (DType.U16, "uint16 bits16", ""),
+    (DType.U32, "uint32", ""),
+    (DType.U64, "uint64", ""),
+    (DType.Bool, "bool", "Bool"),
+    (DType.C32, "complex32 chalf", ""),
+    (DType.C64, "complex64 cfloat", "ComplexFloat"),
+    (DType.C128, "complex128 cdouble", "ComplexDouble"),
+    (DType.F8_E4M3, "float8_e4m3fn", ""),
+    (DType.F8_E5M2, "float8_e5m2", ""),
+    (DType.F8_E8M0, "float8_e8m0fnu", ""),
+    (DType.F8_E4M3FNUZ, "float8_e4m3fnuz", ""),
+    (DType.F8_E5M2FNUZ, "float8_e5m2fnuz", ""),
+    (DType.F4, "float4_e2m1fn_x2", ""),
+)
+DTYPES: dict[str, DType] = {name: dtype for dtype, names, _ in _TABLE for name in names.split()}
+"""torch's names of dtypes."""
+_STORAGE_CLASSES: dict[str, DType | None] = {
+    **{f"{name}Storage": dtype for dtype, _, names in _TABLE for name in names.split()},
+    **dict.fromkeys(("UntypedStorage", "_UntypedStorage")),
+}
+_STORAGE_MODULES = ("torch", "torch.cuda", "torch.storage")
+
+ITEM_SIZES: dict[DType | None, int] = {dtype: max(dtype.bits // 8, 1) for dtype in DTYPES.values()} | {None: 1}
+"""The bytes of one element as torch counts them: two 4-bit floats are one element, untyped storages have bytes."""
 
 
-class PickledTensor(Call):
+class Storage:
+    """The bytes that one or more tensors are views on.
+
+    ``dtype`` is None for untyped storages, whose ``count`` is in bytes. ``offset`` is where the bytes are in the file
+    if they are little-endian and not compressed; otherwise the container sets ``data``.
+    """
+
+    __slots__ = ("class_name", "count", "data", "dtype", "key", "nbytes", "offset")
+
+    def __init__(self, key: str, class_name: str, dtype: DType | None, count: int) -> None:
+        self.key = key
+        self.class_name = class_name
+        self.dtype = dtype
+        self.count = count
+        self.nbytes = count * ITEM_SIZES[dtype]
+        self.data: Data | None = None
+        self.offset = -1
+
+    def __repr__(self) -> str:
+        return f"<{self.class_name} {printable(self.key)}: {self.count}>"
+
+
+class StorageView(Storage):
+    """A range of a storage, in elements, as the first releases had them."""
+
+    __slots__ = ("base", "first")
+
+    def __init__(self, base: Storage, first: Any, count: Any) -> None:
+        if type(first) is not int or type(count) is not int or not 0 <= first <= first + count <= base.count:
+            shown = f"{shown_integer(count)} elements from {shown_integer(first)} on"
+            raise CorruptError(f"a view of {shown} in a storage of {base.count}")
+        super().__init__(base.key, base.class_name, base.dtype, count)
+        self.base = base
+        self.first = first
+
+
+def storage_dtype(symbol: Any) -> tuple[str, DType | None]:
+    """Return the name and dtype of a storage class."""
+    if not isinstance(symbol, Symbol):
+        raise CorruptError(f"a storage's class is a {kind_of(symbol)}", rule="PT-19")
+    if symbol.module not in _STORAGE_MODULES or symbol.name not in _STORAGE_CLASSES:
+        raise UnsupportedError(f"a storage of the unknown class {printable(symbol.full_name)}", rule="PT-19")
+    return symbol.name, _STORAGE_CLASSES[symbol.name]
+
+
+def torch_dtype(symbol: Any) -> DType:
+    """Return the dtype that a pickled ``torch.float32`` stands for."""
+    if not isinstance(symbol, Symbol) or symbol.module != "torch":
+        raise CorruptError(f"a dtype is a {kind_of(symbol)}", rule="PT-22")
+    found = DTYPES.get(symbol.name)
+    if found is None:
+        raise UnsupportedError(f"a tensor of the dtype torch.{printable(symbol.name)}", rule="PT-22")
+    return found
+
+
+class Storages:
+    """All storages that a pickle refers to, by key; one key is one storage."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[str, Storage] = {}
+        self._classes: dict[Any, tuple[str, DType | None]] = {}
+
+    def __iter__(self) -> Iterator[Storage]:
+        return iter(self.by_key.values())
+
+    def get(self, key: Any, symbol: Any, count: Any) -> Storage:
+        """Return the storage of a key, which must have this class and length each time it is named (PT-19)."""
+        kind = self._classes.get(symbol) if type(symbol) is Symbol else None
+        if kind is None:
+            kind = self._classes[symbol] = storage_dtype(symbol)
+        class_name, dtype = kind
+        if isinstance(key, int) and not isinstance(key, bool):
+            key = str(key)
+        if not isinstance(key, str) or not key or len(key) > 255:
+            raise CorruptError(f"the key of a storage is a {kind_of(key)}", rule="PT-19")
+        if type(count) is not int or not 0 <= count < 1 << 60:
+            raise CorruptError(f"a storage of {shown_integer(count)} elements", rule="PT-19")
+        found = self.by_key.get(key)
+        if found is None:
+            found = self.by_key[key] = Storage(key, class_name, dtype, count)
+        elif found.class_name != class_name or found.count != count:
+            raise CorruptError(
+                f"the storage {printable(key)!r} is {found.count} of {found.class_name}, and {count} of {class_name}",
+                rule="PT-19",
+            )
+        return found
+
+
+def shown_integer(value: Any) -> str:
+    """Return an integer as text, or the kind of a value that is not one."""
+    return str(value) if type(value) is int else kind_of(value)
+
+
+class _TensorNode(Call):
+    """A call whose result is known: nothing can be set on it or put into it."""
+
+    __slots__ = ()
+
+    def take_state(self, state: Any) -> None:
+        raise CorruptError("a state is given to a tensor", rule="PT-16")
+
+    def append(self, items: list[Any]) -> None:
+        raise CorruptError("items are put into a tensor", rule="PT-16")
+
+    set_items = append
+
+
+class PickledTensor(_TensorNode):
     """A view on a storage. ``strides`` and ``offset`` count elements of ``dtype``; ``shape`` is torch's.
 
-    ``conjugated`` and ``negated`` are torch's lazy bits: what lies in the storage is not yet the value. ``storage`` is
-    None for a tensor whose values were not saved (a meta tensor).
+    ``conjugated`` and ``negated`` are torch's lazy bits: the storage does not hold the values yet. ``storage`` is None
+    for a tensor whose values were not saved (a meta tensor).
     """
 
     __slots__ = ("conjugated", "dtype", "negated", "offset", "requires_grad", "shape", "storage", "strides")
@@ -49,22 +192,13 @@ class PickledTensor(Call):
 
     @property
     def nbytes(self) -> int:
-        """How many bytes its values have, each counted once."""
+        """The bytes of its values, each counted once."""
         return math.prod(self.shape) * ITEM_SIZES[self.dtype]
 
     @property
-    def lies_plainly(self) -> bool:
-        """Whether its values lie one after the other; those of bools may be other bytes than 0 and 1."""
+    def is_plain(self) -> bool:
+        """Whether its values are one after the other; those of bools may be other bytes than 0 and 1."""
         return is_contiguous(self.shape, self.strides) and self.dtype is not DType.Bool
-
-    def take_state(self, state: Any) -> None:
-        raise CorruptError("a state is given to a tensor", rule="PT-16")
-
-    def append(self, items: list[Any]) -> None:
-        raise CorruptError("items are appended to a tensor", rule="PT-16")
-
-    def set_items(self, items: list[Any]) -> None:
-        raise CorruptError("an item is set in a tensor", rule="PT-16")
 
     @property
     def function_name(self) -> str:
@@ -74,11 +208,10 @@ class PickledTensor(Call):
         return f"<tensor {self.dtype} {list(self.shape)}>"
 
 
-class CompositeTensor(Call):
-    """A tensor that is kept as several: sparse, quantized, nested, or of a class that wraps others.
+class CompositeTensor(_TensorNode):
+    """A tensor that is stored as several: sparse, quantized, nested, or of a class that wraps others.
 
-    ``parts`` are its tensors and arrays by name; ``kind`` says how they belong together, ``facts`` the rest that is
-    needed for it.
+    ``parts`` are its tensors and arrays by name; ``kind`` and ``facts`` state how they belong together.
     """
 
     __slots__ = ("facts", "kind", "parts")
@@ -91,10 +224,6 @@ class CompositeTensor(Call):
         self.facts = facts
         self.state = self.appended = self.pairs = None
 
-    take_state = PickledTensor.take_state
-    append = PickledTensor.append
-    set_items = PickledTensor.set_items
-
     @property
     def function_name(self) -> str:
         return f"{self.kind} torch.Tensor"
@@ -103,72 +232,56 @@ class CompositeTensor(Call):
         return f"<{self.kind} tensor of {', '.join(map(printable, self.parts))}>"
 
 
-def view(
-    storage: Storage,
-    dtype: DType,
-    offset: Any,
-    shape: Any,
-    strides: Any,
-    *,
-    requires_grad: bool = False,
-    conjugated: bool = False,
-    negated: bool = False,
-) -> PickledTensor:
-    """A view whose every element lies in its storage, or an error that says which number is wrong (PT-21)."""
+def view(storage: Storage, dtype: DType, offset: Any, shape: Any, strides: Any, **flags: bool) -> PickledTensor:
+    """Return a view whose every element is in its storage, or raise an error that shows the wrong number (PT-21)."""
     shape, strides = whole_numbers(shape, "size"), whole_numbers(strides, "stride")
     check_view(storage.nbytes, ITEM_SIZES[dtype], offset, shape, strides)
-    return PickledTensor(
-        storage,
-        dtype,
-        offset,
-        shape,
-        strides,
-        requires_grad=requires_grad,
-        conjugated=conjugated,
-        negated=negated,
-    )
+    return PickledTensor(storage, dtype, offset, shape, strides, **flags)
 
 
 def whole_numbers(values: Any, what: str) -> Shape:
-    """A tuple (or list) of integers that fit 63 bits and are not negative."""
+    """Check a tuple (or list) of integers that fit 63 bits and are not negative."""
     if not isinstance(values, (tuple, list)):
         raise CorruptError(f"a tensor's {what} is a {kind_of(values)}, not a tuple", rule="PT-21")
     for value in values:
-        if type(value) is not int:
-            raise CorruptError(f"a tensor's {what} holds a {kind_of(value)}, not an integer", rule="PT-21")
-        if not 0 <= value <= _LARGEST:
-            raise CorruptError(f"a tensor's {what} holds {value}", rule="PT-21")
+        if type(value) is not int or not 0 <= value <= _MAX_INTEGER:
+            raise CorruptError(f"a tensor's {what} holds {shown_integer(value)}", rule="PT-21")
     return tuple(values)
 
 
 def check_view(available: int, item: int, offset: Any, shape: Shape, strides: Shape) -> None:
     """Refuse a view that leaves its storage of ``available`` bytes."""
-    if type(offset) is not int or not 0 <= offset <= _LARGEST:
-        raise CorruptError(f"a tensor's offset is {offset if type(offset) is int else kind_of(offset)}", rule="PT-21")
+    if type(offset) is not int or not 0 <= offset <= _MAX_INTEGER:
+        raise CorruptError(f"a tensor's offset is {shown_integer(offset)}", rule="PT-21")
     if len(shape) != len(strides):
         raise CorruptError(f"a tensor of {len(shape)} axes has {len(strides)} strides", rule="PT-21")
-    if len(shape) > MOST_AXES:
-        raise LimitError(f"a tensor of {len(shape)} axes, more than the limit of {MOST_AXES}", rule="PT-21")
+    if len(shape) > MAX_AXES:
+        raise LimitError(f"a tensor of {len(shape)} axes, more than the limit of {MAX_AXES}", rule="PT-21")
     count = math.prod(shape)
     if count == 0:
         return
-    last = offset + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
-    if (last + 1) * item > available:
+    end = (last_element(offset, shape, strides) + 1) * item
+    if end > available:
         raise CorruptError(
-            f"a tensor of shape {list(shape)} and strides {list(strides)} from element {offset} on needs "
-            f"{(last + 1) * item} bytes, its storage declares {available}",
+            f"a tensor of shape {list(shape)} and strides {list(strides)} from element {offset} on needs {end} bytes, "
+            f"its storage declares {available}",
             rule="PT-21",
         )
-    if count * item > max(available, MOST_EXPANDED):
+    if count * item > max(available, MAX_EXPANDED):
         raise LimitError(
             f"a tensor that repeats the {available} bytes of its storage to {count * item}, above the byte limit of "
-            f"{MOST_EXPANDED}",
+            f"{MAX_EXPANDED}",
             rule="PT-21",
         )
+
+
+def last_element(offset: int, shape: Shape, strides: Shape) -> int:
+    """Return the last element of the storage that a view without empty axes reaches."""
+    return offset + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
 
 
 def is_contiguous(shape: Shape, strides: Shape) -> bool:
-    """Whether the elements lie one after the other in row-major order; axes of one element do not matter."""
+    """Return whether the elements are in row-major order without gaps; axes of one element do not matter."""
     expected = 1
     for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
         if extent != 1:
@@ -179,9 +292,9 @@ def is_contiguous(shape: Shape, strides: Shape) -> bool:
 
 
 def shape_in_values(tensor: PickledTensor) -> Shape:
-    """The shape by single values: two 4-bit floats are one element for torch."""
+    """Return the shape by single values: two 4-bit floats are one element for torch."""
     if tensor.dtype is not DType.F4:
         return tensor.shape
     if not tensor.shape or not is_contiguous(tensor.shape, tensor.strides):
-        raise UnsupportedError("a tensor of 4-bit floats that does not lie in its storage as it is", rule="PT-22")
+        raise UnsupportedError("a tensor of 4-bit floats that is not contiguous", rule="PT-22")
     return (*tensor.shape[:-1], 2 * tensor.shape[-1])

@@ -1,4 +1,4 @@
-"""From the object graph to plain data: what a file holds besides its tensors, such as a configuration."""
+"""From the object graph to plain data: what a file contains besides its tensors, such as a configuration."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Any
 
 from ...errors import CorruptError, LimitError
 from ..codec.pickle_values import Call, Symbol, kind_of
-from .graph import MOST_NODES, is_module, module_entries, value_below
-from .numpy_calls import NumpyArray
-from .storages import Storage
-from .tensors import CompositeTensor, PickledTensor
+from .calls import NumpyArray
+from .graph import MAX_NODES, is_module, module_entries, value_below
+from .tensors import CompositeTensor, PickledTensor, Storage
 
-_DEEPEST = 200
+_MAX_DEPTH = 200
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, datetime.date, datetime.time, datetime.timedelta)
 _KEYS = (str, int, float, bytes, type(None))
 _OPEN_CLASSES = frozenset(["argparse.Namespace", "types.SimpleNamespace"])
@@ -23,7 +22,7 @@ _OPEN_CLASSES = frozenset(["argparse.Namespace", "types.SimpleNamespace"])
 
 @dataclass(frozen=True, slots=True)
 class Opaque:
-    """A value of a file that is no plain data: a tensor, a class, an object; only what it is can be said."""
+    """A value of a file that is not plain data: a tensor, a class, an object; only its type is known."""
 
     type_name: str
     about: str = ""
@@ -33,10 +32,10 @@ class Opaque:
 
 
 def plain_value(root: Any, top_level_key: str | None = None) -> Any:
-    """The graph, or what lies below a key of it, as plain data.
+    """Return the graph, or the part below a key of it, as plain data.
 
-    Dicts, lists (also for tuples and sets), texts, numbers, dates; everything else is an `Opaque` by its name. An
-    object that is chosen by a key gives its attributes.
+    Dicts, lists (also for tuples and sets), strings, numbers, dates; everything else is an `Opaque`. An object that is
+    chosen by a key gives its attributes.
     """
     chosen = value_below(root, top_level_key) if top_level_key is not None else root
     if isinstance(chosen, Call) and not is_module(chosen) and isinstance(chosen.state, dict) and not _is_tensor(chosen):
@@ -45,7 +44,7 @@ def plain_value(root: Any, top_level_key: str | None = None) -> Any:
 
 
 class _Walk:
-    """One walk over a graph, with a budget: what is small in a file can be huge when every way is followed."""
+    """One walk over a graph, with a budget: what is small in a file can be huge when every path is followed."""
 
     def __init__(self) -> None:
         self._nodes = 0
@@ -53,33 +52,29 @@ class _Walk:
 
     def plain(self, value: Any, depth: int) -> Any:
         self._nodes += 1
-        if self._nodes > MOST_NODES:
-            raise LimitError(f"a graph of more than {MOST_NODES:,} values, each way to one counted", rule="PT-17")
+        if self._nodes > MAX_NODES:
+            raise LimitError(f"a graph of more than {MAX_NODES:,} values, every path to one counted", rule="PT-17")
         if isinstance(value, _PLAIN):
             return value
         inner = _entries(value)
         if inner is None:
             return _opaque(value)
-        if depth > _DEEPEST:
-            raise LimitError(f"values nested more than {_DEEPEST} deep", rule="PT-17")
+        if depth > _MAX_DEPTH:
+            raise LimitError(f"values nested more than {_MAX_DEPTH} deep", rule="PT-17")
         if id(value) in self._on_path:
             raise CorruptError(f"a {kind_of(value)} holds itself", rule="PT-23")
         self._on_path.add(id(value))
         made: dict[Any, Any] | list[Any]
         if isinstance(inner, dict):
-            made = {}
-            for key, held in inner.items():
-                made[key] = self.plain(held, depth + 1)
+            made = {key: self.plain(held, depth + 1) for key, held in inner.items()}
         else:
-            made = []
-            for held in inner:
-                made.append(self.plain(held, depth + 1))
+            made = [self.plain(held, depth + 1) for held in inner]
         self._on_path.discard(id(value))
         return made
 
 
 def _entries(value: Any) -> dict[Any, Any] | list[Any] | tuple[Any, ...] | None:
-    """What a value holds, if it is plain data that holds something."""
+    """Return what a value contains, if it is plain data that contains something."""
     if isinstance(value, Call) and not _is_tensor(value):
         if is_module(value):
             return module_entries(value)
@@ -105,12 +100,12 @@ def _opaque(value: Any) -> Opaque:
     if isinstance(value, Storage):
         return Opaque("torch.Storage")
     if isinstance(value, dict):
-        return Opaque("dict", "with keys that are no plain values")
+        return Opaque("dict", "with keys that are not plain values")
     return Opaque(kind_of(value) if isinstance(value, (Symbol, Call)) else type(value).__name__)
 
 
 def opaque_values(data: Any, place: str = "") -> Iterator[tuple[str, Opaque]]:
-    """Where plain data hold something that is none, and what: ``optimizer.state[0]``."""
+    """Yield each `Opaque` in plain data with its place: ``optimizer.state[0]``."""
     if isinstance(data, Opaque):
         yield place, data
     elif isinstance(data, dict):
@@ -122,5 +117,5 @@ def opaque_values(data: Any, place: str = "") -> Iterator[tuple[str, Opaque]]:
 
 
 def below(place: str, key: Any) -> str:
-    """The place of a key below another place, for messages."""
+    """Return the place of a key below another place, for messages."""
     return f"{place}.{key}" if place else str(key)

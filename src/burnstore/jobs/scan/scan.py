@@ -1,7 +1,7 @@
-"""Scanning: whether loading a file with other programs would run code in it, and what can be taken from it safely.
+"""Scan: would loading a file with other programs run code in it, and which tensors can be read safely anyway?
 
-SafeTensors, Burnpack and Burn's records are data, and clean if they open. A pickle is a program: here every name that
-it would import is listed, with what is known of it, whether the file is whole or broken on purpose. Nothing is run.
+SafeTensors, Burnpack and Burn's records are data, and clean if they open. A pickle is a program: every name that it
+would import is listed with its severity, also if the file is broken on purpose. Nothing is run.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...checkpoint import open_checkpoint
@@ -17,14 +17,14 @@ from ...errors import BurnstoreError, UnknownFormatError, UnsafeContentError, lo
 from ...formats import pytorch
 from ...formats.codec.pickle import read_pickle
 from ...formats.codec.pickle_names import spelled_names
-from ...formats.pytorch.pickles import ANYTHING, Parts, PicklePart, pickle_parts
 from ...formats.registry import HEAD_BYTES, format_for_bytes
 from ...io.source import FileSource
 from ...limits import Limits
 from ..json_output import json_text
-from .severity import DANGEROUS, HARMLESS, severity_of
+from .parts import ANYTHING, Parts, PicklePart, pickle_parts
+from .severity import DANGEROUS, HARMLESS, SUSPICIOUS, severity_of
 
-CLEAN, SUSPICIOUS, ERROR = "clean", "suspicious", "error"
+CLEAN, ERROR = "clean", "error"
 
 _SUFFIXES = (
     *(".pt", ".pth", ".bin", ".ckpt", ".pt2", ".pkl", ".pickle", ".joblib", ".dill", ".npy", ".npz", ".safetensors"),
@@ -41,51 +41,55 @@ class Finding:
     name: str
     """Module and name, joined by a dot."""
     called: bool
-    """Whether the pickle calls it; where it breaks off, that is assumed."""
+    """Whether the pickle calls it; assumed if the pickle is broken."""
     member: str
-    """The member of the archive, empty if the file is none."""
+    """The member of the archive, empty if the file is not an archive."""
     position: int
-    """The byte in the member, or in the file."""
+    """The offset in the member, or in the file."""
 
 
 @dataclass(frozen=True, slots=True)
-class Scan:
-    """What was found in one file. ``verdict`` is ``clean``, ``suspicious``, ``dangerous`` or ``error``."""
+class ScanResult:
+    """What was found in a file or a folder. ``verdict`` is ``clean``, ``suspicious``, ``dangerous`` or ``error``.
+
+    The verdict on a folder is the worst one of its files, which are in ``files``.
+    """
 
     path: str
     format: str | None
     verdict: str
     findings: tuple[Finding, ...] = ()
     tensors: tuple[str, ...] = ()
-    """The names of the tensors that burnstore takes out of the file without running anything."""
+    """The names of the tensors that burnstore reads from the file without running anything."""
     error: BurnstoreError | OSError | None = None
-    """Why the file could not be judged, or why no tensors can be had."""
+    """Why the file could not be judged, or why no tensors can be read."""
+    files: tuple[ScanResult, ...] = ()
+    """The results for the files below a folder, in the order of their names."""
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing but data is in the file."""
+        """Whether there is nothing but data."""
         return self.verdict == CLEAN
 
     def to_dict(self) -> dict[str, Any]:
-        """The scan as plain data, for JSON."""
-        return {
+        """Return the result as plain data, for JSON."""
+        plain: dict[str, Any] = {
             "path": json_text(self.path),
             "format": self.format,
             "verdict": self.verdict,
-            "findings": [
-                {name: getattr(finding, name) for name in ("severity", "name", "called", "member", "position")}
-                for finding in self.findings
-            ],
+            "findings": [asdict(finding) for finding in self.findings],
             "tensors": list(self.tensors),
             "error": None if self.error is None else str(self.error),
         }
+        return {**plain, "files": [file.to_dict() for file in self.files]} if self.files else plain
 
 
-def scan(path: str | os.PathLike[str], *, limits: Limits | None = None) -> Scan:
-    """Say whether loading this file with other programs would run code, and which tensors can be taken safely anyway.
+def scan(path: str | os.PathLike[str], *, limits: Limits | None = None) -> ScanResult:
+    """Report whether loading a file with other programs would run code, and which tensors can be read safely anyway.
 
-    A name that is not known to be data makes a file suspicious, one that is known for what it can do dangerous. Errors
-    do not pass: they are the verdict. Raises FileNotFoundError, and what else the system says about opening it.
+    A name that is not known to be data makes a file suspicious; one that is known to be harmful, dangerous. A file that
+    cannot be judged has the verdict ``error``. For a folder, every file of tensors or pickles below it is scanned;
+    other files are skipped, and a link out of the folder is an error. Raises FileNotFoundError and other OSErrors.
 
     >>> import os, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -97,17 +101,22 @@ def scan(path: str | os.PathLike[str], *, limits: Limits | None = None) -> Scan:
     ('dangerous', 'os.system', True)
     """
     shown = os.fsdecode(path)
+    if os.path.isdir(shown):
+        files = tuple(scan_files(shown, limits=limits))
+        worst = {verdict: place for place, verdict in enumerate((CLEAN, ERROR, SUSPICIOUS, DANGEROUS))}
+        verdict = max((file.verdict for file in files), key=worst.__getitem__, default=CLEAN)
+        return ScanResult(shown, None, verdict, files=files)
     limits = limits or Limits()
     source = FileSource(path)
     try:
         with located(path=shown):
             format_name = _format_of(source.read_at(0, min(HEAD_BYTES, source.size)))
             if format_name is not None and format_name != "pytorch":
-                return _opened(shown, format_name, limits)
-            parts = pickle_parts(source, limits)
-            return _judged(shown, format_name, parts, _strict_error(source, limits), limits)
+                tensors, error = _tensors(shown, format_name, limits)
+                return ScanResult(shown, format_name, ERROR if error else CLEAN, tensors=tensors, error=error)
+            return _judge(shown, format_name, pickle_parts(source, limits), _strict_error(source, limits), limits)
     except BurnstoreError as error:
-        return Scan(shown, None, ERROR, error=error)
+        return ScanResult(shown, None, ERROR, error=error)
     finally:
         source.close()
 
@@ -119,17 +128,16 @@ def _format_of(head: bytes) -> str | None:
         return None
 
 
-def _opened(path: str, format_name: str, limits: Limits) -> Scan:
-    """A file of a format that is data: clean if it opens."""
+def _tensors(path: str, format_name: str, limits: Limits) -> tuple[tuple[str, ...], BurnstoreError | OSError | None]:
     try:
-        with open_checkpoint(path, limits=limits) as file:
-            return Scan(path, format_name, CLEAN, tensors=tuple(file))
+        with open_checkpoint(path, format=format_name, limits=limits) as file:
+            return tuple(file), None
     except (BurnstoreError, OSError) as error:
-        return Scan(path, format_name, ERROR, error=error)
+        return (), error
 
 
 def _strict_error(source: FileSource, limits: Limits) -> BurnstoreError | None:
-    """Why the file breaks the rules of PyTorch's files; None if it keeps them all."""
+    """Return which rule of PyTorch's files this one breaks; None if it keeps them all."""
     try:
         pytorch.read_pickled(source, limits)
     except BurnstoreError as error:
@@ -137,7 +145,9 @@ def _strict_error(source: FileSource, limits: Limits) -> BurnstoreError | None:
     return None
 
 
-def _judged(path: str, format_name: str | None, parts: Parts, broken: BurnstoreError | None, limits: Limits) -> Scan:
+def _judge(
+    path: str, format_name: str | None, parts: Parts, broken: BurnstoreError | None, limits: Limits
+) -> ScanResult:
     findings: list[Finding] = []
     followed = True
     for part in parts.found:
@@ -145,8 +155,7 @@ def _judged(path: str, format_name: str | None, parts: Parts, broken: BurnstoreE
         followed = followed and whole
         findings += _findings(part, names)
     findings.sort(key=lambda finding: (finding.severity != DANGEROUS, finding.member, finding.position))
-    tensors, unopened = _tensors(path, limits)
-    error = unopened
+    tensors, error = _tensors(path, "pytorch", limits)
     if findings:
         verdict = findings[0].severity
     elif isinstance(broken, UnsafeContentError):
@@ -157,15 +166,15 @@ def _judged(path: str, format_name: str | None, parts: Parts, broken: BurnstoreE
         verdict, error = ERROR, parts.error or broken
     if isinstance(error, BurnstoreError) and error.path is None:
         error.path = path
-    return Scan(path, format_name, verdict, tuple(findings), tensors, error)
+    return ScanResult(path, format_name, verdict, tuple(findings), tensors, error)
 
 
 _Names = dict[tuple[str, str], tuple[int, bool]]
-"""Each global with its first place and whether it is called."""
+"""Each global with its first position and whether it is called."""
 
 
 def _names_in(part: PicklePart) -> tuple[_Names, bool]:
-    """The globals of all pickles in a part, and whether every one of them could be followed to its end."""
+    """Return the globals of all pickles in a part, and whether every pickle could be followed to its end."""
     names: _Names = {}
     position = 0
     try:
@@ -193,47 +202,26 @@ def _findings(part: PicklePart, names: _Names) -> Iterator[Finding]:
             yield Finding(severity, f"{module}.{name}", called, part.member, part.offset + position)
 
 
-def _tensors(path: str, limits: Limits) -> tuple[tuple[str, ...], BurnstoreError | OSError | None]:
-    try:
-        with open_checkpoint(path, format="pytorch", limits=limits) as file:
-            return tuple(file), None
-    except (BurnstoreError, OSError) as error:
-        return (), error
-
-
-def scan_folder(folder: str | os.PathLike[str], *, limits: Limits | None = None) -> Iterator[Scan]:
-    """Scan every file of tensors or pickles below a folder, in the order of their names.
-
-    Files of other kinds are passed over. A link that leads out of the folder is not followed: it is an error.
-    """
+def scan_files(folder: str, *, limits: Limits | None = None) -> Iterator[ScanResult]:
+    """Yield the result for every file of tensors or pickles below a folder as soon as it is known."""
     root = os.path.realpath(folder)
-    if not os.path.isdir(root):
-        raise NotADirectoryError(20, "it is not a folder", os.fsdecode(folder))
-    for place, folders, files in os.walk(os.fsdecode(folder), onerror=_raise):
+    for place, folders, files in os.walk(folder, onerror=_raise):
         folders.sort()
         for name in sorted([*files, *(each for each in folders if os.path.islink(os.path.join(place, each)))]):
             path = os.path.join(place, name)
-            real = os.path.realpath(path)
-            if os.path.commonpath([root, real]) != root:
-                yield Scan(
-                    path, None, ERROR, error=UnsafeContentError("a link out of the folder: not followed", path=path)
-                )
+            if os.path.commonpath([root, os.path.realpath(path)]) != root:
+                outside = UnsafeContentError("a link out of the folder: not followed", path=path)
+                yield ScanResult(path, None, ERROR, error=outside)
                 continue
-            found = _scan_candidate(path, limits)
-            if found is not None:
+            try:
+                if not stat.S_ISREG(os.stat(path).st_mode):
+                    continue
+                found = scan(path, limits=limits)
+            except OSError as error:
+                found = ScanResult(path, None, ERROR, error=error)
+            unknown = found.format is None and isinstance(found.error, BurnstoreError) and found.verdict == ERROR
+            if not unknown or path.lower().endswith(_SUFFIXES):
                 yield found
-
-
-def _scan_candidate(path: str, limits: Limits | None) -> Scan | None:
-    """The scan of a file, if it is one that a scan is for."""
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            return None
-        found = scan(path, limits=limits)
-    except OSError as error:
-        return Scan(path, None, ERROR, error=error)
-    unknown = found.format is None and found.verdict == ERROR
-    return None if unknown and not path.lower().endswith(_SUFFIXES) else found
 
 
 def _raise(error: OSError) -> None:

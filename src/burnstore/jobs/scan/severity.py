@@ -1,8 +1,8 @@
-"""Danger: how bad it is that a pickle names something.
+"""Severity: how dangerous it is that a pickle names something.
 
-A name that is known to be data is harmless. All others are code that loading imports, and mostly calls: suspicious,
-whatever it is. Of some it is known what they can do. These lists are only words for a verdict: no reader here imports
-or calls any of it, listed or not.
+A name that is known to be data is harmless. All others are code that loading imports, and usually calls: suspicious in
+any case, dangerous if the name is known for what it can do. The lists only determine the verdict: no reader here
+imports or calls any of these names, listed or not.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from functools import cache
 
 from ...formats.codec.pickle_names import UNKNOWN
-from ...formats.pytorch.storages import Storages
 from ...formats.pytorch.tensor_calls import TensorCalls
+from ...formats.pytorch.tensors import Storages
 
 HARMLESS, SUSPICIOUS, DANGEROUS = "harmless", "suspicious", "dangerous"
 
@@ -42,7 +42,7 @@ _SCHEMES = _words(
     strided sparse_coo sparse_csr sparse_csc sparse_bsr sparse_bsc contiguous_format channels_last preserve_format
     """
 )
-# The reader knows this call, but Python loads another pickle with it; that one is judged by itself.
+# The reader knows this call, but Python loads another pickle with it, which is judged separately.
 _RUNS_A_PICKLE = ("torch.storage", "_load_from_bytes")
 
 _MODULES = frozenset(
@@ -67,21 +67,12 @@ _BUILTINS = frozenset(
     )
 )
 _NAMES = frozenset(
-    [
-        ("functools", "partial"),
-        ("functools", "reduce"),
-        ("types", "CodeType"),
-        ("types", "FunctionType"),
-        ("types", "LambdaType"),
-        ("codecs", "open"),
-        ("copyreg", "__newobj_ex__"),
-        ("numpy", "load"),
-        ("numpy", "fromfile"),
-        ("numpy", "memmap"),
-        ("torch", "load"),
-        ("torch", "save"),
-        ("torch.serialization", "load"),
-    ]
+    _words(
+        """
+        functools.partial functools.reduce types.CodeType types.FunctionType types.LambdaType codecs.open numpy.load
+        numpy.fromfile numpy.memmap torch.load torch.save torch.serialization.load
+        """
+    )
 )
 _PREFIXES = _words(
     """
@@ -94,7 +85,7 @@ _PREFIXES = _words(
 
 @cache
 def _harmless() -> frozenset[tuple[str, str]]:
-    """What becomes data: the calls that the reader knows, and the names that are only labels."""
+    """Return what becomes data: the calls that the reader knows, and the names that are only labels."""
     labels = {("torch", name) for name in (*_DTYPES, *_SCHEMES)}
     for place in ("torch", "torch.cuda", "torch.sparse", "torch.cuda.sparse"):
         labels |= {(place, f"{name}{what}") for name in _CLASSES for what in ("Tensor", "Storage")}
@@ -105,7 +96,7 @@ def _harmless() -> frozenset[tuple[str, str]]:
 
 
 def severity_of(module: str, name: str) -> str:
-    """How bad a name in a pickle is: ``harmless``, ``suspicious`` or ``dangerous``.
+    """Return ``harmless``, ``suspicious`` or ``dangerous`` for a name in a pickle.
 
     >>> severity_of("os", "system"), severity_of("my.models", "Net"), severity_of("collections", "OrderedDict")
     ('dangerous', 'suspicious', 'harmless')
@@ -120,6 +111,6 @@ def severity_of(module: str, name: str) -> str:
         return DANGEROUS
     if top == "builtins" and rest.split(".")[0] in _BUILTINS:
         return DANGEROUS
-    if any(path == f"{where}.{what}" for where, what in _NAMES) or "__" in name:
+    if path in _NAMES or "__" in name:
         return DANGEROUS
     return DANGEROUS if path.startswith(tuple(f"{prefix}." for prefix in _PREFIXES)) else SUSPICIOUS

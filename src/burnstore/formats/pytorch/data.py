@@ -1,0 +1,305 @@
+"""Where values come from that are not stored as a plain range of the file: computed each time they are read."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ...errors import CorruptError, LimitError, UnsupportedError, located
+from ...io.source import Source
+from ...tensor.data import Array, Shape, array_from_bytes, bytes_of_array
+from ...tensor.dtype import DType, Kind
+from ...tensor.snapshot import CHUNK_BYTES, Data, SourceData
+from ..codec.zip import DEFLATED, Member, inflate
+from .tensors import ITEM_SIZES, MAX_EXPANDED, CompositeTensor, PickledTensor, is_contiguous, last_element
+
+_UNITS: dict[int, np.dtype[Any]] = {
+    size: np.dtype(code) for size, code in ((1, "u1"), (2, "<u2"), (4, "<u4"), (8, "<u8"), (16, "<c16"))
+}
+
+
+class ComputedData:
+    """Bytes that `window` computes; each call gives the caller its own memory."""
+
+    __slots__ = ()
+
+    @property
+    def file(self) -> str | None:
+        return None
+
+    def window(self, start: int, stop: int) -> memoryview:
+        raise NotImplementedError
+
+    def owned(self, start: int, stop: int) -> Array:
+        return np.array(np.frombuffer(self.window(start, stop), np.uint8))
+
+    def chunks(self, nbytes: int) -> Iterator[memoryview]:
+        yield self.window(0, nbytes)
+
+
+class UnsavedData(ComputedData):
+    """The values of a meta tensor, which were never saved."""
+
+    __slots__ = ()
+
+    def window(self, start: int, stop: int) -> memoryview:
+        raise UnsupportedError("a tensor on the meta device: its values were never saved", rule="PT-22")
+
+
+class PickledArray(ComputedData):
+    """An array that was in the pickle itself."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+
+    def window(self, start: int, stop: int) -> memoryview:
+        return memoryview(bytearray(bytes_of_array(self.array)[start:stop]))
+
+
+class DeflatedData(ComputedData):
+    """The bytes of a compressed member; inflated, and compared with its checksum, each time they are read."""
+
+    __slots__ = ("member", "source")
+
+    def __init__(self, source: Source, member: Member) -> None:
+        self.source = source
+        self.member = member
+
+    @property
+    def file(self) -> str | None:
+        return self.source.name
+
+    def window(self, start: int, stop: int) -> memoryview:
+        return memoryview(read_member(self.source, self.member))[start:stop]
+
+
+def read_member(source: Source, member: Member) -> bytes:
+    """Return all bytes of a member, compared with its checksum (PT-07, PT-09)."""
+    if member.size is None:
+        raise CorruptError("a record is not whole", rule="PT-28", offset=member.start)
+    data = source.read_at(member.start, member.packed)
+    if member.method == DEFLATED:
+        with located(rule="PT-07", offset=member.start):
+            data = inflate(data, member.size, most=member.size)
+    _compare(zlib.crc32(data) if member.crc else 0, member)
+    return data
+
+
+def check_member(source: Source, member: Member) -> None:
+    """Compare the checksum of a member; a stored one is read a few megabytes at a time."""
+    if member.method == DEFLATED or member.size is None:
+        read_member(source, member)
+        return
+    found = 0
+    for at in range(0, member.size if member.crc else 0, CHUNK_BYTES):
+        found = zlib.crc32(source.read_at(member.start + at, min(CHUNK_BYTES, member.size - at)), found)
+    _compare(found, member)
+
+
+def _compare(found: int, member: Member) -> None:
+    if member.crc and found != member.crc:  # A writer that leaves the checksum out writes 0.
+        raise CorruptError(
+            f"Invalid checksum: expected {member.crc:08x}, found {found:08x}", rule="PT-09", offset=member.start
+        )
+
+
+class StridedData(ComputedData):
+    """The values of a view in row-major order, little-endian, with torch's lazy bits applied.
+
+    Only the range of the storage that the requested rows reach is read.
+    """
+
+    __slots__ = ("big_endian", "storage", "tensor")
+
+    def __init__(self, tensor: PickledTensor, storage: Data, *, big_endian: bool = False) -> None:
+        self.tensor = tensor
+        self.storage = storage
+        self.big_endian = big_endian
+
+    @property
+    def file(self) -> str | None:
+        return self.storage.file
+
+    def window(self, start: int, stop: int) -> memoryview:
+        row_bytes = self._row_bytes()
+        if stop <= start or not row_bytes:
+            return memoryview(b"")
+        first, last = start // row_bytes, -(-stop // row_bytes)
+        values = memoryview(self._rows(first, last))
+        return values[start - first * row_bytes : stop - first * row_bytes]
+
+    def permuted(self) -> tuple[SourceData, tuple[int, ...]] | None:
+        """Return where the values are stored without gaps, and the order of the axes there; None if they are not."""
+        tensor, stored = self.tensor, self.storage
+        changed = self.big_endian or tensor.conjugated or tensor.negated or tensor.dtype in (DType.Bool, DType.F4)
+        if changed or not isinstance(stored, SourceData):
+            return None
+        axes = range(len(tensor.shape))
+        order = tuple(sorted(axes, key=lambda axis: (-tensor.strides[axis], -tensor.shape[axis])))
+        shape, strides = tuple(tensor.shape[axis] for axis in order), tuple(tensor.strides[axis] for axis in order)
+        if not is_contiguous(shape, strides):
+            return None
+        begin = tensor.offset * ITEM_SIZES[tensor.dtype]
+        return SourceData(stored.source, stored.offset + begin, tensor.nbytes), order
+
+    def chunks(self, nbytes: int) -> Iterator[memoryview]:
+        strides = self.tensor.strides
+        if strides and strides[0] < max(strides):
+            # Columns are stored together: a few rows reach through most of the storage, so it is read once.
+            yield self.window(0, nbytes)
+            return
+        step = max(CHUNK_BYTES // max(self._row_bytes(), 1), 1) * self._row_bytes()
+        for start in range(0, nbytes, step or 1):
+            yield self.window(start, min(start + step, nbytes))
+
+    def _row_bytes(self) -> int:
+        return math.prod(self.tensor.shape[1:]) * ITEM_SIZES[self.tensor.dtype]
+
+    def _rows(self, first: int, last: int) -> Array:
+        """Return the bytes of these rows."""
+        tensor, item = self.tensor, ITEM_SIZES[self.tensor.dtype]
+        shape, strides = (tensor.shape, tensor.strides) if tensor.shape else ((1,), (1,))
+        shape, begin = (last - first, *shape[1:]), tensor.offset + first * strides[0]
+        end = last_element(begin, shape, strides) + 1
+        stored = np.frombuffer(self.storage.window(begin * item, end * item), np.uint8)
+        try:
+            laid_out: Array = np.lib.stride_tricks.as_strided(
+                stored.view(_UNITS[item]), shape, [stride * item for stride in strides], writeable=False
+            )
+        except ValueError as error:  # More axes than NumPy has.
+            raise UnsupportedError(f"NumPy has no array of shape {list(shape)}: {error}", rule="PT-21") from error
+        values: Array = np.array(laid_out, order="C").reshape(-1)  # A copy, also where memory could be shared.
+        return self._resolved(values).view(np.uint8)
+
+    def _resolved(self, values: Array) -> Array:
+        """Apply the byte order, make bools 0 or 1, and apply torch's lazy bits."""
+        tensor = self.tensor
+        width = tensor.dtype.bits // 16 if tensor.dtype.kind is Kind.COMPLEX else ITEM_SIZES[tensor.dtype]
+        if self.big_endian and width > 1:
+            values = values.view(np.uint8).reshape(-1, width)[:, ::-1].reshape(-1)
+        if tensor.dtype is DType.Bool:
+            true: Array = values != 0
+            return true.view(np.uint8)
+        if tensor.conjugated or tensor.negated:
+            # Only the sign bits change: NaNs keep their payload and all other bits.
+            signs = np.array(values.view(np.uint8)).reshape(-1, width)
+            if tensor.negated and tensor.dtype.kind not in (Kind.FLOAT, Kind.COMPLEX):
+                raise UnsupportedError(f"a negated view of {tensor.dtype.name}", rule="PT-22")
+            if tensor.conjugated and tensor.dtype.kind is Kind.COMPLEX:
+                signs[1::2, -1] ^= 0x80
+            if tensor.negated:
+                signs[:, -1] ^= 0x80
+            return signs.reshape(-1)
+        return values
+
+
+# --------------------------------------------------------------------------------------------------- dense values
+
+Parts = Mapping[str, Array]
+
+
+class DenseData(ComputedData):
+    """The plain values of a sparse or quantized tensor."""
+
+    __slots__ = ("composite", "parts")
+
+    def __init__(self, composite: CompositeTensor, parts: Mapping[str, Data]) -> None:
+        self.composite = composite
+        self.parts = parts
+
+    @property
+    def file(self) -> str | None:
+        return next((part.file for part in self.parts.values() if part.file is not None), None)
+
+    def window(self, start: int, stop: int) -> memoryview:
+        arrays = {name: self._array(name) for name in self.composite.parts}
+        return bytes_of_array(_DENSE[self.composite.kind](arrays, self.composite))[start:stop]
+
+    def _array(self, name: str) -> Array:
+        part = self.composite.parts[name]
+        if not isinstance(part, PickledTensor):
+            return np.asarray(part)
+        return array_from_bytes(self.parts[name].window(0, part.nbytes), part.dtype, part.shape)
+
+
+def dense_kind(composite: CompositeTensor) -> tuple[DType, Shape] | None:
+    """Return the dtype and shape of the plain values, None where they cannot be computed."""
+    if composite.kind not in _DENSE:
+        return None
+    shape: Shape = composite.facts["shape"]
+    values: Any = composite.parts["int_repr" if composite.kind == "quantized" else "values"]
+    if composite.kind == "quantized":
+        dtype = DType.F32
+    else:
+        dtype = values.dtype if isinstance(values, PickledTensor) else DType.of(values.dtype)
+    nbytes = math.prod(shape) * dtype.bits // 8
+    if nbytes > MAX_EXPANDED:
+        raise LimitError(f"a {composite.kind} tensor with {nbytes} bytes of plain values", rule="PT-21")
+    return dtype, shape
+
+
+def _quantized(parts: Parts, composite: CompositeTensor) -> Array:
+    codes, scale, zero = parts["int_repr"], parts["scale"], parts["zero_point"]
+    if "axis" in composite.facts:
+        along = [1] * codes.ndim
+        along[composite.facts["axis"]] = -1
+        scale, zero = scale.reshape(along), zero.reshape(along)
+        if zero.dtype.kind == "f":  # torch's float_qparams: the zero point is a value, not a code.
+            return (codes.astype(np.float32) * scale.astype(np.float32) + zero.astype(np.float32)).astype(np.float32)
+    # torch computes in single precision.
+    return (codes.astype(np.float32) - zero.astype(np.float32)) * scale.astype(np.float32)
+
+
+def _zeros(parts: Parts, composite: CompositeTensor) -> Array:
+    return np.zeros(composite.facts["shape"], parts["values"].dtype)
+
+
+def _coo(parts: Parts, composite: CompositeTensor) -> Array:
+    indices, values, made = parts["indices"], parts["values"], _zeros(parts, composite)
+    if indices.ndim != 2 or values.ndim < 1 or indices.shape[1] != values.shape[0]:
+        raise CorruptError("a sparse tensor with another number of indices than values", rule="PT-22")
+    axes = indices.shape[0]
+    if made.ndim != axes + values.ndim - 1 or made.shape[axes:] != values.shape[1:]:
+        raise CorruptError("a sparse tensor whose values do not fit its size", rule="PT-22")
+    if axes and ((indices < 0).any() or (indices >= np.array(made.shape[:axes]).reshape(-1, 1)).any()):
+        raise CorruptError("a sparse tensor with an index outside of its size", rule="PT-22")
+    # An index may occur more than once: its values are added up.
+    combine = np.logical_or if made.dtype.kind == "b" else np.add
+    combine.at(made, tuple(indices), values)
+    return made
+
+
+def _compressed(parts: Parts, composite: CompositeTensor) -> Array:
+    """By rows or by columns (csr, csc), or by blocks of them (bsr, bsc)."""
+    values, made = parts["values"], _zeros(parts, composite)
+    by_rows = composite.kind in ("sparse_csr", "sparse_bsr")
+    along, across = (parts[name] for name in list(composite.parts)[:2])
+    block = values.shape[1:] if composite.kind in ("sparse_bsr", "sparse_bsc") else ()
+    axes = (made.ndim, along.ndim, across.ndim, values.ndim)
+    if axes != (2, 1, 1, 1 + len(block)) or len(block) not in (0, 2):
+        raise UnsupportedError(f"a {composite.kind} tensor that is not one matrix", rule="PT-22")
+    height, width = block or (1, 1)
+    counts = np.diff(along)
+    rows, columns = made.shape[0] // height if height else 0, made.shape[1] // width if width else 0
+    lines = rows if by_rows else columns
+    good = len(along) == lines + 1 and along[0] == 0 and along[-1] == len(across) == len(values) and (counts >= 0).all()
+    if not good or (across < 0).any() or (across >= (columns if by_rows else rows)).any():
+        raise CorruptError("a sparse tensor whose indices do not fit its size", rule="PT-22")
+    line = np.repeat(np.arange(lines), counts)
+    row, column = (line, across) if by_rows else (across, line)
+    tiles = made.reshape(rows, height, columns, width)
+    tiles[row, :, column, :] = values.reshape(-1, height, width)
+    return made
+
+
+_DENSE: dict[str, Callable[[Parts, CompositeTensor], Array]] = {
+    "quantized": _quantized,
+    "sparse_coo": _coo,
+    **dict.fromkeys(("sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"), _compressed),
+}
