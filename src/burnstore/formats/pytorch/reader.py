@@ -121,7 +121,7 @@ def checks(source: Source, contents: Contents, limits: Limits) -> Sequence[Check
     return [MemberCheck(source, name, member) for name, member in members if member.crc]
 
 
-def anatomy(head: bytes, size: int) -> list[Part]:
+def describe_header(head: bytes, size: int) -> list[Part]:
     """Describe the first bytes: the first member's header, name and padding, or the pickle's protocol."""
     if head.startswith(b"PK") and len(head) >= LOCAL_HEADER.size:
         return _first_member(head, size)

@@ -57,6 +57,6 @@ def anatomy(path: str | os.PathLike[str]) -> Anatomy:
     with suppress(UnknownFormatError):
         found = format_for_bytes(head)
         known = found.name
-        explain = getattr(found, "anatomy", None)
+        explain = getattr(found, "describe_header", None) or getattr(found, "anatomy", None)
         parts = [Part(0, size, known)] if explain is None else explain(head, size)
     return Anatomy(file, size, known, head, parts)
