@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import ChangedError, ClosedError, DTypeError, TensorNotFoundError, located, printable
-from .formats.base import Check, Contents, Table
+from .formats.base import Check, Contents, Table, extra_checks
 from .formats.registry import HEAD_BYTES, format_for_bytes, format_named
 from .formats.sharded.locate import INDEX_SUFFIX, locate
 from .io.gather import gather
@@ -141,8 +141,7 @@ class Checkpoint(Mapping[str, TensorSnapshot]):
 
     def checks(self) -> Sequence[Check]:
         """What of the file can be checked beyond opening it and reading its tensors: checksums, padding."""
-        found = getattr(format_named(self._format), "checks", None)
-        return [] if found is None else found(self._source, self._contents, self._limits)
+        return extra_checks(format_named(self._format), self._source, self._contents, self._limits)
 
     def _place_of(self, name: str) -> tuple[str, int]:
         offset = self._table.offsets[self._row(name)]
@@ -155,7 +154,7 @@ class Checkpoint(Mapping[str, TensorSnapshot]):
         arrays share a buffer of up to 8 MiB with their neighbours. Quantized tensors come dequantized.
         """
         table = self._picked(names, "numpy")
-        plain = table.lying_plainly()
+        plain = table.source_rows()
         with located(path=self._source.name), collector_paused():
             arrays = _cut(plain, *gather(self._data, plain.offsets, plain.sizes, plain.alignments()))
         return (
@@ -172,7 +171,7 @@ class Checkpoint(Mapping[str, TensorSnapshot]):
         from .tensor import torch as torch_tensor  # not at import: torch is imported when tensors of it are asked for
 
         table = self._picked(names, "torch")
-        plain = table.lying_plainly()
+        plain = table.source_rows()
         with located(path=self._source.name), collector_paused():
             if device is None:
                 buffers, places = gather(self._data, plain.offsets, plain.sizes, plain.alignments())

@@ -10,23 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import CorruptError, located
+from .errors import located
 from .formats.base import LAYOUT_KEY, Format, WritePlan
-from .formats.chunking import chunks_of_each
 from .formats.registry import format_for_path, format_named
-from .io.atomic import atomic_file
+from .formats.write import batches, write_file
 from .io.gc_pause import collector_paused
 from .limits import Limits
-from .progress import Progress, ProgressLike, progress_from
+from .progress import ProgressLike, progress_from
 from .tensor.data import Array, TensorData
-from .tensor.snapshot import CHUNK_BYTES, TensorSnapshot
+from .tensor.snapshot import TensorSnapshot
 
 if TYPE_CHECKING:
     from .models.collect import Collected
 
 Tensor = Array | np.generic | TensorData | TensorSnapshot
 
-_BATCH_BUFFERS = 4096
 _CONSTANTS = (bool, int, float, complex, str, bytes)
 
 
@@ -82,7 +80,7 @@ def save(
         wanted = _Wanted(layout, rules, record_modules)
         if max_shard_size is None:
             plan = _planned(chosen, tensors, metadata, limits, wanted, options)
-            _write(plan, path, overwrite=overwrite, durable=durable, progress=report)
+            write_file(plan, path, overwrite=overwrite, durable=durable, progress=report)
             return
         if chosen.name != "safetensors":
             raise TypeError(f"max_shard_size is for SafeTensors; {chosen.name} has one file")
@@ -98,17 +96,8 @@ def save(
             durable=durable,
             progress=report,
             plan=lambda shard: chosen.plan(shard, texts, limits or Limits(), **options),
-            write=partial(_write, durable=durable),
+            write=partial(write_file, durable=durable),
         )
-
-
-def _write(plan: WritePlan, path: str, *, overwrite: bool, durable: bool, progress: Progress | None) -> None:
-    with atomic_file(path, overwrite=overwrite, durable=durable, size=plan.size) as scratch:
-        for buffers in _batches(plan):
-            scratch.write(*buffers)
-            buffers.clear()  # or a tensor would live on while the next one is made
-            if progress is not None:
-                progress(scratch.position, plan.size)
 
 
 def serialize(
@@ -129,7 +118,7 @@ def serialize(
     """
     wanted = _Wanted(layout, rules, record_modules)
     plan = _planned(format_named(format), tensors, metadata, limits, wanted, options)
-    return b"".join(buffer for buffers in _batches(plan) for buffer in map(bytes, buffers))
+    return b"".join(buffer for buffers in batches(plan) for buffer in map(bytes, buffers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,29 +235,3 @@ def _snapshot(name: str, tensor: Any) -> TensorSnapshot:
     raise TypeError(
         f"tensor {name!r} is a {type(tensor).__name__}; a NumPy array, TensorSnapshot or TensorData is needed"
     )
-
-
-def _batches(plan: WritePlan) -> Iterator[list[Any]]:
-    """The file's bytes in order, as lists of buffers that go out in one write each."""
-    batch: list[Any] = [plan.header]
-    pending = position = len(plan.header)
-    for snapshot, offset, chunks in zip(plan.tensors, plan.offsets, chunks_of_each(plan.tensors), strict=True):
-        if offset > position:
-            batch.append(bytes(offset - position))
-            position = offset
-        written = 0
-        for chunk in chunks:
-            batch.append(chunk)
-            written += len(chunk)
-            pending += len(chunk)
-            del chunk  # the batch holds it as long as it is needed
-            if pending >= CHUNK_BYTES or len(batch) >= _BATCH_BUFFERS:
-                yield batch
-                batch, pending = [], 0
-        if written != snapshot.nbytes:
-            raise CorruptError(f"expected {snapshot.nbytes} bytes, got {written}", tensor=snapshot.path)
-        position += written
-    if position < plan.size:
-        batch.append(bytes(plan.size - position))
-    if batch:
-        yield batch

@@ -163,8 +163,8 @@ def test_the_target_exists(here: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "complaint", "advice"),
     [
-        ("x.xyz", "the name does not tell the format", "--format"),
-        ("x", "the name does not tell the format", "--format"),
+        ("x.xyz", "the file name has no suffix of a known format", "--format"),
+        ("x", "the file name has no suffix of a known format", "--format"),
         ("x.pt", "not yet supported", ".safetensors"),
         ("x.mpk", "a record is written from a model", ".bpk"),
         ("no/such/folder/x.bpk", "no such", ""),

@@ -81,7 +81,7 @@ def test_json_has_every_tensor(folder: Path, capsys: Captured) -> None:
         (["a.bpk", "b.bpk", "out.bpk", "--weights", "1"], "the weights are 1, and the sources 2"),
         (["a.bpk", "c.bpk", "out.bpk", "--method", "linear"], "tensor 'encoder.w': there is none in c.bpk"),
         (["a.bpk", "none.bpk", "out.bpk"], "none.bpk: there is no such file"),
-        (["a.bpk", "c.bpk", "out.xyz"], "the name does not tell the format"),
+        (["a.bpk", "c.bpk", "out.xyz"], "the file name has no suffix of a known format"),
         (["a.bpk", "c.bpk", "a.bpk", "--overwrite"], "it is a source of this merge and cannot be its target too"),
         (["a.bpk", "c.bpk", "b.bpk"], "exists"),
         (["a.bpk"], "at least one source and a target are needed"),

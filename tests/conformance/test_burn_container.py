@@ -22,7 +22,7 @@ from burnstore.errors import (
     UnknownFormatError,
     UnsupportedError,
 )
-from burnstore.formats.burnpack.reader import ALIGNMENT, HEADER, MAGIC, VERSION, aligned
+from burnstore.formats.burnpack.header import ALIGNMENT, HEADER, MAGIC, VERSION, aligned
 
 
 def packed(tensors: Any, metadata: dict[str, str] | None = None, **options: Any) -> bytes:
@@ -145,7 +145,7 @@ def test_offsets_that_no_file_can_have_are_refused(offsets: list[int]) -> None:
 
 
 def test_an_end_before_its_start_is_refused_with_both_numbers() -> None:
-    error = refused(with_descriptor(data_offsets=[100, 50]), CorruptError, "end offset 50 lies before start offset 100")
+    error = refused(with_descriptor(data_offsets=[100, 50]), CorruptError, "end offset 50 is before start offset 100")
     assert error.rule == "BP-11"
 
 

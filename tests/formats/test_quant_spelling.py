@@ -249,8 +249,8 @@ TWO_LEVEL = QuantScheme("Q8S", NATIVE, tensor="F32", block=QuantBlock((2, 4), "F
         (QuantScheme("E2M1", QuantStore("PackedNative")), "P-0.19", "PackedNative"),
         (QuantScheme("Q8S", QuantStore("PackedU32", 1), old_style=True), "P-0.19", r"PackedU32\(1\)"),
         (QuantScheme("Q8S", NATIVE, tensor="F32", block=QuantBlock((4,), "F32")), "P-0.19", "two-level"),
-        (QuantScheme("Q8S", QuantStore("PackedU32", 1), old_style=True), "T", "lie differently in style T"),
-        (QuantScheme("Q8S", QuantStore("PackedU32", 1)), "P", "lie differently in style P"),
+        (QuantScheme("Q8S", QuantStore("PackedU32", 1), old_style=True), "T", "are ordered differently in style T"),
+        (QuantScheme("Q8S", QuantStore("PackedU32", 1)), "P", "are ordered differently in style P"),
     ],
 )
 def test_a_style_that_would_change_the_meaning_is_refused(scheme: QuantScheme, style: Any, message: str) -> None:

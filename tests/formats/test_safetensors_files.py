@@ -18,8 +18,8 @@ from safetensors.numpy import load, load_file, save, save_file
 
 import burnstore as bs
 from burnstore import DType, TensorData, TensorSnapshot
-from burnstore.formats.safetensors import header, scan
-from burnstore.formats.safetensors.dtypes import BY_SPELLING
+from burnstore.formats.safetensors import fast_header, header
+from burnstore.formats.safetensors.header import BY_SPELLING
 
 PACKAGE = [np.float64, np.float32, np.float16, np.int64, np.int32, np.int16, np.int8]
 PACKAGE += [np.uint64, np.uint32, np.uint16, np.uint8, np.bool_, np.complex64]
@@ -209,7 +209,7 @@ def test_a_shape_that_no_reader_takes_is_not_written() -> None:
 
 def scanned(packed: bytes) -> Any:
     text = packed[8 : 8 + struct.unpack("<Q", packed[:8])[0]].decode()
-    return scan.scan_header(text, bs.Limits(tensors=1000))
+    return fast_header.read_header(text, bs.Limits(tensors=1000))
 
 
 def test_the_scan_takes_what_the_package_and_burnstore_write() -> None:

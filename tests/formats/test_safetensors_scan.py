@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import burnstore as bs
-from burnstore.formats.safetensors.columns import Columns
-from burnstore.formats.safetensors.header import read_header
-from burnstore.formats.safetensors.scan import scan_header
+from burnstore.formats.safetensors.fast_header import read_header as scan_header
+from burnstore.formats.safetensors.header import Columns, read_header
 
 LIMITS = bs.Limits(tensors=100_000)
 

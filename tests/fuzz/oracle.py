@@ -38,7 +38,7 @@ import numpy as np
 import burnstore as bs
 import burnstore.saving  # imported at its first use, which the audit hook would see
 from burnstore.formats import burnpack
-from burnstore.formats.burnpack import descriptors, scan
+from burnstore.formats.burnpack import descriptors, fast_header
 from burnstore.formats.burnpack.descriptors import Columns
 from burnstore.formats.burnpack.eras import Era
 from burnstore.formats.codec.cbor import CborReader
@@ -131,15 +131,15 @@ class Oracle:
         self._hook = audit_hook()
         self._scanned: _Scanned | None = None
         self._compared: dict[bytes, None] = {}
-        self._scan = scan.scan_descriptors
-        scan.scan_descriptors = self._spy
+        self._scan = fast_header.read_descriptors
+        fast_header.read_descriptors = self._spy
         self.places: Counter[tuple[str, int]] = Counter()
         self.slowest = 0.0
         self.largest_peak = 0.0
 
     def close(self) -> None:
         """Take the spy away."""
-        scan.scan_descriptors = self._scan
+        fast_header.read_descriptors = self._scan
 
     def warm_up(self, files: list[bytes]) -> None:
         """Open and read files, so that what is imported once is imported now."""

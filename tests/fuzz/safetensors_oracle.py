@@ -15,7 +15,7 @@ import safetensors
 
 import burnstore as bs
 from burnstore.formats import safetensors as format_module
-from burnstore.formats.safetensors import header, reader, scan
+from burnstore.formats.safetensors import fast_header, header, reader
 
 from .oracle import MEMORY_1_IN, SAVE_1_IN, Oracle, Verdict, ViolationError, audit_hook
 
@@ -44,11 +44,11 @@ class SafetensorsOracle(Oracle):
         super().close()  # Burnpack's scan has no part in this
         self._columns: Any = None
         self._text: tuple[str, bs.Limits] | None = None
-        self._real_scan = scan.scan_header
-        scan.scan_header = self._spy_header
+        self._real_scan = fast_header.read_header
+        fast_header.read_header = self._spy_header
 
     def close(self) -> None:
-        scan.scan_header = self._real_scan
+        fast_header.read_header = self._real_scan
 
     def _spy_header(self, text: str, limits: bs.Limits) -> Any:
         self._columns, self._text = self._real_scan(text, limits), (text, limits)

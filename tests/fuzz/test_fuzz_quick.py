@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import burnstore as bs
-from burnstore.formats.burnpack import metadata, reader, scan
+from burnstore.formats.burnpack import fast_header, header, reader
 
 from . import mutate, reference
 from .corpus import Corpus, with_bit_flipped
@@ -120,8 +120,8 @@ def test_the_scan_takes_every_file_of_a_real_burn(monkeypatch: pytest.MonkeyPatc
         taken.append(real(*arguments))
         return taken[-1]
 
-    real = scan.scan_descriptors
-    monkeypatch.setattr(scan, "scan_descriptors", spy)
+    real = fast_header.read_descriptors
+    monkeypatch.setattr(fast_header, "read_descriptors", spy)
     for name, data in fixtures().items():
         taken.clear()
         count = len(bs.open(data))
@@ -172,7 +172,7 @@ def test_the_oracle_sees_a_reader_that_takes_0_19_for_a_later_file(
 @pytest.mark.parametrize(
     ("check", "name", "letter"),
     [
-        ("_check_length", "trailing", "f"),
+        ("check_end", "trailing", "f"),
         ("_check_sizes", "short", "f"),
     ],
 )
@@ -193,7 +193,7 @@ def test_the_oracle_sees_a_missing_check(
 
 
 def test_the_oracle_sees_a_scan_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = scan.scan_descriptors
+    real = fast_header.read_descriptors
 
     def wrong(*arguments: Any) -> Any:
         columns = real(*arguments)
@@ -201,7 +201,7 @@ def test_the_oracle_sees_a_scan_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -
             columns.names = [name + "x" for name in columns.names]
         return columns
 
-    monkeypatch.setattr(scan, "scan_descriptors", wrong)
+    monkeypatch.setattr(fast_header, "read_descriptors", wrong)
     suspicious = Oracle()
     try:
         with pytest.raises(ViolationError, match=r"\(g\) the scan gives other columns"):
@@ -215,7 +215,7 @@ def test_the_oracle_sees_what_takes_too_long(oracle: Oracle, monkeypatch: pytest
         started = time.process_time()
         while time.process_time() - started < 0.06:
             pass
-        return metadata.read_metadata(*arguments)
+        return header.read_metadata(*arguments)
 
     monkeypatch.setattr(reader, "read_metadata", slow)
     with pytest.raises(ViolationError, match=r"\(b\) 0.06"):

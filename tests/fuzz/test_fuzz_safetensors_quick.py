@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import burnstore as bs
-from burnstore.formats.safetensors import reader, scan
+from burnstore.formats.safetensors import fast_header, reader
 
 from .oracle import ViolationError
 from .safetensors_corpus import SafetensorsCorpus, Tensor, pack, written
@@ -93,8 +93,8 @@ ONE = written(None, [Tensor("a", "U8", [4], 0, 4)])
 @pytest.mark.parametrize(
     ("check", "data"),
     [
-        ("_check_length", pack(ONE, b"\1\1\1\1\1")),
-        ("_check_sizes", pack(written(None, [Tensor("a", "U8", [3], 0, 4)]), bytes(4))),
+        ("check_end", pack(ONE, b"\1\1\1\1\1")),
+        ("check_sizes", pack(written(None, [Tensor("a", "U8", [3], 0, 4)]), bytes(4))),
         ("_check_places", pack(written(None, [Tensor("a", "U8", [2], 2, 4)]), bytes(4))),
     ],
 )
@@ -118,7 +118,7 @@ def test_the_oracle_sees_a_rule_that_is_too_strict(oracle: SafetensorsOracle, mo
 
 
 def test_the_oracle_sees_a_scan_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = scan.scan_header
+    real = fast_header.read_header
 
     def wrong(*arguments: Any) -> Any:
         columns = real(*arguments)
@@ -126,7 +126,7 @@ def test_the_oracle_sees_a_scan_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -
             columns.names[0] += "x"
         return columns
 
-    monkeypatch.setattr(scan, "scan_header", wrong)
+    monkeypatch.setattr(fast_header, "read_header", wrong)
     suspicious = SafetensorsOracle()
     try:
         with pytest.raises(ViolationError, match=r"\(g\) the scan gives other columns"):

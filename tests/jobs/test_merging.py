@@ -537,7 +537,7 @@ def test_a_target_that_exists_or_is_a_source_is_refused(two: list[Path], files: 
 def test_what_cannot_be_read_or_written_is_told_and_nothing_is_left(two: list[Path], files: Files) -> None:
     with pytest.raises(FileNotFoundError):
         bs.merge([two[0], files.folder / "none.bpk"], files.out, method="linear")
-    with pytest.raises(bs.UnknownFormatError, match="the name does not tell the format"):
+    with pytest.raises(bs.UnknownFormatError, match="the file name has no suffix of a known format"):
         bs.merge(two, files.folder / "out.xyz", method="linear")
     (files.folder / "cut.bpk").write_bytes(two[1].read_bytes()[:-40])
     with pytest.raises(bs.FormatError):

@@ -1,10 +1,10 @@
-"""What every format gives and takes: contents when read, a plan when written."""
+"""The contract between burnstore and a format: contents when a file is read, a plan when one is written."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -16,27 +16,27 @@ from ..tensor.dtype import DType
 from ..tensor.snapshot import Data, SourceData, TensorSnapshot
 
 LAYOUT_KEY = "burnstore.layout"
-"""Where a file's metadata says whose layout its tensors have (``burn``, ``torch``), if not the format's own."""
+"""The metadata key that states the layout of a file's tensors (``burn``, ``torch``), if not the format's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """The dtypes and shapes of a table, each pair once, and which of them each row is of.
+    """The distinct pairs of dtype and shape in a table, and the pair of each row.
 
-    Most tensors of a model are of the dtype and shape of others: what follows from it is worked out once for all.
+    Most tensors of a model share dtype and shape with others, so whatever follows from the pair is computed once.
     """
 
     pairs: Sequence[tuple[DType, Shape]]
     which: Column
 
     def first_of(self, kind: int) -> int:
-        """The first row of a kind."""
+        """Return the first row of a kind."""
         return int((self.which == kind).argmax())
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The tensors of a file in the order of their data, as columns: so whole files are handled at once."""
+    """The tensors of a file in the order of their data, as columns: a whole file is then handled by the column."""
 
     names: list[str]
     dtypes: list[DType]
@@ -45,12 +45,12 @@ class Table:
     sizes: list[int]
     param_ids: list[int | None]
     apart: Mapping[int, Data] = field(default_factory=dict)
-    """The rows whose bytes do not lie in the source as they are, and what gives them instead."""
+    """The rows whose bytes are not one range of the source, and the data that provides them instead."""
     known_kinds: Kinds | None = field(default=None, repr=False, compare=False)
-    """What `kinds` would find, where the reader has found it already."""
+    """The result of `kinds`, if the reader knows it already."""
 
     def kinds(self) -> Kinds:
-        """Which rows are of the same dtype and shape."""
+        """Group the rows by dtype and shape."""
         if self.known_kinds is not None:
             return self.known_kinds
         count = len(self.names)
@@ -62,25 +62,23 @@ class Table:
         return Kinds(list(firsts), numbers[alike])
 
     def picked(self, rows: Sequence[int]) -> Table:
-        """These rows only, in this order."""
+        """Return a table of these rows, in this order."""
         apart = {place: self.apart[row] for place, row in enumerate(rows) if row in self.apart} if self.apart else {}
-        columns = [[column[row] for row in rows] for column in self._columns()]
-        return Table(*columns, apart=apart)  # type: ignore[misc, arg-type]  # as many columns as the table has
+        own: tuple[list[Any], ...] = (self.names, self.dtypes, self.shapes, self.offsets, self.sizes, self.param_ids)
+        names, dtypes, shapes, offsets, sizes, ids = ([column[row] for row in rows] for column in own)
+        return Table(names, dtypes, shapes, offsets, sizes, ids, apart)
 
-    def lying_plainly(self) -> Table:
-        """The rows whose bytes lie in the source as they are."""
+    def source_rows(self) -> Table:
+        """Return the rows whose bytes are one range of the source."""
         return self.picked([row for row in range(len(self.names)) if row not in self.apart]) if self.apart else self
 
     def alignments(self) -> list[int]:
-        """What the address of each tensor should be a multiple of."""
+        """Return the number that the address of each tensor should be a multiple of."""
         widths = {dtype: min(dtype.bits // 8, 8) or 1 for dtype in set(self.dtypes)}
         return list(map(widths.__getitem__, self.dtypes))
 
-    def _columns(self) -> tuple[list[Any], ...]:
-        return self.names, self.dtypes, self.shapes, self.offsets, self.sizes, self.param_ids
-
     def snapshot(self, row: int, source: Source) -> TensorSnapshot:
-        """One row as a snapshot."""
+        """Return one row as a snapshot."""
         size = self.sizes[row]
         return TensorSnapshot(
             self.names[row],
@@ -104,18 +102,18 @@ class Contents:
     data_offset: int = 0
     constants: Mapping[str, Any] = field(default_factory=dict)
     source: Source | None = None
-    """Where the table's offsets lead, if not into the file itself: into what was unpacked from it."""
+    """The source of the table's offsets, if not the file itself: a decompressed copy, or several files joined."""
     file_size: int | None = None
-    """The bytes of all files together, where there are several."""
+    """The bytes of all files together, if there are several."""
     notes: Sequence[str] = ()
-    """What a user should know about how the tensors were found, a sentence each."""
+    """What a user should know about how the tensors were found, one sentence each."""
     shared: Sequence[tuple[str, ...]] = ()
-    """The names of tensors that are views on one storage, for each storage with more than one."""
+    """The names of the tensors that are views on one storage, for each storage with more than one."""
 
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """A file to be: its first bytes, then each tensor at its offset; what lies between is zeros."""
+    """A file to be written: its first bytes, then each tensor at its offset, zeros in between."""
 
     header: bytes
     tensors: Sequence[TensorSnapshot]
@@ -124,19 +122,19 @@ class WritePlan:
 
 
 class Check(Protocol):
-    """Something in a file that neither opening it nor reading its tensors looks at; can be pickled."""
+    """A check of bytes that neither opening the file nor reading its tensors looks at; can be pickled."""
 
     @property
     def nbytes(self) -> int:
-        """How many bytes of the file it reads."""
+        """The number of bytes that the check reads."""
 
     def __call__(self) -> str | None:
-        """Look at it: a FormatError where it breaks a rule, a sentence where it is only odd, None where it is right."""
+        """Run the check: raise FormatError for a broken rule, return a sentence for a warning, None if all is well."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A stretch of a file's bytes, and what they are."""
+    """A range of a file's bytes, and their meaning."""
 
     offset: int
     nbytes: int
@@ -144,20 +142,106 @@ class Part:
 
 
 class Format(Protocol):
-    """A format: reads contents out of a source and plans files. Stateless; one object serves all files.
+    """Read contents out of a source and plan files. Stateless: one object serves all files.
 
-    Optional: ``layout``, the one that a model is written in unless the caller wants another; ``stamp(layout,
-    **options)``, the texts that its own writer puts beside a model's tensors; ``said_layout(texts)``, the layout that a
-    file with these texts claims; ``checks(source, contents, limits)``, what else of a file can be checked;
-    ``anatomy(head, size)``, what the first bytes of a file of this size are, also of one that breaks the rules.
+    A format may have further abilities: `ModelLayout`, `StampsMetadata`, `StatesLayout`, `HasChecks`,
+    `DescribesHeader`, `Shardable`, `HoldsScalars`. Callers ask for them with the functions below each Protocol.
     """
 
     name: str
 
     def read(self, source: Source, limits: Limits, **options: Any) -> Contents:
-        """The contents of a source that this format's signature matched; raises FormatError for all else."""
+        """Read the contents of a source that this format's signature matched; raise FormatError for any other."""
 
     def plan(
         self, tensors: Sequence[TensorSnapshot], metadata: Mapping[str, str] | None, limits: Limits, **options: Any
     ) -> WritePlan:
-        """The file that will hold these tensors in this order; nothing is read or written yet."""
+        """Plan the file that will hold these tensors in this order, without reading or writing anything."""
+
+
+@runtime_checkable
+class ModelLayout(Protocol):
+    """A format with a layout of its own, in which models are written unless the caller asks for another."""
+
+    layout: str | None
+
+
+def model_layout(format: Format) -> str | None:
+    """Return the layout in which a format writes models, None for the model's own."""
+    return format.layout if isinstance(format, ModelLayout) else None
+
+
+@runtime_checkable
+class StampsMetadata(Protocol):
+    """A format whose own writer stores metadata beside a model's tensors."""
+
+    def stamp(self, layout: str, **options: Any) -> dict[str, str]:
+        """Return the metadata that the format's own writer stores beside a model of this layout."""
+
+
+def stamped_metadata(format: Format, layout: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the metadata that the format's own writer would store, empty if it stores none."""
+    return format.stamp(layout, **options) if isinstance(format, StampsMetadata) else {}
+
+
+@runtime_checkable
+class StatesLayout(Protocol):
+    """A format whose files state the layout of their tensors in the metadata."""
+
+    def stated_layout(self, metadata: Mapping[str, str]) -> str | None:
+        """Return the layout that this metadata states, None if it states none."""
+
+
+def stated_layout(format: Format, metadata: Mapping[str, str]) -> str | None:
+    """Return the layout that a file with this metadata states, None if it states none."""
+    return format.stated_layout(metadata) if isinstance(format, StatesLayout) else metadata.get(LAYOUT_KEY)
+
+
+@runtime_checkable
+class HasChecks(Protocol):
+    """A format with bytes to check beyond the header and the tensors: padding, checksums."""
+
+    def checks(self, source: Source, contents: Contents, limits: Limits) -> Sequence[Check]:
+        """Return the checks of one file."""
+
+
+def extra_checks(format: Format, source: Source, contents: Contents, limits: Limits) -> Sequence[Check]:
+    """Return the checks that a format has for one file."""
+    return format.checks(source, contents, limits) if isinstance(format, HasChecks) else []
+
+
+@runtime_checkable
+class DescribesHeader(Protocol):
+    """A format that can explain a file's first bytes, also those of a file that breaks the rules."""
+
+    def describe_header(self, head: bytes, size: int) -> list[Part]:
+        """Name the parts of a file of this size that begins with these bytes."""
+
+
+def header_parts(format: Format, head: bytes, size: int) -> list[Part]:
+    """Name the parts of a file's header; one part where the format cannot tell them apart."""
+    return format.describe_header(head, size) if isinstance(format, DescribesHeader) else [Part(0, size, format.name)]
+
+
+@runtime_checkable
+class Shardable(Protocol):
+    """A format whose tensors can be split over several files with an index beside them."""
+
+    index_suffix: str
+
+
+def supports_shards(format: Format) -> bool:
+    """Tell whether a format can be saved with ``max_shard_size``."""
+    return isinstance(format, Shardable)
+
+
+@runtime_checkable
+class HoldsScalars(Protocol):
+    """A format that stores named numbers beside the tensors: its ``plan`` takes ``scalars=``."""
+
+    holds_scalars: bool
+
+
+def supports_scalars(format: Format) -> bool:
+    """Tell whether a format can store named numbers beside the tensors."""
+    return isinstance(format, HoldsScalars) and format.holds_scalars

@@ -1,7 +1,9 @@
-"""Which formats there are, by name, suffix and signature; each is imported when first needed.
+"""The known formats, by name, suffix and signature; each is imported when first needed.
 
-An entry is a string such as ``burnstore.formats.burnpack``, so knowing a format costs nothing. A format of one's own is
-added with `register_format`; `burnstore.testing.FormatConformance` proves it.
+An entry is a string such as ``burnstore.formats.burnpack``, so knowing a format costs nothing. Another package adds a
+format with `register_format`, or through an entry point: a function in the group ``burnstore.formats`` that calls
+`register_format`. Entry points are looked up only where no known format answers, so importing and opening files of
+known formats never pays for them. `burnstore.testing.FormatConformance` tests a format.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from .base import Format
 from .sharded.locate import begins_like_index
 
 HEAD_BYTES = 512
-"""How many of a file's first bytes a signature may look at."""
+"""The number of first bytes of a file that a signature may look at."""
+
+ENTRY_POINT_GROUP = "burnstore.formats"
 
 Signature = Callable[[bytes], bool]
 
@@ -33,7 +37,7 @@ class FormatEntry:
     install_hint: str | None = None
 
     def load(self) -> Format:
-        """The format itself."""
+        """Import the format."""
         module_name, _, attribute = self.target.partition(":")
         try:
             module = importlib.import_module(module_name)
@@ -46,12 +50,13 @@ class FormatEntry:
         if found is None or not all(hasattr(found, part) for part in ("name", "read", "plan")):
             raise MissingDependencyError(
                 f"the format {self.name!r} is known, but {self.target} is not a format",
-                hint="it must have name, read and plan, see burnstore.formats.base.Format",
+                hint="give it name, read and plan, see burnstore.formats.base.Format",
             )
         return cast(Format, found)
 
 
 _ENTRIES: dict[str, FormatEntry] = {}
+_broken_entry_points: list[str] | None = None  # None until they were looked up
 
 
 def register_format(
@@ -65,8 +70,9 @@ def register_format(
     """Make a format known: where its code is, what its files end in and how they begin.
 
     ``target`` is ``"package.module"`` or ``"package.module:attribute"`` and must give a `Format`. ``signature`` is the
-    first bytes of its files, or a function of the first 512 bytes. A name that is taken is a ValueError. Suffixes may
-    be shared or end in one another (``.gz``, ``.mpk.gz``): the longest that fits decides, a draw is refused at saving.
+    first bytes of its files, or a function of the first 512 bytes. A name that is taken is a ValueError. Formats may
+    share a suffix, and one suffix may end in another (``.gz``, ``.mpk.gz``): the longest that fits decides, and a draw
+    is refused when saving.
     """
     for what, value in (("name", name), ("target", target)):
         if not isinstance(value, str):
@@ -86,26 +92,29 @@ def register_format(
 
 
 def format_names() -> list[str]:
-    """The names of all known formats."""
+    """Return the names of all known formats, those of installed packages included."""
+    _register_entry_points()
     return list(_ENTRIES)
 
 
 def format_named(name: str) -> Format:
-    """The format of that name."""
+    """Return the format of that name."""
     if not isinstance(name, str):
         raise TypeError(f"a format's name is a str, not {type(name).__name__}")
+    if name not in _ENTRIES:
+        _register_entry_points()
     entry = _ENTRIES.get(name)
     if entry is None:
-        raise UnknownFormatError(f"there is no format {name!r}; there are: {', '.join(_ENTRIES)}")
+        raise _unknown(f"there is no format {name!r}; there are: {', '.join(_ENTRIES)}")
     return entry.load()
 
 
 def format_for_path(path: str) -> Format:
-    """The format that files of this suffix have."""
+    """Return the format that files of this suffix have."""
     name = os.path.basename(path).lower()
-    fitting = [(suffix, e) for e in _ENTRIES.values() for suffix in e.suffixes if name.endswith(suffix)]
-    longest = max((len(suffix) for suffix, _ in fitting), default=0)
-    best = [entry for suffix, entry in fitting if len(suffix) == longest]
+    best = _with_longest_suffix(name)
+    if not best and _register_entry_points():
+        best = _with_longest_suffix(name)
     if len(best) == 1:
         return best[0].load()
     if best:
@@ -115,16 +124,18 @@ def format_for_path(path: str) -> Format:
             hint="pass format=...",
         )
     known = ", ".join(suffix for entry in _ENTRIES.values() for suffix in entry.suffixes)
-    raise UnknownFormatError(
-        f"the name does not tell the format (known suffixes: {known})",
+    raise _unknown(
+        f"the file name has no suffix of a known format (known suffixes: {known})",
         path=path,
         hint="pass format=... or add a suffix",
     )
 
 
 def format_for_bytes(head: bytes) -> Format:
-    """The format whose signature these first bytes bear; the name of a file plays no part."""
+    """Return the format whose signature these first bytes match; the name of the file plays no part."""
     matching = [entry for entry in _ENTRIES.values() if entry.signature(head)]
+    if not matching and head and _register_entry_points():
+        matching = [entry for entry in _ENTRIES.values() if entry.signature(head)]
     if len(matching) == 1:
         return matching[0].load()
     if matching:
@@ -133,23 +144,51 @@ def format_for_bytes(head: bytes) -> Format:
         )
     if not head:
         raise UnknownFormatError("the file is empty", offset=0)
-    raise UnknownFormatError(
+    raise _unknown(
         f"no known format begins with the bytes {head[:8].hex(' ')} (known: {', '.join(_ENTRIES)})", offset=0
     )
 
 
-def _begins_like_safetensors(head: bytes) -> bool:
-    """A length that some file could have, then a JSON object; text of any kind would be a length beyond all files.
+def _with_longest_suffix(name: str) -> list[FormatEntry]:
+    fitting = [(suffix, e) for e in _ENTRIES.values() for suffix in e.suffixes if name.endswith(suffix)]
+    longest = max((len(suffix) for suffix, _ in fitting), default=0)
+    return [entry for suffix, entry in fitting if len(suffix) == longest]
 
-    Or the JSON of an index of several such files.
-    """
+
+def _register_entry_points() -> bool:
+    """Let installed packages register their formats, once; tell whether there are more formats than before."""
+    global _broken_entry_points
+    if _broken_entry_points is not None:
+        return False
+    _broken_entry_points = []
+    from importlib.metadata import entry_points  # not at import: it takes 20 ms
+
+    before = len(_ENTRIES)
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        try:
+            point.load()()
+        except Exception as error:  # a broken package must not stop files of other formats
+            _broken_entry_points.append(f"{point.value}: {error}")
+    return len(_ENTRIES) > before
+
+
+def _unknown(message: str, *, path: str | None = None, offset: int | None = None, hint: str = "") -> UnknownFormatError:
+    """Return the error for a format that nobody knows; its hint names the entry points that could not be loaded."""
+    hints = [hint] if hint else []
+    if _broken_entry_points:
+        hints.append(f"repair these format packages, which could not be loaded: {'; '.join(_broken_entry_points)}")
+    return UnknownFormatError(message, path=path, offset=offset, hint="; ".join(hints) or None)
+
+
+def _begins_like_safetensors(head: bytes) -> bool:
+    """Match a length that a file could have, then a JSON object; or the JSON of an index of such files."""
     if len(head) < 8 or int.from_bytes(head[:8], "little") >> 48:
         return begins_like_index(head)
     return head[8:].lstrip(b" \t\n\r")[:1] in (b"{", b"")
 
 
 def _begins_like_a_record(head: bytes) -> bool:
-    """The first key of a record in MessagePack, JSON or bincode, or gzip around it, into which the format looks."""
+    """Match the first key of a record in MessagePack, JSON or bincode, or gzip, which the format then looks into."""
     if head[1:6] != b"\xa8meta" and not head.startswith((b"\x03f", b"\x13half::", b"\x1f\x8b\x08")):
         text = head.lstrip(b" \t\n\r")
         if not (text.startswith(b"{") and text[1:].lstrip(b" \t\n\r").startswith(b'"metadata"')):
@@ -160,7 +199,7 @@ def _begins_like_a_record(head: bytes) -> bool:
 
 
 def _begins_like_pytorch(head: bytes) -> bool:
-    """A zip, a tar, or a pickle of any protocol; none of torch's containers has a mark of its own."""
+    """Match a zip, a tar, or a pickle of any protocol; none of torch's containers has a signature of its own."""
     if head[:4] in (b"PK\3\4", b"PK\5\6") or head[257:262] == b"ustar" or head[4:8] == b"PTMF":
         return True
     if head[:1] == b"\x80":

@@ -42,7 +42,7 @@ class Data(Protocol):
 
     Optional: ``streams``, True where `chunks` makes one after the other and never has them all in memory;
     ``bytes_held``, how much `chunks` has in memory at a time, where that is neither a chunk nor all of them;
-    ``company`` and ``fetch_together``, where many small ones are fetched best at once (`burnstore.formats.chunking`).
+    ``batch_key`` and ``fetch_together``, where many small ones are fetched best at once (`burnstore.formats.write`).
     """
 
     @property

@@ -51,23 +51,23 @@ class TorchData:
         return not self.tensor.is_cpu
 
     @property
-    def company(self) -> Device:
-        """The device from which it is fetched together with others, see `formats.chunking`; None for large ones."""
+    def batch_key(self) -> Device:
+        """The device from which it is fetched together with others, see `formats.write`; None for large ones."""
         tensor = self.tensor
         if tensor.is_meta or (tensor.is_cpu and "cpu" not in CARRIED):
             return None
         return tensor.device if 0 < tensor.nbytes < SMALL else None
 
     @staticmethod
-    def fetch_together(company: Sequence[TorchData]) -> Iterator[memoryview]:
+    def fetch_together(batch: Sequence[TorchData]) -> Iterator[memoryview]:
         """The bytes of each of these, which are small and on one device."""
         torch = torch_package()
         most = min(_TOGETHER, settings().buffer_bytes)
-        batches = together([data.tensor for data in company], lambda tensor: tensor.nbytes, most)
-        joined = (torch.cat(list(map(flat_bytes, batch))) for batch in batches)
-        arriving = _fetched(joined, company[0].tensor.device)
+        batches = together([data.tensor for data in batch], lambda tensor: tensor.nbytes, most)
+        joined = (torch.cat(list(map(flat_bytes, part))) for part in batches)
+        arriving = _fetched(joined, batch[0].tensor.device)
         left = memoryview(b"")
-        for data in company:
+        for data in batch:
             left = left or next(arriving)
             yield left[: data.tensor.nbytes]
             left = left[data.tensor.nbytes :]

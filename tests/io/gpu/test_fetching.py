@@ -11,7 +11,7 @@ import torch
 
 import burnstore as bs
 from burnstore import TensorSnapshot
-from burnstore.formats.chunking import chunks_of_each
+from burnstore.formats.write import chunks_of_each
 from burnstore.io.gpu.buffers import POOL
 from burnstore.io.gpu.fetch import fetched
 from burnstore.tensor import torch_source as torch_bytes
@@ -168,7 +168,7 @@ def test_data_on_a_gpu_are_written_through_the_ring(arrivals: Arrivals, configur
     bs.configure_transfers(buffer_bytes=1 << 22)
     tensor = torch.rand(1500, 1700)
     data = OnGpu(OnGpu.Tensor(tensor))
-    assert data.streams and data.company is None
+    assert data.streams and data.batch_key is None
     assert b"".join(map(bytes, data.chunks(tensor.nbytes))) == tensor.numpy().tobytes()
     assert len(arrivals.made) == 3  # of 10 MB
 

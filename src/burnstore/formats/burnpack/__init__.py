@@ -54,13 +54,13 @@ make a reader allocate.
 
 from __future__ import annotations
 
-from .anatomy import anatomy
-from .padding import checks
-from .reader import read, said_layout
+from .reader import checks, describe_header, read, stated_layout
 from .writer import model_stamp as stamp
 from .writer import plan
 
 name = "burnpack"
 layout = "burn"
+holds_scalars = True
+said_layout = stated_layout  # until every caller asks `formats.base.stated_layout`
 
-__all__ = ["anatomy", "checks", "layout", "name", "plan", "read", "said_layout", "stamp"]
+__all__ = ["checks", "describe_header", "holds_scalars", "layout", "name", "plan", "read", "stamp", "stated_layout"]

@@ -12,42 +12,32 @@ from ...errors import CorruptError, LimitError, UnsupportedError, located, print
 from ...limits import Limits
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
+from .. import columns as base
 from ..codec.cbor import CborReader
 from .eras import Era
 
 Uint64s = np.ndarray[Any, np.dtype[np.uint64]]
-Int64s = np.ndarray[Any, np.dtype[np.int64]]
 
-_PLAIN = {
-    name: (DType.parse(name), Era.ALL)
-    for name in ("F64", "F32", "Flex32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8")
-}
-_TEXT_DTYPES = {**_PLAIN, "Bool": (DType.Bool, Era.BOOL_TEXT)}
-_BOOL_STORES = {"Native": DType.Bool, "U8": DType.BoolU8, "U32": DType.BoolU32}
+PLAIN = ("F64", "F32", "Flex32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8")
+"""The dtypes that every release of Burn spells as text."""
+BOOL_STORES = {"Native": DType.Bool, "U8": DType.BoolU8, "U32": DType.BoolU32}
+"""The dtypes of bools by the word for their store."""
 
+_TEXT_DTYPES = {**{name: (DType.parse(name), Era.ALL) for name in PLAIN}, "Bool": (DType.Bool, Era.BOOL_TEXT)}
 _SCHEME_DEPTH = 5
 _SCHEME_NODES = 64
 
 
 @dataclass(slots=True)
-class Columns:
-    """The descriptors as columns, in the order of the metadata; offsets relative to the data section.
+class Columns(base.Columns):
+    """The descriptors of a Burnpack file, and the eras that spell their dtypes so."""
 
-    Most tensors of a model are of the dtype and shape of others: ``kinds`` holds each pair once, ``kind`` says which
-    one a tensor is of, and what follows from it is worked out once for all.
-    """
-
-    names: list[str]
-    kinds: list[tuple[DType, Shape]]
-    kind: Int64s
-    starts: Uint64s
-    ends: Uint64s
     param_ids: list[int | None]
     eras: Era
 
 
 def read_descriptors(reader: CborReader, count: int, limits: Limits) -> Columns:
-    """The next ``count`` descriptors, each a name and what it names."""
+    """Read the next ``count`` descriptors, each a name and what it names."""
     rows: dict[str, _Descriptor] = {}
     for _ in range(count):
         with located(rule="BP-08"):
@@ -109,22 +99,21 @@ def _read_descriptor(reader: CborReader, limits: Limits) -> _Descriptor:
 
 
 def read_dtype(reader: CborReader) -> tuple[DType, Era]:
-    """A dtype in any release's spelling, and the eras that spell it so (BP-09)."""
+    """Read a dtype in any release's spelling; return it with the eras that spell it so (BP-09)."""
     with located(rule="BP-09", offset=reader.position):
         if not reader.is_map():
             text = reader.text(_SCHEME_NODES)
-            found = _TEXT_DTYPES.get(text)
-            if found is None:
+            if text not in _TEXT_DTYPES:
                 raise UnsupportedError(f"unknown dtype {text!r}")
-            return found
+            return _TEXT_DTYPES[text]
         if reader.map() != 1:
             raise CorruptError("a dtype map has one entry")
         text = reader.text(_SCHEME_NODES)
         if text == "Bool":
             store = reader.text(_SCHEME_NODES)
-            if store not in _BOOL_STORES:
+            if store not in BOOL_STORES:
                 raise UnsupportedError(f"unknown store {store!r} of Bool")
-            return _BOOL_STORES[store], Era.BOOL_MAP
+            return BOOL_STORES[store], Era.BOOL_MAP
         if text == "QFloat":
             from .quant_spelling import scheme_from_tree  # few files have quantized tensors
 
@@ -134,7 +123,7 @@ def read_dtype(reader: CborReader) -> tuple[DType, Era]:
 
 
 def read_shape(reader: CborReader, longest: int) -> Shape:
-    """A shape (BP-10)."""
+    """Read a shape (BP-10)."""
     with located(rule="BP-10", offset=reader.position):
         rank = reader.array()
         if rank > longest:
@@ -143,7 +132,7 @@ def read_shape(reader: CborReader, longest: int) -> Shape:
 
 
 def read_key(reader: CborReader, seen: set[str] | dict[str, Any]) -> str:
-    """A key of a map, which must not have stood in it before."""
+    """Read a key of a map, which must not be in the map already."""
     at = reader.position
     key = reader.text()
     if key in seen:
@@ -154,5 +143,5 @@ def read_key(reader: CborReader, seen: set[str] | dict[str, Any]) -> str:
 
 
 def unknown_key(key: str, where: str) -> UnsupportedError:
-    """The error for a key that no Burn writes."""
+    """Return the error for a key that no Burn writes."""
     return UnsupportedError(f"unknown key {printable(key)!r} in {where}", hint="is the file of a newer Burn?")

@@ -65,7 +65,7 @@ class Release:
 
 
 def release_of(version: str) -> Release | None:
-    """The release that a version text names (``0.19``, ``0.22.1``, ``0.23.0-pre.1``), None if it names none."""
+    """Return the release that a version names (``0.19``, ``0.22.1``, ``0.23.0-pre.1``), None if it names none."""
     match = _VERSION.fullmatch(version)
     if match is None:
         return None
@@ -83,7 +83,7 @@ def release_of(version: str) -> Release | None:
 
 
 def named_release(version: str) -> Release:
-    """The release that a caller asked for by name."""
+    """Return the release that a caller asked for by name."""
     if not isinstance(version, str):
         raise TypeError(f"burn_version is a str such as '0.22', not {type(version).__name__}")
     release = release_of(version)
@@ -93,7 +93,7 @@ def named_release(version: str) -> Release:
 
 
 def stamped_release(metadata: Mapping[str, str]) -> Release | None:
-    """The release that a file's own metadata claims, where it bears the stamp of Burn's store.
+    """Return the release that a file's own metadata claims, where it has the stamp of Burn's store.
 
     Users may set ``version`` to anything, so this only breaks ties that the structure leaves open.
     """
@@ -104,12 +104,12 @@ def stamped_release(metadata: Mapping[str, str]) -> Release | None:
 
 
 def stamp(release: Release) -> dict[str, str]:
-    """The metadata that Burn's store of that release puts into every file."""
+    """Return the metadata that Burn's store of that release puts into every file."""
     return {"format": "burnpack", "producer": "burn", "version": release.version}
 
 
 def describe(eras: Era) -> str:
-    """A set of eras as text, such as ``0.20 .. 0.23-pre, aligned``."""
+    """Describe a set of eras, such as ``0.20 .. 0.23-pre, aligned``."""
     names = [name for era, name in NAMES.items() if era & eras]
     if not names:
         return "no release"
@@ -120,5 +120,5 @@ def describe(eras: Era) -> str:
 
 
 def unsupported_by(era: Era, what: str) -> DTypeError:
-    """The error for content that the asked-for release cannot hold."""
+    """Return the error for content that the asked-for release cannot hold."""
     return DTypeError(f"Burn {NAMES[era]} cannot hold {what}", hint="leave burn_version out, or ask for a newer one")

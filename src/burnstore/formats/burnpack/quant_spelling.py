@@ -1,10 +1,10 @@
-"""How Burnpack spells a quantization scheme: maps of text, numbers and lists, in the styles of three eras.
+"""The spelling of a quantization scheme in Burnpack and records: maps of text, numbers and lists, in three styles.
 
     P-0.19   value, param, store, level, mode     store is "Native" or "U32"                  Burn 0.19
     P        value, param, store, level, mode     store is "Native" or {"PackedU32": d} ...   0.20 to 0.22.0-pre.2
     T        value, store, mode, tensor, block    the same stores; absent scales are null     0.22.0 and later
 
-Style P also says that the bytes follow the old rules (``QuantScheme.old_style``), and style T that they do not.
+Bytes follow the old rules (``QuantScheme.old_style``) in style P, and the new ones in style T.
 Blocks of a Native store that reach over several lines are flat runs in style P, as the host backends of 0.20 and 0.21
 made them, and rectangles in style T. The two-level schemes of 0.22.0-pre, which no such backend wrote, are rectangles.
 """
@@ -26,9 +26,9 @@ _PLACE = "dtype.QFloat"
 
 
 def scheme_from_tree(tree: object) -> QuantScheme:
-    """The scheme that the map under ``QFloat`` spells; ``old_style`` where it does so in style P.
+    """Return the scheme that the map under ``QFloat`` spells; ``old_style`` where it does so in style P.
 
-    The map must have exactly the keys, types and words of its style: `CorruptError` names the place that has not.
+    Raises `CorruptError` with the place where the map has not exactly the keys, types and words of its style.
 
     >>> scheme = scheme_from_tree(
     ...     {"value": "Q4S", "param": "F16", "store": {"PackedU32": 0}, "level": "Tensor", "mode": "Symmetric"}
@@ -45,9 +45,9 @@ def scheme_from_tree(tree: object) -> QuantScheme:
 
 
 def scheme_to_tree(scheme: QuantScheme, style: Style) -> dict[str, Any]:
-    """The map that Burn of that style writes under ``QFloat``, its keys in Burn's order.
+    """Return the map that Burn of that style writes under ``QFloat``, its keys in Burn's order.
 
-    Raises `DTypeError` for a scheme that the style cannot say, or would give another meaning.
+    Raises `DTypeError` for a scheme that the style cannot express, or would give another meaning.
 
     >>> scheme_to_tree(QuantScheme("Q8S", QuantStore("Native")), "T")
     {'value': 'Q8S', 'store': 'Native', 'mode': 'Symmetric', 'tensor': None, 'block': None}
@@ -57,7 +57,7 @@ def scheme_to_tree(scheme: QuantScheme, style: Style) -> dict[str, Any]:
     old_style = style != "T"
     _refuse(
         scheme.old_style != old_style and scheme.store.dim != 0,
-        f"bytes packed along an axis before the last lie differently in style {style}",
+        f"bytes packed along an axis before the last are ordered differently in style {style}",
         f"decode them and encode them with old_style={old_style} in the scheme",
     )
     return _to_p(scheme, style) if old_style else _to_t(scheme)
@@ -155,12 +155,9 @@ def _store(tree: object) -> QuantStore:
     if tree == "Native":
         return QuantStore("Native")
     variant, dim = _variant(tree, ("Native", "PackedU32", "PackedNative"), place)
-    dim = _number(dim, 0, 2**64 - 1, f"{place}.{variant}")
-    if variant == "PackedU32":
-        return QuantStore("PackedU32", dim)
-    if variant == "PackedNative":
-        return QuantStore("PackedNative", dim)
-    raise CorruptError(f"{place} is a map of Native, which carries nothing")
+    if variant == "Native":
+        raise CorruptError(f"{place} is a map of Native, which carries nothing")
+    return QuantStore(variant, _number(dim, 0, 2**64 - 1, f"{place}.{variant}"))  # type: ignore[arg-type]
 
 
 def _block_size(tree: object, place: str) -> tuple[int, ...]:
@@ -189,7 +186,7 @@ def _keyed(tree: object, keys: tuple[str, ...], place: str) -> dict[str, Any]:
 
 
 def _variant(tree: object, variants: tuple[str, ...], place: str) -> tuple[str, Any]:
-    """The one key of a map and its value, as Rust's enums with content are written."""
+    """Return the one key of a map and its value, as Rust's enums with content are written."""
     if not isinstance(tree, dict) or len(tree) != 1 or next(iter(tree)) not in variants:
         raise CorruptError(f"{place} is {_shown(tree)}; known: {', '.join(variants)}")
     [(variant, content)] = tree.items()
@@ -209,7 +206,7 @@ def _number(tree: object, least: int, most: int, place: str) -> int:
 
 
 def _shown(tree: object) -> str:
-    """Enough of a wrong value to recognise it; a hostile one may be huge."""
+    """Show enough of a wrong value to recognise it; a hostile one may be huge."""
     if isinstance(tree, str):
         return printable(repr(tree))
     if isinstance(tree, dict):

@@ -1,47 +1,33 @@
-"""From bytes to contents: the rules that hold for the file as a whole (BP-01 .. BP-03, BP-10 .. BP-16)."""
+"""Read a Burnpack file: the rules that hold for the file as a whole (BP-01 .. BP-03, BP-10 .. BP-16)."""
 
 from __future__ import annotations
 
 import math
-import struct
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
-from ...errors import CorruptError, FormatError, LimitError, TruncatedError, UnsupportedError, located
+from ...errors import CorruptError, FormatError, UnsupportedError, located
 from ...io.source import Source
 from ...limits import Limits
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
-from ..base import LAYOUT_KEY, Contents, Table
-from .descriptors import Columns, Int64s
+from ..base import LAYOUT_KEY, Check, Contents, Part
+from ..columns import Int64s, check_end, check_sizes, read_header_bytes, table_of
+from .descriptors import Columns
 from .eras import Era, describe, named_release, stamped_release
-from .metadata import Metadata, read_metadata
+from .header import ALIGNMENT, HEADER, MAGIC, MOST_HEADER_BYTES, MOST_TENSORS, VERSION, Metadata, aligned, read_metadata
 
-MAGIC = b"NRUB"
-VERSION = 1
-HEADER = struct.Struct("<4sHI")
-ALIGNMENT = 256
-MOST_HEADER_BYTES = 100 << 20
-MOST_TENSORS = 100_000
-
-_FIRST_READ = 64 << 10
 _LARGEST = (1 << 63) - 1
 
 
-def aligned(position: int) -> int:
-    """The next multiple of 256 at or after a position."""
-    return -(-position // ALIGNMENT) * ALIGNMENT
-
-
 def read(source: Source, limits: Limits, *, burn_version: str | None = None) -> Contents:
-    """The contents of a Burnpack file. ``burn_version`` settles the era where a file's evidence leaves it open."""
+    """Read the contents of a Burnpack file. ``burn_version`` decides the era where a file's evidence does not."""
     asked = None if burn_version is None else named_release(burn_version).era
     limits = limits.or_defaults(header_bytes=MOST_HEADER_BYTES, tensors=MOST_TENSORS)
-    raw = _read_header(source, limits)
+    raw = read_header_bytes(source, HEADER.size, _metadata_length, limits, rules=("BP-01", "BP-03"), at=6)
     with located(rule="BP-04"):
         try:
             metadata = read_metadata(raw, limits)
@@ -60,78 +46,92 @@ def read(source: Source, limits: Limits, *, burn_version: str | None = None) -> 
     extent = int(ends.max()) if len(ends) else 0
     eras = _eras_by_offsets(columns, order, starts, ends)
     data_start, eras = _data_start(source, metadata, eras, HEADER.size + len(raw), extent, asked)
-    _check_length(source.size, data_start + extent)
-    table = Table(
-        names=_gathered(columns.names, order),
-        dtypes=_gathered([dtype for dtype, _ in columns.kinds], columns.kind[order]),
-        shapes=_gathered([shape for _, shape in columns.kinds], columns.kind[order]),
-        offsets=(starts + data_start).tolist(),
-        sizes=(ends - starts).tolist(),
-        param_ids=_gathered(columns.param_ids, order),
-    )
+    check_end(source.size, data_start + extent, "BP-15")
     return Contents(
-        table,
+        table_of(columns, order, starts, ends, data_start, columns.param_ids),
         metadata=MappingProxyType(metadata.metadata),
         scalars=MappingProxyType(metadata.scalars),
         variant=describe(eras),
-        layout=said_layout(metadata.metadata),
+        layout=stated_layout(metadata.metadata),
         data_offset=data_start,
     )
 
 
-def said_layout(metadata: Mapping[str, str]) -> str:
-    """The layout that a file's texts claim: Burn's, if they say nothing else."""
+def stated_layout(metadata: Mapping[str, str]) -> str:
+    """Return the layout that a file's metadata states: Burn's, if it states no other."""
     return metadata.get(LAYOUT_KEY, "burn")
 
 
-def _gathered(values: list[Any], rows: Int64s) -> list[Any]:
-    """The values at these places, in one step."""
-    column = np.empty(len(values), object)
-    column[:] = values
-    return column[rows].tolist()  # type: ignore[no-any-return]  # NumPy does not know what an object array holds
+def describe_header(head: bytes, size: int) -> list[Part]:
+    """Name the fields of the header, the metadata, and the start of the data of a file of Burn 0.20 and later."""
+    if len(head) < HEADER.size:
+        return [Part(0, len(head), f"less than the {HEADER.size} bytes of a header")]
+    magic, version, length = HEADER.unpack_from(head)
+    stop = HEADER.size + length
+    parts = [
+        Part(0, 4, "magic: NRUB" if magic == MAGIC else "not the magic, which is NRUB"),
+        Part(4, 2, f"version: {version}" if version == VERSION else f"version: {version}, not {VERSION}"),
+        Part(6, 4, f"length of the metadata: {length:,}"),
+        Part(HEADER.size, min(stop, size) - HEADER.size, "metadata: CBOR" if stop <= size else "metadata, cut off"),
+    ]
+    if stop < size:
+        parts.append(Part(stop, min(aligned(stop), size) - stop, "zeros up to a multiple of 256, or data of Burn 0.19"))
+    return parts
 
 
-def _read_header(source: Source, limits: Limits) -> bytes:
-    if source.size > limits.file_bytes:
-        raise LimitError(f"{source.size} bytes, more than the limit of {limits.file_bytes}", rule="BP-03")
-    if source.size < HEADER.size:
-        raise TruncatedError(
-            f"a Burnpack header has {HEADER.size} bytes, the file {source.size}", rule="BP-01", offset=0
-        )
-    first = source.read_at(0, min(source.size, _FIRST_READ))  # most files need no second read
+@dataclass(frozen=True, slots=True)
+class PaddingCheck:
+    """Check that the bytes between tensors, which opening a file does not read, are zeros (BP-16)."""
+
+    source: Source
+    gaps: tuple[tuple[int, int], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes that the check reads."""
+        return sum(length for _, length in self.gaps)
+
+    def __call__(self) -> str | None:
+        buffer = np.empty(self.nbytes, np.uint8)
+        reads, place = [], 0
+        for start, length in self.gaps:
+            reads.append((start, memoryview(buffer)[place : place + length]))
+            place += length
+        self.source.read_into(reads)
+        count = int(np.count_nonzero(buffer))
+        return f"{count} bytes between tensors are not zero, as padding is (BP-16)" if count else None
+
+
+def checks(source: Source, contents: Contents, limits: Limits) -> Sequence[Check]:
+    """Return the check of the padding, if there is any."""
+    offsets = np.array(contents.table.offsets, np.int64)
+    ends = offsets + np.array(contents.table.sizes, np.int64)
+    lengths = offsets[1:] - ends[:-1]
+    gaps = [(end, length) for end, length in zip(ends.tolist(), lengths.tolist(), strict=False) if length > 0]
+    return [PaddingCheck(source, tuple(gaps))] if gaps else []
+
+
+def _metadata_length(first: bytes) -> int:
     magic, version, length = HEADER.unpack_from(first)
     if magic != MAGIC:
         raise CorruptError(f"the file starts with {magic!r}, not with {MAGIC!r}", rule="BP-01", offset=0)
     if version != VERSION:
         raise UnsupportedError(f"Burnpack version {version}; every Burn writes {VERSION}", rule="BP-02", offset=4)
-    if length > (limits.header_bytes or 0):
-        raise LimitError(
-            f"metadata of {length} bytes, more than the limit of {limits.header_bytes}", rule="BP-03", offset=6
-        )
-    end = HEADER.size + length
-    if end > source.size:
-        raise TruncatedError(
-            f"File truncated: {length} bytes of metadata announced, {source.size - HEADER.size} follow",
-            rule="BP-03",
-            offset=6,
-        )
-    if end <= len(first):
-        return first[HEADER.size : end]
-    return source.read_at(HEADER.size, length)  # not joined to what was read: it would be in memory twice
+    return int(length)
 
 
 def _checked_offsets(columns: Columns) -> tuple[Int64s, Int64s]:
-    """Starts and ends as numbers that can be added without overflow (BP-11)."""
+    """Return starts and ends as numbers that can be added without overflow (BP-11)."""
     for offsets in (columns.starts, columns.ends):
-        absurd = np.flatnonzero(offsets >= 1 << 62)
-        if absurd.size:
-            row = int(absurd[0])
+        too_large = np.flatnonzero(offsets >= 1 << 62)
+        if too_large.size:
+            row = int(too_large[0])
             raise CorruptError(f"offset {offsets[row]} overflows any file", tensor=columns.names[row], rule="BP-11")
     reversed_rows = np.flatnonzero(columns.ends < columns.starts)
     if reversed_rows.size:
         row = int(reversed_rows[0])
         raise CorruptError(
-            f"end offset {columns.ends[row]} lies before start offset {columns.starts[row]}",
+            f"end offset {columns.ends[row]} is before start offset {columns.starts[row]}",
             tensor=columns.names[row],
             rule="BP-11",
         )
@@ -139,58 +139,27 @@ def _checked_offsets(columns: Columns) -> tuple[Int64s, Int64s]:
 
 
 def _check_sizes(columns: Columns, sizes: Int64s, limits: Limits) -> None:
-    """Each tensor has exactly the bytes that its dtype and shape need (BP-10, BP-12, BP-20)."""
-    if not columns.names:
-        return
-    needed = np.empty(len(columns.kinds), np.int64)
+    """Check that each tensor has exactly the bytes that its dtype and shape need (BP-10, BP-12, BP-20)."""
     by_kind = np.argsort(columns.kind, kind="stable")
     first_rows = np.searchsorted(columns.kind, np.arange(len(columns.kinds) + 1), sorter=by_kind)
-    for number, (dtype, shape) in enumerate(columns.kinds):
-        with _naming_first_of(columns, number):
-            # One axis may be zero and another absurd: the product is then harmless, the shape is not.
-            if any(extent > _LARGEST for extent in shape):
+
+    def needed(number: int, dtype: DType, shape: Shape) -> int:
+        # One axis may be zero and another absurd: the product is then harmless, the shape is not.
+        if any(extent > _LARGEST for extent in shape):
+            raise _overflow(shape)
+        if dtype.scheme is None:
+            nbytes = math.prod(shape) * dtype.bits // 8
+            if nbytes > _LARGEST:
                 raise _overflow(shape)
-            if dtype.scheme is not None:
-                # Old files may hold scales of another width than their scheme says: each length is judged by itself.
-                rows = by_kind[first_rows[number] : first_rows[number + 1]][::-1]
-                for size, row in dict(zip(sizes[rows].tolist(), rows.tolist(), strict=True)).items():
-                    with located(tensor=columns.names[row]):
-                        dtype.scheme.check_length(shape, size)
-                needed[number] = -1
-            else:
-                needed[number] = _byte_length(dtype, shape)
-    expected = needed[columns.kind]
-    wrong = np.flatnonzero((expected != sizes) & (expected >= 0))
-    if wrong.size:
-        row = int(wrong[0])
-        dtype, shape = columns.kinds[int(columns.kind[row])]
-        raise CorruptError(
-            f"declares {sizes[row]} bytes, but {dtype.name} of shape {list(shape)} need {expected[row]}",
-            tensor=columns.names[row],
-            rule="BP-12",
-        )
-    row = int(sizes.argmax())
-    if sizes[row] > limits.tensor_bytes:
-        raise LimitError(f"{sizes[row]} bytes, more than the limit of {limits.tensor_bytes}", tensor=columns.names[row])
+            return nbytes
+        # Old files may hold scales of another width than their scheme states, so each length is checked separately.
+        rows = by_kind[first_rows[number] : first_rows[number + 1]][::-1]
+        for size, row in dict(zip(sizes[rows].tolist(), rows.tolist(), strict=True)).items():
+            with located(tensor=columns.names[row], rule="BP-20"):
+                dtype.scheme.check_length(shape, size)
+        return -1
 
-
-@contextmanager
-def _naming_first_of(columns: Columns, number: int) -> Iterator[None]:
-    """Attach the first tensor of a kind to an error about that kind."""
-    try:
-        yield
-    except FormatError as error:
-        if error.tensor is None:
-            error.tensor = columns.names[int(np.flatnonzero(columns.kind == number)[0])]
-        error.rule = error.rule or "BP-20"
-        raise
-
-
-def _byte_length(dtype: DType, shape: Shape) -> int:
-    nbytes = math.prod(shape) * dtype.bits // 8
-    if nbytes > _LARGEST:
-        raise _overflow(shape)
-    return nbytes
+    check_sizes(columns, sizes, needed, limits, "BP-12")
 
 
 def _overflow(shape: Shape) -> CorruptError:
@@ -198,7 +167,7 @@ def _overflow(shape: Shape) -> CorruptError:
 
 
 def _eras_by_offsets(columns: Columns, order: Int64s, starts: Int64s, ends: Int64s) -> Era:
-    """The eras whose writer would have placed the tensors so: end to end, or each at the next multiple of 256."""
+    """Return the eras whose writer would have placed the tensors so: end to end, or each at a multiple of 256."""
     before = np.concatenate((np.zeros(1, np.int64), ends))[: len(ends)]
     end_to_end = starts == before
     at_multiples = starts == -(-before // ALIGNMENT) * ALIGNMENT
@@ -210,26 +179,20 @@ def _eras_by_offsets(columns: Columns, order: Int64s, starts: Int64s, ends: Int6
     if eras:
         return eras
     misplaced = int(np.flatnonzero(~at_multiples if end_to_end.sum() < at_multiples.sum() else ~end_to_end)[0])
-    name = columns.names[int(order[misplaced])]
     start, end = int(starts[misplaced]), int(before[misplaced])
-    if start < end:
-        other = columns.names[int(order[misplaced - 1])]
-        raise CorruptError(
-            f"its bytes from {start} overlap those of {other!r}, which end at {end}", tensor=name, rule="BP-13"
-        )
-    raise CorruptError(
-        f"its data starts at {start}, the tensor before ends at {end}: no Burn leaves such a gap",
-        tensor=name,
-        rule="BP-13",
-    )
+    with located(tensor=columns.names[int(order[misplaced])], rule="BP-13"):
+        if start < end:
+            other = columns.names[int(order[misplaced - 1])]
+            raise CorruptError(f"its bytes from {start} overlap those of {other!r}, which end at {end}")
+        raise CorruptError(f"its data starts at {start}, the tensor before ends at {end}: no Burn leaves such a gap")
 
 
 def _data_start(
     source: Source, metadata: Metadata, eras: Era, metadata_end: int, extent: int, asked: Era | None
 ) -> tuple[int, Era]:
-    """Where the data section starts, by all evidence; refused where it disagrees or does not suffice (BP-14, BP-16).
+    """Find where the data section starts, by all evidence; refuse where it disagrees or is not enough (BP-14, BP-16).
 
-    0.19 starts right after the metadata, later releases at the next multiple of 256, and neither says so. Reading one
+    0.19 starts right after the metadata, later releases at the next multiple of 256, and neither states it. Reading one
     as the other shifts every tensor. The strongest evidence is what only one side writes: the places of the tensors,
     the spelling of a dtype. Where both sides fit (a single tensor, say), the length of the file and the padding decide,
     and only then the version that the metadata claims.
@@ -238,7 +201,8 @@ def _data_start(
     possible = eras & metadata.tensors.eras
     if not possible:
         raise CorruptError(
-            f"its tensors lie as in Burn {describe(eras)}, its metadata is that of {describe(metadata.tensors.eras)}",
+            f"its tensors are placed as by Burn {describe(eras)}, its metadata is that of "
+            f"{describe(metadata.tensors.eras)}",
             rule="BP-14",
         )
     if asked is not None:
@@ -272,12 +236,3 @@ def _ends_like_0_19(source: Source, metadata: Metadata, unaligned: int, start: i
         offset=unaligned,
         hint='if you know that it is whole and of Burn 0.19, open it with burn_version="0.19"',
     )
-
-
-def _check_length(size: int, expected: int) -> None:
-    if size < expected:
-        raise TruncatedError(
-            f"File truncated: expected at least {expected} bytes, got {size}", rule="BP-15", offset=size
-        )
-    if size > expected:
-        raise CorruptError(f"{size - expected} bytes follow the last tensor", rule="BP-15", offset=expected)

@@ -1,4 +1,4 @@
-"""From tensors to a plan of a Burnpack file, byte for byte as the asked-for release of Burn writes it."""
+"""Plan a Burnpack file, byte for byte as the asked-for release of Burn writes it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
-from ...errors import DTypeError, DuplicateNameError, FormatError, LimitError, located
+from ...errors import DTypeError, FormatError, LimitError, located
 from ...limits import Limits
 from ...tensor.data import Shape
 from ...tensor.dtype import DType, Kind
@@ -16,12 +16,12 @@ from ...tensor.scalar import Scalar
 from ...tensor.snapshot import TensorSnapshot
 from ..base import WritePlan
 from ..codec.cbor import Tree, encode, encode_map_head, encode_text, encode_uint
+from ..columns import check_count, check_names, check_shape, checked_metadata, utf8, wrong_size
+from .descriptors import BOOL_STORES, PLAIN
 from .eras import DEFAULT_VERSION, Era, Release, named_release, stamp, stamped_release, unsupported_by
-from .reader import HEADER, MAGIC, MOST_HEADER_BYTES, MOST_TENSORS, VERSION, aligned
+from .header import HEADER, MAGIC, MOST_HEADER_BYTES, MOST_TENSORS, VERSION, aligned
 
-_BOOL_STORES = {DType.Bool: "Native", DType.BoolU8: "U8", DType.BoolU32: "U32"}
-_BURN_KINDS = (Kind.FLOAT, Kind.INT, Kind.UINT)
-_PLAIN = {"F64", "F32", "Flex32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8"}
+_STORE_OF = {dtype: store for store, dtype in BOOL_STORES.items()}
 
 
 def plan(
@@ -32,20 +32,21 @@ def plan(
     burn_version: str | None = None,
     scalars: Mapping[str, Any] | None = None,
 ) -> WritePlan:
-    """A Burnpack file of these tensors, data in the order given.
+    """Plan a Burnpack file of these tensors, data in the order given.
 
-    ``metadata=None`` writes the stamp of Burn's store (format, producer, version); a mapping is written as it is.
+    ``metadata=None`` writes the stamp of Burn's store (format, producer, version), a mapping is written unchanged.
     ``burn_version`` chooses whose bytes to write. By default it is the release that the metadata's own stamp names, so
-    that a file read from an old Burn is written back as it was, and 0.22.1 where there is no such stamp.
+    that a file read from an old Burn is written back unchanged, and 0.22.1 where there is no such stamp.
     """
-    release, texts = _release(metadata, burn_version)
+    release, stored = _release(metadata, burn_version)
     limits = limits.or_defaults(header_bytes=MOST_HEADER_BYTES, tensors=MOST_TENSORS)
     names = [tensor.path for tensor in tensors]
-    _check_names(names, limits)
+    check_count(len(names), limits, "BP-07")
+    check_names(names, limits, "BP-08", "BP-08")
     sizes = [tensor.nbytes for tensor in tensors]
     starts, extent = _places(sizes, unaligned=release.era is Era.V0_19)
     numbers = _checked_scalars(scalars, release)
-    encoded = _encode_metadata(tensors, names, sizes, starts, texts, numbers, release, limits)
+    encoded = _encode_metadata(tensors, names, sizes, starts, stored, numbers, release, limits)
     if len(encoded) > (limits.header_bytes or 0):
         raise LimitError(
             f"metadata of {len(encoded)} bytes, more than the limit of {limits.header_bytes}", rule="BP-03"
@@ -57,7 +58,7 @@ def plan(
 
 
 def model_stamp(layout: str, *, burn_version: str | None = None, **_: Any) -> dict[str, str]:
-    """The texts that Burn's store writes beside a model."""
+    """Return the metadata that Burn's store writes beside a model."""
     return stamp(named_release(DEFAULT_VERSION if burn_version is None else burn_version))
 
 
@@ -65,41 +66,27 @@ def _release(metadata: Mapping[str, str] | None, burn_version: str | None) -> tu
     if metadata is None:
         release = named_release(DEFAULT_VERSION if burn_version is None else burn_version)
         return release, stamp(release)
-    texts = dict(metadata)
-    for key, value in texts.items():
-        if not isinstance(key, str) or not isinstance(value, str):
-            raise TypeError(f"metadata maps str to str, got {type(key).__name__} to {type(value).__name__} for {key!r}")
-        _utf8(key, "BP-17"), _utf8(value, "BP-17")
-    stamped = stamped_release(texts)
+    stored = checked_metadata(metadata)
+    for key, value in stored.items():
+        utf8(key, "BP-17"), utf8(value, "BP-17")
+    stamped = stamped_release(stored)
     if burn_version is None:
         release = stamped or named_release(DEFAULT_VERSION)
         if release.era is Era.V0_19:
             warnings.warn(
-                f"the metadata says Burn {release.version}, so the file is written in that release's unaligned form, "
+                f"the metadata states Burn {release.version}, so the file is written in that release's unaligned form, "
                 'which no newer Burn opens; pass burn_version="0.22" to write a current one',
                 stacklevel=5,  # up to the caller of save: _release, plan, _planned, save
             )
-        return release, texts
+        return release, stored
     release = named_release(burn_version)
     if stamped is not None and stamped.era is not release.era:
-        texts.update(stamp(release))  # the stamp names the release whose bytes these are; two answers would be a trap
-    return release, texts
-
-
-def _check_names(names: list[str], limits: Limits) -> None:
-    if len(names) > (limits.tensors or 0):
-        raise LimitError(f"{len(names)} tensors, more than the limit of {limits.tensors}", rule="BP-07")
-    if len(set(names)) != len(names):
-        seen: set[str] = set()
-        twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise DuplicateNameError("two tensors have this name", tensor=twice, rule="BP-08")
-    for name in names:
-        if len(name) * 4 > limits.name_bytes and len(name.encode("utf-8", "surrogatepass")) > limits.name_bytes:
-            raise LimitError(f"a name of more than {limits.name_bytes} bytes", tensor=name, rule="BP-08")
+        stored.update(stamp(release))  # the stamp must name the release whose bytes these are
+    return release, stored
 
 
 def _places(sizes: list[int], *, unaligned: bool) -> tuple[list[int], int]:
-    """Where each tensor's data starts in the data section, and where it ends."""
+    """Return where each tensor's data starts in the data section, and where the section ends."""
     if unaligned:
         ends = list(accumulate(sizes, initial=0))
         return ends[:-1], ends[-1]
@@ -114,12 +101,16 @@ def _places(sizes: list[int], *, unaligned: bool) -> tuple[list[int], int]:
 
 def _checked_scalars(scalars: Mapping[str, Any] | None, release: Release) -> dict[str, Scalar]:
     if scalars is not None and not isinstance(scalars, Mapping):
-        raise TypeError(f"scalars map str to numbers, they cannot be a {type(scalars).__name__}")
+        raise TypeError(f"scalars is a mapping of str to numbers, not a {type(scalars).__name__}")
     if not scalars:
         return {}
     if not release.era & Era.SCALARS:
         raise unsupported_by(release.era, "scalars")
-    return {_text(name): Scalar.of(value) for name, value in scalars.items()}
+    for name in scalars:
+        if not isinstance(name, str):
+            raise TypeError(f"a scalar's name is a str, not {type(name).__name__}")
+        utf8(name, "BP-18")
+    return {name: Scalar.of(value) for name, value in scalars.items()}
 
 
 def _encode_metadata(
@@ -127,13 +118,13 @@ def _encode_metadata(
     names: list[str],
     sizes: list[int],
     starts: list[int],
-    texts: dict[str, str],
+    stored: dict[str, str],
     scalars: dict[str, Scalar],
     release: Release,
     limits: Limits,
 ) -> bytes:
-    parts = [encode_map_head(1 + bool(texts) + bool(scalars)), encode_text("tensors"), encode_map_head(len(tensors))]
-    keys = [_utf8(name, "BP-08") for name in names]
+    parts = [encode_map_head(1 + bool(stored) + bool(scalars)), encode_text("tensors"), encode_map_head(len(tensors))]
+    keys = [utf8(name, "BP-08") for name in names]
     kinds: dict[tuple[DType, Shape], tuple[bytes, int]] = {}
     for row in sorted(range(len(tensors)), key=keys.__getitem__):
         tensor, start, key = tensors[row], starts[row], keys[row]
@@ -147,9 +138,7 @@ def _encode_metadata(
                 (dtype, shape), _encode_kind(dtype, shape, release.era, limits)
             )
             if dtype.scheme is None and sizes[row] != kind[1]:
-                raise FormatError(
-                    f"declares {sizes[row]} bytes, but {dtype.name} of shape {list(shape)} need {kind[1]}", rule="BP-12"
-                )
+                raise wrong_size(names[row], sizes[row], dtype, shape, kind[1], "BP-12")
         parts += (
             encode_uint(len(key), 3),
             key,
@@ -161,8 +150,8 @@ def _encode_metadata(
         )
         if param_id is not None:
             parts += (b"\x68param_id", encode_uint(param_id))
-    if texts:
-        parts += (encode_text("metadata"), encode({key: texts[key] for key in sorted(texts, key=str.encode)}))
+    if stored:
+        parts += (encode_text("metadata"), encode({key: stored[key] for key in sorted(stored, key=str.encode)}))
     if scalars:
         tree = {key: {scalars[key].kind: scalars[key].value} for key in sorted(scalars, key=str.encode)}
         parts += (encode_text("scalars"), encode(tree))  # type: ignore[arg-type]  # dict is invariant in its values
@@ -170,24 +159,21 @@ def _encode_metadata(
 
 
 def _encode_kind(dtype: DType, shape: Shape, era: Era, limits: Limits) -> tuple[bytes, int]:
-    """The part of a descriptor that says dtype and shape, and the bytes that such a tensor has."""
+    """Return the part of a descriptor with dtype and shape, and the bytes that such a tensor has."""
     spelled = encode(_spell(dtype, era))
-    if len(shape) > limits.rank:
-        raise LimitError(f"{len(shape)} axes, more than the limit of {limits.rank}", rule="BP-10")
     nbytes = dtype.nbytes(shape)
     if nbytes >= 1 << 63 or any(extent >= 1 << 63 for extent in shape):
         raise FormatError(f"shape {list(shape)}: the byte length calculation overflows u64", rule="BP-10")
-    if nbytes > limits.tensor_bytes:
-        raise LimitError(f"{nbytes} bytes, more than the limit of {limits.tensor_bytes}")
+    check_shape(shape, nbytes, limits, "BP-10")
     return spelled + b"\x65shape" + encode(list(shape)), nbytes
 
 
 def _spell(dtype: DType, era: Era) -> Tree:
-    """A dtype as that era writes it."""
-    if dtype.name in _PLAIN:
+    """Return a dtype as that era writes it."""
+    if dtype.name in PLAIN:
         return dtype.name
     if dtype.kind is Kind.BOOL:
-        store = _BOOL_STORES[dtype]
+        store = _STORE_OF[dtype]
         if era & Era.BOOL_MAP:
             return {"Bool": store}
         if store != "Native":
@@ -204,17 +190,3 @@ def _spell(dtype: DType, era: Era) -> Tree:
         rule="BP-09",
         hint="cast it to a dtype that Burn has, such as F32 or BF16",
     )
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"a scalar's name is a str, not {type(value).__name__}")
-    _utf8(value, "BP-18")
-    return value
-
-
-def _utf8(text: str, rule: str) -> bytes:
-    try:
-        return text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise FormatError(f"{text!r} cannot be written as UTF-8: {error.reason}", rule=rule) from None

@@ -58,7 +58,7 @@ from ...errors import UnsupportedError
 from ...limits import Limits
 from ...tensor.snapshot import TensorSnapshot
 from ..base import WritePlan
-from .anatomy import anatomy
+from .anatomy import anatomy as describe_header
 from .reader import read
 
 name = "record"
@@ -74,4 +74,4 @@ def plan(
     )
 
 
-__all__ = ["anatomy", "name", "plan", "read"]
+__all__ = ["describe_header", "name", "plan", "read"]

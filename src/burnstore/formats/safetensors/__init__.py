@@ -8,7 +8,7 @@ A file is a length, one JSON object of that length, and the data of the tensors.
     8 + N    ...    data: tensors end to end, in the order of their offsets
 
 The object maps each name to ``{"dtype": .., "shape": [..], "data_offsets": [start, end]}``, offsets counted from the
-start of the data. The name ``__metadata__`` is none: there may be texts by keys under it. The format has no parameter
+start of the data. The name ``__metadata__`` is no tensor: it may map text to text. The format has no parameter
 ids, no scalars and no checksums.
 
 The rules. Errors and tests cite them; "stricter" marks what the package (0.8) lets pass.
@@ -47,12 +47,14 @@ million mutants were opened by both (``make fuzz-safetensors``); nothing that it
 
 from __future__ import annotations
 
-from .anatomy import anatomy
-from .reader import read, said_layout
+from ..sharded.locate import INDEX_SUFFIX
+from .reader import describe_header, read, stated_layout
 from .writer import model_stamp as stamp
 from .writer import plan
 
 name = "safetensors"
 layout = None
+index_suffix = INDEX_SUFFIX
+said_layout = stated_layout  # until every caller asks `formats.base.stated_layout`
 
-__all__ = ["anatomy", "layout", "name", "plan", "read", "said_layout", "stamp"]
+__all__ = ["describe_header", "index_suffix", "layout", "name", "plan", "read", "stamp", "stated_layout"]

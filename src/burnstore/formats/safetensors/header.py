@@ -1,37 +1,79 @@
-"""The header, read strictly from its JSON tree (ST-02 .. ST-09)."""
+"""The header: its limits, the spelling of dtypes, and the JSON tree, read strictly (ST-02 .. ST-09, ST-13)."""
 
 from __future__ import annotations
 
+import struct
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ...errors import CorruptError, LimitError, UnsupportedError, located, printable
+from ...errors import CorruptError, DTypeError, LimitError, UnsupportedError, located, printable
 from ...limits import Limits
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
+from .. import columns as base
 from ..codec import json
-from .columns import Columns
-from .dtypes import BY_SPELLING
+from ..columns import check_count, check_name
 
+LENGTH = struct.Struct("<Q")
 METADATA = "__metadata__"
+MOST_HEADER_BYTES = 100_000_000
 MOST_TENSORS = 1_000_000
 LARGEST = (1 << 63) - 1
 
 _FIELDS = {"dtype", "shape", "data_offsets"}
-_BRACKETS_A_TENSOR = 4  # three, and one that a name may have
-_STRINGS_A_TENSOR = 5
+_BRACKETS_PER_TENSOR = 4  # three, and one that a name may have
+_STRINGS_PER_TENSOR = 5
+
+# The package sorts tensors by dtype, the last of this list first, so that wide elements are aligned.
+_ASCENDING = (
+    *("BOOL", "F4", "F6_E2M3", "F6_E3M2", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"),
+    *("I16", "U16", "F16", "BF16", "I32", "U32", "F32", "C64", "F64", "I64", "U64"),
+)
+
+BY_SPELLING = {spelling: DType.Bool if spelling == "BOOL" else DType.parse(spelling) for spelling in _ASCENDING}
+"""The dtype of each spelling (ST-07)."""
+
+RANK_OF = {spelling: rank for rank, spelling in enumerate(reversed(_ASCENDING))}
+"""The place of a dtype's tensors in a file: those of the smallest rank come first."""
+
+_SPELLINGS = {
+    **{dtype: spelling for spelling, dtype in BY_SPELLING.items()},
+    DType.Flex32: "F32",  # as Burn's own store writes it: Flex32 is F32 wherever it is stored
+    DType.BoolU8: "BOOL",  # the same byte
+}
+
+
+def spelling_of(dtype: DType) -> str:
+    """Return the format's word for a dtype."""
+    spelling = _SPELLINGS.get(dtype)
+    if spelling is not None:
+        return spelling
+    hint = "cast it to a dtype that the format has, such as F32 or C64"
+    if dtype.is_quantized:
+        hint = "save Burnpack, which holds quantized tensors; or save the values that numpy() gives"
+    elif dtype.is_bool:
+        hint = "give the values as bool, one byte each"
+    raise DTypeError(f"SafeTensors has no dtype for {dtype.name}", rule="ST-07", hint=hint)
+
+
+@dataclass(slots=True)
+class Columns(base.Columns):
+    """The descriptors of a SafeTensors file, and the metadata of its header."""
+
+    metadata: dict[str, str]
 
 
 def decode_header(raw: bytes, limits: Limits) -> str:
-    """The header as text, if it is not a bomb."""
+    """Decode the header, if it is not a bomb."""
     tensors = limits.tensors or 0
     with located(rule="ST-04", hint="if you trust the file, open it with limits=Limits(tensors=...)"):
         try:
             return json.decode(
                 raw,
-                most_nodes=_BRACKETS_A_TENSOR * tensors + 1000,
-                most_strings=_STRINGS_A_TENSOR * tensors + 2 * limits.metadata_entries + 1000,
+                most_nodes=_BRACKETS_PER_TENSOR * tensors + 1000,
+                most_strings=_STRINGS_PER_TENSOR * tensors + 2 * limits.metadata_entries + 1000,
             )
         except CorruptError as error:
             error.rule = "ST-02"
@@ -39,15 +81,15 @@ def decode_header(raw: bytes, limits: Limits) -> str:
 
 
 def read_header(text: str, limits: Limits) -> Columns:
-    """The columns of a header in any form that the rules allow."""
+    """Read a header in any form that the rules allow."""
     tree = _tree(text)
-    texts = read_texts(tree.pop(METADATA, None), limits)
-    check_count(len(tree), limits)
+    metadata = _metadata(tree.pop(METADATA, None), limits)
+    check_count(len(tree), limits, "ST-04")
     kinds: dict[tuple[DType, Shape], int] = {}
     kind, starts, ends = [], [], []
     for name, descriptor in tree.items():
         with located(tensor=name):
-            check_name(name, limits)
+            check_name(name, limits, "ST-13")
             if not isinstance(descriptor, dict) or descriptor.keys() != _FIELDS:
                 raise _wrong_fields(descriptor)
             pair = _dtype(descriptor["dtype"]), _shape(descriptor["shape"], limits)
@@ -55,45 +97,8 @@ def read_header(text: str, limits: Limits) -> Columns:
         kind.append(kinds.setdefault(pair, len(kinds)))
         starts.append(start)
         ends.append(end)
-    return Columns(
-        names=list(tree),
-        kinds=list(kinds),
-        kind=np.array(kind, np.int64),
-        starts=np.array(starts, np.int64),
-        ends=np.array(ends, np.int64),
-        metadata=texts,
-    )
-
-
-def read_texts(value: Any, limits: Limits) -> dict[str, str]:
-    """What lies under ``__metadata__`` (ST-05)."""
-    with located(rule="ST-05"):
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
-            raise CorruptError(f"{METADATA} is {_word(value)}, not an object")
-        if len(value) > limits.metadata_entries:
-            raise LimitError(f"{len(value)} metadata entries, more than the limit of {limits.metadata_entries}")
-        for key, text in value.items():
-            if not isinstance(text, str):
-                raise CorruptError(f"the metadata {printable(key)!r} is {_word(text)}, not a text")
-        return value
-
-
-def check_count(count: int, limits: Limits) -> None:
-    """ST-04."""
-    if count > (limits.tensors or 0):
-        raise LimitError(
-            f"{count} tensors, more than the limit of {limits.tensors}",
-            rule="ST-04",
-            hint="if you trust the file, open it with limits=Limits(tensors=...)",
-        )
-
-
-def check_name(name: str, limits: Limits) -> None:
-    """ST-13."""
-    if len(name) * 4 > limits.name_bytes and len(name.encode("utf-8", "surrogatepass")) > limits.name_bytes:
-        raise LimitError(f"a name of more than {limits.name_bytes} bytes", rule="ST-13")
+    offsets = np.array(starts, np.int64), np.array(ends, np.int64)
+    return Columns(list(tree), list(kinds), np.array(kind, np.int64), *offsets, metadata)
 
 
 def _tree(text: str) -> dict[str, Any]:
@@ -107,14 +112,28 @@ def _tree(text: str) -> dict[str, Any]:
     return tree
 
 
+def _metadata(value: Any, limits: Limits) -> dict[str, str]:
+    with located(rule="ST-05"):
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise CorruptError(f"{METADATA} is {_word(value)}, not an object")
+        if len(value) > limits.metadata_entries:
+            raise LimitError(f"{len(value)} metadata entries, more than the limit of {limits.metadata_entries}")
+        for key, text in value.items():
+            if not isinstance(text, str):
+                raise CorruptError(f"the metadata {printable(key)!r} is {_word(text)}, not text")
+        return value
+
+
 def _wrong_fields(descriptor: Any) -> CorruptError | UnsupportedError:
     if not isinstance(descriptor, dict):
         return CorruptError(f"its descriptor is {_word(descriptor)}, not an object", rule="ST-06")
     missing = _FIELDS - descriptor.keys()
     if missing:
         return CorruptError(f"its descriptor has no {sorted(missing)[0]!r}", rule="ST-06")
-    odd = sorted(descriptor.keys() - _FIELDS)[0]
-    return UnsupportedError(f"unknown field {printable(odd)!r} in its descriptor", rule="ST-06")
+    unknown = sorted(descriptor.keys() - _FIELDS)[0]
+    return UnsupportedError(f"unknown field {printable(unknown)!r} in its descriptor", rule="ST-06")
 
 
 def _dtype(spelling: Any) -> DType:
@@ -138,7 +157,7 @@ def _offsets(offsets: Any) -> tuple[int, int]:
         raise CorruptError("its data_offsets are not an array of two", rule="ST-09")
     start, end = (_natural(offset, "an offset", "ST-09") for offset in offsets)
     if start > end:
-        raise CorruptError(f"end offset {end} lies before start offset {start}", rule="ST-09")
+        raise CorruptError(f"end offset {end} is before start offset {start}", rule="ST-09")
     return start, end
 
 
@@ -152,5 +171,5 @@ def _natural(value: Any, what: str, rule: str) -> int:
 
 
 def _word(value: Any) -> str:
-    words = {dict: "an object", list: "an array", str: "a text", bool: "true or false", type(None): "null"}
+    words = {dict: "an object", list: "an array", str: "text", bool: "true or false", type(None): "null"}
     return words.get(type(value), "a number")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import UnknownFormatError
-from ...formats.base import Part
+from ...formats.base import Part, header_parts
 from ...formats.registry import HEAD_BYTES, format_for_bytes
 from ...formats.sharded.locate import locate
 from ...io.source import FileSource
@@ -57,6 +57,5 @@ def anatomy(path: str | os.PathLike[str]) -> Anatomy:
     with suppress(UnknownFormatError):
         found = format_for_bytes(head)
         known = found.name
-        explain = getattr(found, "describe_header", None) or getattr(found, "anatomy", None)
-        parts = [Part(0, size, known)] if explain is None else explain(head, size)
+        parts = header_parts(found, head, size)
     return Anatomy(file, size, known, head, parts)

@@ -8,8 +8,7 @@ from typing import Any
 
 from ...errors import CorruptError, FormatError, ReadError, UnknownFormatError
 from ...formats.registry import format_for_path
-from ...formats.safetensors.header import MOST_TENSORS
-from ...formats.safetensors.reader import MOST_HEADER_BYTES
+from ...formats.safetensors.header import MOST_HEADER_BYTES, MOST_TENSORS
 from ...formats.sharded.locate import INDEX_SUFFIX, locate
 from ...formats.sharded.read import read_weight_map
 from ...io.source import FileSource

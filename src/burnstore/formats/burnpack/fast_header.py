@@ -1,18 +1,17 @@
-"""The descriptors of a Burnpack file at full speed, where they are written as every Burn writes them.
+"""The descriptors at full speed, where they are written as every Burn writes them.
 
-A pull reader in Python takes some ten steps a descriptor, about 10 µs; a file of 20,000 tensors would take longer to
-open than to read. Every Burn writes descriptors in one form (same keys, same order, definite lengths), so here the
-places of two words that stand in each of them are found, and NumPy works out the rest by the column. It is a
-recogniser, not a second parser: whatever does not fit the form to the last byte gives None and is left to the strict
-reader, which accepts it or says what is wrong. Both give the same columns; a test compares them on every file and on
-mutants.
+A pull reader in Python takes about 10 µs a descriptor; a file of 20,000 tensors would take longer to open than to read.
+Every Burn writes descriptors in one form (same keys, same order, definite lengths), so this module finds the places of
+two words that each descriptor contains, and NumPy computes the rest by the column. It is a recogniser, not a second
+parser: whatever does not fit the form to the last byte gives None and is left to the strict reader, which accepts it or
+reports what is wrong. Both give the same columns; a test compares them on every file and on mutants.
 
     head  name  A3|A4  "dtype"  ‹dtype "shape" shape›  "data_offsets" 82  start  end  ["param_id" id]
                               ↑                                         ↑
                               places of the words, from which all else follows
 
 Why it cannot be fooled: each descriptor must begin where the one before ends; the length that its head announces must
-lead exactly to the keys' marker before the first word; what lies between the two words is decoded by the strict
+lead exactly to the keys' marker before the first word; the bytes between the two words are decoded by the strict
 reader's own functions and must be used up; the marker must agree with there being an id. A name or text that happens to
 contain one of the words breaks this chain and leads to the strict reader, never to another reading.
 """
@@ -29,7 +28,8 @@ from ...limits import Limits
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
 from ..codec.cbor import CborReader
-from .descriptors import Columns, Int64s, Uint64s, read_dtype, read_shape
+from ..columns import Int64s
+from .descriptors import Columns, Uint64s, read_dtype, read_shape
 from .eras import Era
 
 _DTYPE = b"edtype"
@@ -44,13 +44,13 @@ _NO_UINT = 99
 _WIDTHS = np.full(256, _NO_UINT, np.int64)  # of an unsigned integer, by its first byte
 _WIDTHS[:0x18] = 1
 _WIDTHS[0x18:0x1C] = (2, 3, 5, 9)
-_BEYOND = b"\xff" * 64  # behind the last byte, so that looking ahead finds nothing that could be taken for a number
+_BEYOND = b"\xff" * 64  # behind the last byte, so that looking ahead finds no number
 
 _Uint8s = np.ndarray[Any, np.dtype[np.uint8]]
 
 
-def scan_descriptors(reader: CborReader, count: int, limits: Limits) -> Columns | None:
-    """The next ``count`` descriptors, or None (and the reader unmoved) where one is not in Burn's form."""
+def read_descriptors(reader: CborReader, count: int, limits: Limits) -> Columns | None:
+    """Read the next ``count`` descriptors; return None (and leave the reader) where one is not in Burn's form."""
     if count == 0 or count * _SMALLEST_DESCRIPTOR > reader.end - reader.position or limits.name_bytes < _LONGEST_NAME:
         return None
     body = reader.data[reader.position : reader.end]
@@ -90,7 +90,7 @@ class _Fields(NamedTuple):
 
 
 def _fields(body: bytes, count: int) -> _Fields | None:
-    """Where everything is, if every descriptor is in Burn's form."""
+    """Find the fields of all descriptors, if each is in Burn's form."""
     after_offsets = _places(body.split(_OFFSETS, count), len(_OFFSETS), count)
     first = body.find(_DTYPE)
     marked = body[first - 1 : first + len(_DTYPE)]  # mostly all tensors have an id, or none has: one marker for all
@@ -130,7 +130,7 @@ def _fields(body: bytes, count: int) -> _Fields | None:
 
 
 def _places(between: list[bytes], length: int, count: int) -> Int64s | None:
-    """The places just behind the first ``count`` words of this length, given what lies between them."""
+    """Return the places just behind the first ``count`` words of this length, given the bytes between them."""
     if len(between) <= count:
         return None
     return np.cumsum(np.fromiter(map(len, between[:count]), np.int64, count) + length)
@@ -145,7 +145,7 @@ def _names(body: bytes, fields: _Fields) -> list[str]:
 
 
 def _decode_kinds(kinds: set[bytes], limits: Limits) -> tuple[dict[bytes, tuple[DType, Shape]], Era]:
-    """Dtypes and shapes; few different ones stand in many descriptors, each is decoded once."""
+    """Decode dtypes and shapes; many descriptors share few different ones, so each is decoded once."""
     decoded: dict[bytes, tuple[DType, Shape]] = {}
     eras = Era.ALL
     for kind in kinds:
@@ -161,7 +161,7 @@ def _decode_kinds(kinds: set[bytes], limits: Limits) -> tuple[dict[bytes, tuple[
 
 
 def _uints(raw: _Uint8s, at: Int64s) -> tuple[Uint64s, Int64s]:
-    """The unsigned integers at these places and the width of each; _NO_UINT where there is none."""
+    """Decode the unsigned integers at these places; return them and their widths, _NO_UINT where there is none."""
     at = np.minimum(at, len(raw) - 10)  # a place that a wrong width led beyond the end: padding, and so no number
     first = raw[at]
     width = _WIDTHS[first]

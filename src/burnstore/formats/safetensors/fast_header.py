@@ -1,21 +1,21 @@
-"""The header at full speed, where it is written as the package and every writer after its manner write it.
+"""The header at full speed, where it has the form that the package and most other writers give it.
 
-A tree of Python objects for 20,000 tensors, and a look at each of them, takes some 100 ms. Nearly all files spell a
-descriptor in one form, in which a tensor has ten quotes:
+A tree of Python objects for 20,000 tensors, and a check of each, takes some 100 ms. Nearly all files spell a descriptor
+in one form, in which a tensor has ten quotes:
 
     ,"name":{"dtype":"F32","shape":[16,16],"data_offsets":[0,1024]}
      0    1  2     3 4   5 6     7         8            9
 
-So NumPy finds the quotes, by which the header is cut into columns. It is a recogniser, not a second parser: whatever
-does not fit the form to the last character gives None and is left to the strict reader, which accepts it or says what
-is wrong. Both give the same columns; a test compares them on every file and on mutants.
+So NumPy finds the quotes, which cut the header into columns. It is a recogniser, not a second parser: whatever does not
+fit the form to the last character gives None and is left to the strict reader, which accepts it or reports what is
+wrong. Both give the same columns; a test compares them on every file and on mutants.
 
-Why it cannot be fooled: each character of the text is looked at as part of exactly one thing. There is no backslash and
-no control character in it, so a name ends at its next quote and means what it shows. What lies between that quote and
-the offsets is the same for all tensors of a dtype and shape, and is judged to the last character once for all of them.
-The offsets fill what is left: digits, a comma, digits, without sign, fraction or leading zero, few enough for int64.
-Then come ``]}`` and, directly, the comma and quote of the next name or the end. Each step is one pass over the header,
-so one made to fit almost everywhere costs no more than its length.
+Why it cannot be fooled: each character of the text is part of exactly one thing that is checked. The text has no
+backslash and no control character, so a name ends at its next quote and means what it shows. The text between that
+quote and the offsets is the same for all tensors of a dtype and shape, and is checked to the last character once for
+all of them. The offsets fill what is left: digits, a comma, digits, without sign, fraction or leading zero, few enough
+for int64. Then come ``]}`` and, directly, the comma and quote of the next name or the end. Each step is one pass over
+the header, so one made to fit almost everywhere costs no more than its length.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ from ...limits import Limits
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
 from ..codec import json
-from .columns import Columns, Int64s
-from .dtypes import BY_SPELLING
-from .header import METADATA
+from ..columns import Int64s
+from .header import BY_SPELLING, METADATA, Columns
 
 Codes = np.ndarray[Any, np.dtype[np.uint8]]
-"""The bytes of the text, as numbers."""
+"""The bytes of the text."""
 
 _QUOTES = 10
 _EXTENT = "(?:0|[1-9][0-9]{0,17})"
@@ -48,27 +47,27 @@ _METADATA = f'{{"{METADATA}":'
 _WHITE = " \t\n\r"
 
 
-def scan_header(text: str, limits: Limits) -> Columns | None:
-    """The columns of a header in the common form, None for any other."""
+def read_header(text: str, limits: Limits) -> Columns | None:
+    """Read a header in the common form; return None for any other."""
     text = text.strip(_WHITE)
     if text[:1] != "{" or text[-1:] != "}":
         return None
     if not text.startswith(_METADATA):
-        return _scan_tensors("," + text[1:-1], {}, limits)
+        return _read_tensors("," + text[1:-1], {}, limits)
     try:
         found = json.parse_texts(text, len(_METADATA))
     except FormatError:
         return None
     if found is None or len(found[0]) > limits.metadata_entries:
         return None
-    texts, end = found
-    return _scan_tensors(text[end:-1], texts, limits)
+    metadata, end = found
+    return _read_tensors(text[end:-1], metadata, limits)
 
 
-def _scan_tensors(body: str, texts: dict[str, str], limits: Limits) -> Columns | None:
-    """The columns of what is left of a header without its braces and metadata: of each tensor a comma and its entry."""
+def _read_tensors(body: str, metadata: dict[str, str], limits: Limits) -> Columns | None:
+    """Read the rest of a header without its braces and metadata: for each tensor a comma and its entry."""
     if body[:2] != ',"' or "\\" in body:
-        return None  # also where there are no tensors: not worth a form of its own
+        return None  # also where there are no tensors
     codes: Codes = np.frombuffer(body.encode(), np.uint8)
     quotes = np.flatnonzero(codes == ord('"'))
     count, odd = divmod(len(quotes), _QUOTES)
@@ -78,7 +77,7 @@ def _scan_tensors(body: str, texts: dict[str, str], limits: Limits) -> Columns |
     if int((ends - begins).max()) > limits.name_bytes:
         return None
     offsets = quotes[_QUOTES - 1 :: _QUOTES] + len('":[')
-    found = _scan_offsets(codes, offsets, np.append(begins[1:] - len(']},"'), len(codes) - len("]}")))
+    found = _read_offsets(codes, offsets, np.append(begins[1:] - len(']},"'), len(codes) - len("]}")))
     if found is None:
         return None
     names = _pieces(body, codes, begins, ends)
@@ -95,11 +94,11 @@ def _scan_tensors(body: str, texts: dict[str, str], limits: Limits) -> Columns |
         if kind is None:
             return None
         kinds.append(kind)
-    return Columns(names, kinds, np.searchsorted(firsts, alike), *found, texts)
+    return Columns(names, kinds, np.searchsorted(firsts, alike), *found, metadata)
 
 
-def _scan_offsets(codes: Codes, begins: Int64s, stops: Int64s) -> tuple[Int64s, Int64s] | None:
-    """The two numbers that fill what lies between these places, if ``]},"`` or the end follows each pair."""
+def _read_offsets(codes: Codes, begins: Int64s, stops: Int64s) -> tuple[Int64s, Int64s] | None:
+    """Read the two numbers that fill the text between these places, if ``]},"`` or the end follows each pair."""
     after = stops[:-1] + len("]}")
     if (codes[stops] != ord("]")).any() or (codes[stops + 1] != ord("}")).any() or (codes[after] != ord(",")).any():
         return None
@@ -115,11 +114,11 @@ def _scan_offsets(codes: Codes, begins: Int64s, stops: Int64s) -> tuple[Int64s, 
 
 
 def _naturals_before(codes: Codes, stops: Int64s) -> tuple[Int64s, Int64s]:
-    """The number whose digits end before each place, and where they begin; of longer ones as much as int64 can hold."""
+    """Read the number whose digits end before each place, up to 18 of them; return it and where the digits begin."""
     values = np.zeros(len(stops), np.int64)
     last = stops - 1
     for power in range(_MOST_DIGITS):
-        digits = codes[last] - np.uint8(ord("0"))  # what is no digit is then 10 or more: uint8 wraps around
+        digits = codes[last] - np.uint8(ord("0"))  # any other character gives 10 or more: uint8 wraps around
         is_digit = digits < 10
         if not is_digit.any():
             break
@@ -129,10 +128,10 @@ def _naturals_before(codes: Codes, stops: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def _first_alike(codes: Codes, begins: Int64s, ends: Int64s) -> Int64s | None:
-    """For each piece of the text the first one that is equal to it; None where a piece is of an unusual length.
+    """Return for each piece of the text the first equal one; None where a piece is of an unusual length.
 
     A dict of as many str takes twice as long. Pieces are compared by words of eight bytes, the last of which overlaps
-    the one before. A hash of them says with which one to compare a piece, and those that met a stranger try another.
+    the one before. A hash selects the piece to compare with; those that met a different one try another hash.
     """
     lengths = ends - begins
     if lengths.min() < _WORD or lengths.max() > _LONGEST_PIECE:
@@ -150,19 +149,19 @@ def _first_alike(codes: Codes, begins: Int64s, ends: Int64s) -> Int64s | None:
             mixed ^= mixed >> np.uint64(32)
         slots = (mixed >> np.uint64(48)).astype(np.int64)
         first = np.empty(1 << 16, np.int64)
-        first[slots[::-1]] = np.arange(len(todo))[::-1]  # of several that are put into one slot the last stays there
+        first[slots[::-1]] = np.arange(len(todo))[::-1]  # of several in one slot the last stays
         met = first[slots]
-        strange = np.logical_or.reduce([word != word[met] for word in words])
+        different = np.logical_or.reduce([word != word[met] for word in words])
         alike[todo] = todo[met]
-        if not strange.any():
+        if not different.any():
             return alike
-        todo = todo[strange]
-        words = [word[strange] for word in words]
+        todo = todo[different]
+        words = [word[different] for word in words]
     return None
 
 
 def _pieces(body: str, codes: Codes, begins: Int64s, ends: Int64s) -> list[str]:
-    """The text between each two places, which are no part of a longer character."""
+    """Return the text between each two places, which are not inside a longer character."""
     places = zip(begins.tolist(), ends.tolist(), strict=True)
     if body.isascii():
         return [body[begin:end] for begin, end in places]
@@ -171,7 +170,7 @@ def _pieces(body: str, codes: Codes, begins: Int64s, ends: Int64s) -> list[str]:
 
 
 def _kind(piece: str, limits: Limits) -> tuple[DType, Shape] | None:
-    """The dtype and shape that the part of a descriptor before its offsets says."""
+    """Return the dtype and shape that the part of a descriptor before its offsets states."""
     match = _KIND.fullmatch(piece)
     if match is None:
         return None

@@ -1,0 +1,80 @@
+"""Write a planned file: the bytes of its tensors in order, into a file that is complete or not there.
+
+A copy from a GPU takes as long for a few bytes as for a hundred thousand. So small tensors on a GPU are fetched from
+there together, a few megabytes at a time, and handed out in the order of the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
+
+from ..errors import CorruptError, located
+from ..io.atomic import atomic_file
+from ..progress import Progress
+from ..tensor.snapshot import CHUNK_BYTES, TensorSnapshot
+from .base import WritePlan
+
+_BATCH_BUFFERS = 4096
+
+
+def write_file(plan: WritePlan, path: str, *, overwrite: bool, durable: bool, progress: Progress | None) -> None:
+    """Write a planned file, all or nothing."""
+    with atomic_file(path, overwrite=overwrite, durable=durable, size=plan.size) as scratch:
+        for buffers in batches(plan):
+            scratch.write(*buffers)
+            buffers.clear()  # or a tensor would stay in memory while the next one is made
+            if progress is not None:
+                progress(scratch.position, plan.size)
+
+
+def batches(plan: WritePlan) -> Iterator[list[Any]]:
+    """Yield the file's bytes in order, as lists of buffers that go out in one write each."""
+    batch: list[Any] = [plan.header]
+    pending = position = len(plan.header)
+    for snapshot, offset, chunks in zip(plan.tensors, plan.offsets, chunks_of_each(plan.tensors), strict=True):
+        if offset > position:
+            batch.append(bytes(offset - position))
+            position = offset
+        written = 0
+        for chunk in chunks:
+            batch.append(chunk)
+            written += len(chunk)
+            pending += len(chunk)
+            del chunk  # the batch holds it as long as it is needed
+            if pending >= CHUNK_BYTES or len(batch) >= _BATCH_BUFFERS:
+                yield batch
+                batch, pending = [], 0
+        if written != snapshot.nbytes:
+            raise CorruptError(f"expected {snapshot.nbytes} bytes, got {written}", tensor=snapshot.path)
+        position += written
+    if position < plan.size:
+        batch.append(bytes(plan.size - position))
+    if batch:
+        yield batch
+
+
+def chunks_of_each(snapshots: Sequence[TensorSnapshot]) -> Iterator[Iterator[memoryview]]:
+    """Yield the chunks of each tensor in order; take those of one tensor before those of the next.
+
+    Data may have a ``batch_key``, any value that is equal for data best fetched together, None for data fetched alone.
+    ``fetch_together``, given all data of one key, then yields the bytes of each of them.
+
+    >>> import numpy as np
+    >>> snapshots = [TensorSnapshot.from_numpy(name, np.array([number], np.int8)) for number, name in enumerate("ab")]
+    >>> [b"".join(chunks) for chunks in chunks_of_each(snapshots)]
+    [b'\\x00', b'\\x01']
+    """
+    keys: list[Hashable] = [getattr(snapshot._data, "batch_key", None) for snapshot in snapshots]
+    members: dict[Hashable, list[Any]] = {}
+    for snapshot, key in zip(snapshots, keys, strict=True):
+        if key is not None:
+            members.setdefault(key, []).append(snapshot._data)
+    arriving = {key: data[0].fetch_together(data) for key, data in members.items()}
+    for snapshot, key in zip(snapshots, keys, strict=True):
+        yield snapshot.chunks() if key is None else _next_of(arriving[key], snapshot)
+
+
+def _next_of(arriving: Iterator[memoryview], snapshot: TensorSnapshot) -> Iterator[memoryview]:
+    with located(tensor=snapshot.path):
+        yield next(arriving)
