@@ -50,7 +50,9 @@ def read_header_bytes(
     if source.size > limits.file_bytes:
         raise LimitError(f"{source.size} bytes, more than the limit of {limits.file_bytes}", rule=rule)
     if source.size < prefix:
-        raise TruncatedError(f"expected a header of at least {prefix} bytes, got {source.size}", rule=rules[0], offset=0)
+        raise TruncatedError(
+            f"expected a header of at least {prefix} bytes, got {source.size}", rule=rules[0], offset=0
+        )
     first = source.read_at(0, min(source.size, _FIRST_READ))  # most files need no second read
     length = length_of(first)
     if length > most:

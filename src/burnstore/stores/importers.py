@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from ..checkpoint import open_checkpoint
 from ..errors import UnknownFormatError, printable
-from ..formats.record.precision import FullPrecisionSettings, PrecisionSettings
+from ..formats.record.heading import FullPrecisionSettings, PrecisionSettings
 from ..formats.record.record import Record
 from ..pipeline.execute import apply
 from ..tensor.snapshot import TensorSnapshot

@@ -14,8 +14,8 @@ from ..errors import ModelError, UnknownFormatError, located
 from ..formats.codec.gzip import deflated
 from ..formats.record.declaration import Node, declare, marked, parameters_of
 from ..formats.record.document import Document
-from ..formats.record.heading import LAST_VERSION
-from ..formats.record.precision import (
+from ..formats.record.heading import (
+    LAST_VERSION,
     DoublePrecisionSettings,
     FullPrecisionSettings,
     HalfPrecisionSettings,

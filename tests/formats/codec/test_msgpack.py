@@ -150,7 +150,7 @@ def test_a_key_twice_in_one_map_is_refused(data: bytes) -> None:
 
 @pytest.mark.parametrize("key", [b"\x01", b"\xc0", b"\xc4\x01a", b"\x90", b"\x80", b"\xca\0\0\0\0"])
 def test_a_key_that_is_no_text_is_refused(key: bytes) -> None:
-    with pytest.raises(CorruptError, match="text expected"):
+    with pytest.raises(CorruptError, match="expected text"):
         decoded(b"\x81" + key + b"\xc0")
 
 
@@ -251,7 +251,7 @@ def test_an_array_of_numbers_with_something_else_in_it_is_refused(values: list[A
 
 
 def test_floats_of_another_width_are_refused() -> None:
-    with pytest.raises(CorruptError, match="8 bytes"):
+    with pytest.raises(CorruptError, match="of 4 bytes, got 8"):
         numbers(None, packed=b"\x91\xcb" + struct.pack(">d", 1.5))
 
 

@@ -1,13 +1,13 @@
 """CBOR as Burn uses it: a strict pull reader and the matching writer.
 
-Own code, for two reasons. Safety: a general decoder builds whatever the bytes say (tags, bignums, a hundred million
-nested lists) and the checks come after; here the caller asks for the one thing it expects next, so nothing unexpected
-is ever built and nesting cannot run away. Speed: see `burnstore.formats.burnpack.scan`. The rules:
+Own code, for two reasons. Safety: a general decoder builds whatever the bytes describe (tags, bignums, a hundred
+million nested lists) and the checks come after; here the caller asks for the one thing it expects next, so nothing
+unexpected is ever built and nesting is bounded. Speed: see `burnstore.formats.burnpack.fast_header`. The rules:
 
 * definite lengths only, no tags, no simple values but false, true and null;
 * integers are unsigned or negative of at most 64 bits; floats only where a float is asked for;
 * text is UTF-8 (no lone surrogates: Python's strict decoder refuses them);
-* lengths are checked against the bytes that are there before anything is allocated.
+* lengths are checked against the bytes that are left before anything is allocated.
 
 The encoder writes what ciborium writes for Burn: shortest integers, shortest float that keeps all bits.
 """
@@ -28,7 +28,7 @@ _UINT, _NEGATIVE, _TEXT, _ARRAY, _MAP = 0, 1, 3, 4, 5
 
 
 class CborReader:
-    """Takes one expected item after the other from ``data``; anything else raises with its offset."""
+    """Take one expected item after the other from ``data``; raise for anything else, with its offset."""
 
     __slots__ = ("data", "end", "position")
 
@@ -38,21 +38,21 @@ class CborReader:
         self.end = len(data) if end is None else end
 
     def at_end(self) -> bool:
-        """Whether every byte was taken."""
+        """Tell whether every byte was taken."""
         return self.position == self.end
 
     def uint(self) -> int:
-        """An unsigned integer."""
+        """Take an unsigned integer."""
         return self._head(_UINT)
 
     def integer(self) -> int:
-        """An integer of either sign."""
+        """Take an integer of either sign."""
         if self._peek() >> 5 == _NEGATIVE:
             return -1 - self._head(_NEGATIVE)
         return self._head(_UINT)
 
     def text(self, longest: int | None = None, *, too_long: type[FormatError] = CorruptError) -> str:
-        """A text string of at most ``longest`` bytes; one that is longer raises ``too_long``."""
+        """Take a text string of at most ``longest`` bytes; raise ``too_long`` for a longer one."""
         start = self.position
         length = self._head(_TEXT)
         if longest is not None and length > longest:
@@ -67,15 +67,15 @@ class CborReader:
         return text
 
     def array(self) -> int:
-        """The head of an array: how many items follow."""
+        """Take the head of an array; return the number of items that follow."""
         return self._container(_ARRAY, 1)
 
     def map(self) -> int:
-        """The head of a map: how many key-value pairs follow."""
+        """Take the head of a map; return the number of pairs that follow."""
         return self._container(_MAP, 2)
 
     def boolean(self) -> bool:
-        """A bool."""
+        """Take a bool."""
         byte = self._peek()
         if byte not in (_FALSE, _TRUE):
             raise self._unexpected("bool")
@@ -83,14 +83,14 @@ class CborReader:
         return byte == _TRUE
 
     def null(self) -> bool:
-        """Whether a null is next; takes it if so."""
+        """Take a null if one is next; tell whether there was one."""
         if self._peek() != _NULL:
             return False
         self.position += 1
         return True
 
     def float(self) -> float:
-        """A float of any of the three widths."""
+        """Take a float of any of the three widths."""
         byte = self._peek()
         if byte not in (_F16, _F32, _F64):
             raise self._unexpected("float")
@@ -103,11 +103,11 @@ class CborReader:
         return _nan_of_half(raw) if byte == _F16 and value != value else float(value)
 
     def is_map(self) -> bool:
-        """Whether a map is next."""
+        """Tell whether a map is next."""
         return self._peek() >> 5 == _MAP
 
     def tree(self, *, depth: int, nodes: int) -> Tree:
-        """A small value of any kind: at most ``depth`` levels, ``nodes`` items in all, texts of that many bytes."""
+        """Take a small value of any kind: at most ``depth`` levels, ``nodes`` items in all, text of that many bytes."""
         return self._tree(depth, nodes, [nodes])
 
     def _tree(self, depth: int, longest: int, left: list[int]) -> Tree:
@@ -179,11 +179,11 @@ class CborReader:
         found = {_FALSE: "bool", _TRUE: "bool", _NULL: "null", _F16: "float", _F32: "float", _F64: "float"}.get(
             byte, _MAJOR_NAMES[byte >> 5]
         )
-        return CorruptError(f"{wanted} expected, {found} found", offset=self.position)
+        return CorruptError(f"expected {wanted}, found {found}", offset=self.position)
 
 
 def _nan_of_half(raw: bytes) -> float:
-    """The NaN that these two bytes spell, payload kept and quiet as converting makes it; struct drops the payload."""
+    """Return the NaN that these two bytes spell, quiet and with its payload, which struct drops."""
     half = int.from_bytes(raw, "big")
     bits = half >> 15 << 63 | 0x7FF8 << 48 | (half & 0x3FF) << 42
     (value,) = struct.unpack(">d", bits.to_bytes(8, "big"))
@@ -191,7 +191,7 @@ def _nan_of_half(raw: bytes) -> float:
 
 
 def encode_uint(value: int, major: int = _UINT) -> bytes:
-    """The shortest head with this value."""
+    """Encode the shortest head with this value."""
     if value < 24:
         return bytes((major << 5 | value,))
     if value < 1 << 8:
@@ -204,23 +204,23 @@ def encode_uint(value: int, major: int = _UINT) -> bytes:
 
 
 def encode_text(text: str) -> bytes:
-    """A text string."""
+    """Encode a text string."""
     raw = text.encode("utf-8")
     return encode_uint(len(raw), _TEXT) + raw
 
 
 def encode_array_head(count: int) -> bytes:
-    """The head of an array of ``count`` items."""
+    """Encode the head of an array of ``count`` items."""
     return encode_uint(count, _ARRAY)
 
 
 def encode_map_head(count: int) -> bytes:
-    """The head of a map of ``count`` pairs."""
+    """Encode the head of a map of ``count`` pairs."""
     return encode_uint(count, _MAP)
 
 
 def encode_float(value: float) -> bytes:
-    """The shortest of half, single and double that keeps every bit, the payload of a NaN included."""
+    """Encode the shortest of half, single and double that keeps every bit, the payload of a NaN included."""
     exact = struct.pack(">d", value)
     if value != value:
         # Of a NaN, a half keeps the sign and the upper ten bits; struct would keep neither.
@@ -239,7 +239,7 @@ def encode_float(value: float) -> bytes:
 
 
 def encode(tree: Tree) -> bytes:
-    """A small tree of plain values, maps in the order given."""
+    """Encode a small tree of plain values, maps in the order given."""
     if tree is None:
         return bytes((_NULL,))
     if isinstance(tree, bool):

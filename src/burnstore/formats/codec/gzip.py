@@ -20,7 +20,7 @@ _GZIP_WINDOW, _RAW_WINDOW = 31, -15
 
 
 def begins(head: bytes, length: int) -> bytes:
-    """The first bytes of what a gzip file holds, as far as this head of it tells; empty where it is none."""
+    """Inflate the first bytes of a gzip file, as far as this head of it reaches; empty where it is none."""
     try:
         return zlib.decompressobj(_GZIP_WINDOW).decompress(head, length)
     except zlib.error:
@@ -28,7 +28,7 @@ def begins(head: bytes, length: int) -> bytes:
 
 
 def inflated(source: Readable, *, most: int) -> Iterator[bytes]:
-    """What the file holds, by the piece; more than ``most`` bytes raise before they are held.
+    """Inflate a file by the piece; raise before more than ``most`` bytes are in memory.
 
     The checksum and the length at the end are checked; a second member or anything else after them is refused.
     """
@@ -49,7 +49,7 @@ def inflated(source: Readable, *, most: int) -> Iterator[bytes]:
         if total > most:
             raise LimitError(
                 f"{source.size} compressed bytes hold more than {most}",
-                hint="a file that you trust is opened with limits=Limits.trusted()",
+                hint="if you trust the file, open it with limits=Limits.trusted()",
             )
         if piece:
             yield piece
@@ -59,7 +59,7 @@ def inflated(source: Readable, *, most: int) -> Iterator[bytes]:
 
 
 def deflated(pieces: Iterable[Buffer]) -> Iterator[bytes]:
-    """The gzip file of these bytes, in the framing of flate2; the compressed bytes are those of zlib at level 6."""
+    """Compress these bytes into a gzip file, in the framing of flate2; the compressed bytes are zlib's at level 6."""
     packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _RAW_WINDOW)
     checksum = total = 0
     yield _HEADER

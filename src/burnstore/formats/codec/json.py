@@ -1,19 +1,20 @@
 """JSON, read strictly: what RFC 8259 allows, no key twice, and no more work than the text is worth.
 
-The parser is the standard library's, in C. It was not made for text from strangers, so this face stands before it:
+The parser is the standard library's, in C. It was not made for text from strangers, so this module adds:
 
     UTF-8 and nothing else          ``json.loads`` guesses UTF-16 and UTF-32 and takes a byte order mark
     no key twice in an object       it keeps the last one
     no NaN, no Infinity             it takes both; a number that float64 cannot hold is refused, too
-    no half of a surrogate pair     it makes a str of it that cannot be encoded
-    integers as they are written    ``-0`` and numbers beyond 64 bits are floats here, as they are for serde_json
-    nodes and quotes are counted, and the depth is measured, before the first object is made
+    no lone surrogate               it makes a str of it that cannot be encoded
+    integers unchanged              ``-0`` and numbers beyond 64 bits are floats by default, as for serde_json
+    brackets and quotes are counted, and the depth is measured, before the first object is made
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -29,48 +30,80 @@ MOST_DEPTH = 16
 _LONGEST_INTEGER = 20  # no integer of 64 bits has more characters
 _PIECE = 1 << 20
 _STRINGS = re.compile('"[^"]*"')
-_HALF_PAIR = re.compile("[\ud800-\udfff]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _NOT_BRACKETS = re.compile(r"[^][{}]+")
 
 
-def decode(raw: bytes, *, most_nodes: int, most_strings: int) -> str:
-    """The bytes as text, if they can be JSON of at most so many objects, arrays and strings (both are upper bounds)."""
+def decode(raw: bytes, *, most_nodes: int, most_strings: int, most_commas: int | None = None) -> str:
+    """Decode bytes that can be JSON of at most so many objects, arrays, strings and commas (all are upper bounds)."""
     # A text that is shorter than that cannot have so many: most need no counting.
     if len(raw) > most_nodes and (nodes := _count(raw, b"{[")) > most_nodes:
         raise LimitError(f"JSON with {nodes} brackets, more than the limit of {most_nodes}")
     if len(raw) > 2 * most_strings and (quotes := _count(raw, b'"')) > 2 * most_strings:
         raise LimitError(f"JSON with {quotes} quotes, more than {most_strings} strings need")
+    if most_commas is not None and len(raw) > most_commas and (commas := _count(raw, b",")) > most_commas:
+        raise LimitError(f"JSON with {commas} commas, more than the limit of {most_commas}")
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise CorruptError(f"the JSON is not UTF-8: {error.reason}", offset=error.start) from None
 
 
-def parse(text: str, *, rule: str | None = None, rule_of_keys: str | None = None) -> Tree:
-    """The one value that fills the text, white space aside.
+def serde_integer(text: str) -> int | float:
+    """Return an integer of 64 bits as int, any other as float, as serde_json does."""
+    if text == "-0" or len(text) > _LONGEST_INTEGER:
+        return _float(text)
+    value = int(text)
+    return value if -(1 << 63) <= value < 1 << 64 else float(value)
 
-    Errors cite ``rule``, or ``rule_of_keys`` where a key comes twice; their offsets count the bytes of the text.
+
+def integer_64(text: str) -> int:
+    """Return an integer of at most 64 bits."""
+    if len(text) > _LONGEST_INTEGER or not -(1 << 63) <= int(text) < 1 << 64:
+        raise CorruptError(f"the integer {text[:40]} has more than 64 bits")
+    return int(text)
+
+
+def parse(
+    text: str,
+    *,
+    rule: str | None = None,
+    rule_of_keys: str | None = None,
+    rule_of_end: str | None = None,
+    depth: int = MOST_DEPTH,
+    integer: Callable[[str], int | float] = serde_integer,
+    constant: Callable[[str], Tree] | None = None,
+) -> Tree:
+    """Parse the one value that fills the text, white space aside.
+
+    Errors cite ``rule``, ``rule_of_keys`` where a key comes twice, ``rule_of_end`` where text follows the value; their
+    offsets count the bytes of the text.
+    ``integer`` converts integers, ``constant`` the words NaN and Infinity, which are refused by default.
     """
     with located(rule=rule):
-        _check_depth(text)
+        _check_depth(text, depth)
         decoder = json.JSONDecoder(
             object_pairs_hook=partial(_object, rule_of_keys),
-            parse_int=_integer,
+            parse_int=integer,
             parse_float=_float,
-            parse_constant=_constant,
+            parse_constant=constant or _constant,
         )
         try:
             value = decoder.decode(text)
         except json.JSONDecodeError as error:
             at = len(text[: error.pos].encode())
+            if error.msg == "Extra data":
+                raise CorruptError("text follows the JSON value", offset=at, rule=rule_of_end) from None
             raise CorruptError(f"it is not JSON: {error.msg}", offset=at) from None
+        except RecursionError:  # the caller's own stack is nearly full
+            raise LimitError("JSON nested too deep for the stack that is left") from None
         if "\\u" in text:
-            _refuse_half_pairs(value)
+            _refuse_lone_surrogates(value)
         return value
 
 
 def parse_texts(text: str, start: int) -> tuple[dict[str, str], int] | None:
-    """The object of texts that begins at this place, written without white space, and its end; None for all else."""
+    """Parse the object of strings that begins at this place, without white space; return it and its end, else None."""
     if text[start : start + 2] == "{}":
         return {}, start + 2
     texts: dict[str, str] = {}
@@ -87,24 +120,24 @@ def parse_texts(text: str, start: int) -> tuple[dict[str, str], int] | None:
     if mark == "{" or text[at : at + 1] != "}":
         return None
     if "\\u" in text[start:at]:
-        _refuse_half_pairs(texts)
+        _refuse_lone_surrogates(texts)
     return texts, at + 1
 
 
 def quote(text: str) -> str:
-    """A str as JSON, with the escapes of serde_json: quotes, backslashes and control characters."""
+    """Encode a str as JSON, with the escapes of serde_json: quotes, backslashes and control characters."""
     return json.encoder.encode_basestring(text)
 
 
 def _count(raw: bytes, characters: bytes) -> int:
-    """How often any of these bytes occurs; in NumPy and by the piece, as `bytes.count` is slow where there are many."""
+    """Count these bytes; in NumPy and by the piece, as `bytes.count` is slow where there are many."""
     whole = np.frombuffer(raw, np.uint8)
     pieces = [whole[start : start + _PIECE] for start in range(0, len(whole), _PIECE)]
     return sum(int(np.count_nonzero(piece == character)) for piece in pieces for character in characters)
 
 
-def _check_depth(text: str) -> None:
-    """Refuse what is nested too deep.
+def _check_depth(text: str, most: int) -> None:
+    """Refuse text that is nested too deep.
 
     Brackets in strings do not count. A closing bracket too many would hide depth behind it, but there the parser ends.
     """
@@ -116,8 +149,8 @@ def _check_depth(text: str) -> None:
     codes = np.frombuffer(brackets.encode("ascii"), np.uint8)
     steps = np.where((codes == ord("{")) | (codes == ord("[")), np.int8(1), np.int8(-1))
     deepest = int(np.cumsum(steps, dtype=np.int32).max())
-    if deepest > MOST_DEPTH:
-        raise LimitError(f"JSON nested {deepest} deep, more than the limit of {MOST_DEPTH}")
+    if deepest > most:
+        raise LimitError(f"JSON nested {deepest} deep, more than the limit of {most}")
 
 
 def _object(rule: str | None, pairs: list[tuple[str, Tree]]) -> dict[str, Tree]:
@@ -127,13 +160,6 @@ def _object(rule: str | None, pairs: list[tuple[str, Tree]]) -> dict[str, Tree]:
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         raise CorruptError(f"the key {printable(twice)!r} comes twice in one object", rule=rule)
     return made
-
-
-def _integer(text: str) -> int | float:
-    if text == "-0" or len(text) > _LONGEST_INTEGER:
-        return _float(text)
-    value = int(text)
-    return value if -(1 << 63) <= value < 1 << 64 else float(value)
 
 
 def _float(text: str) -> float:
@@ -147,13 +173,13 @@ def _constant(text: str) -> Tree:
     raise CorruptError(f"{text} is not JSON")
 
 
-def _refuse_half_pairs(value: Tree) -> None:
+def _refuse_lone_surrogates(value: Tree) -> None:
     todo = [value]
     while todo:
         item = todo.pop()
         if isinstance(item, str):
-            if not item.isascii() and _HALF_PAIR.search(item):
-                raise CorruptError(f"half of a surrogate pair in {printable(item)!r}")
+            if not item.isascii() and _SURROGATE.search(item):
+                raise CorruptError(f"{printable(item)!r} contains a lone surrogate")
         elif isinstance(item, dict):
             todo.extend(item)
             todo.extend(item.values())

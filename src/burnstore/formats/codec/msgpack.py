@@ -1,14 +1,13 @@
-"""MessagePack as Burn's recorders use it: a strict reader of trees that leaves byte strings where they lie; a writer.
+"""MessagePack as Burn's recorders use it: a strict reader of trees that leaves byte strings unread; a writer.
 
 Own code, for two reasons. Laziness: a general decoder copies every byte string, which here is nearly the whole file;
-this one gives the place of each and passes over it unread. Safety: what is built is bounded before it is built. The
-rules:
+this one returns the place of each and skips it. Safety: everything is bounded before it is built. The rules:
 
 * maps have text keys, no key twice; text is UTF-8;
 * no extension types, no reserved codes;
-* counts and lengths are checked against the bytes that are there before anything is allocated, and all containers
+* counts and lengths are checked against the bytes that are left before anything is allocated, and all containers
   together against the number of nodes allowed;
-* nesting is bounded, and held on a list: the depth of a document never becomes depth of calls.
+* nesting is bounded, and kept on a list: the depth of a document never becomes depth of calls.
 
 The encoder writes what rmp-serde writes: the shortest form of every integer and length.
 """
@@ -22,12 +21,12 @@ from typing import Union
 import numpy as np
 
 from ...errors import CorruptError, LimitError, TruncatedError, printable
-from .numbers import Collector, NumberForm, Numbers
+from .numbers import Collector, NumberArray, NumberForm, NumberKind, Numbers, Run, checked_int64, read_runs
 from .window import Extent, Readable, Sink, Window
 
 
 class Found:
-    """What a reader that knows more of its documents recognised, in its own form."""
+    """A value that a subclass of the reader recognised, in its own form."""
 
     __slots__ = ()
 
@@ -35,7 +34,7 @@ class Found:
 Tree = Union[  # noqa: UP007  # a recursive alias must be quoted inside
     None, bool, int, float, str, Extent, Numbers, Found, list["Tree"], dict[str, "Tree"]
 ]
-"""A document as plain Python; byte strings as the place where they lie."""
+"""A document as plain Python; a byte string as its place."""
 
 _MAP_OF_TWO = 0x82
 _NIL, _NEVER_USED, _FALSE, _TRUE = 0xC0, 0xC1, 0xC2, 0xC3
@@ -56,15 +55,12 @@ _SCALAR_CODES: dict[int, tuple[struct.Struct, str]] = {
     0xD3: (struct.Struct(">q"), ">i8"),
 }
 _INTEGER_CODERS = {code: coder for code, (coder, _) in _SCALAR_CODES.items() if code not in (_F32, _F64)}
-_LONGEST_RUN = 1 << 17
-_SHORT_RUN = 8
-_FEW = 512
 _WIDEST = 9
 _MOST_WORDS = 1000
 
 
 class MsgpackReader(Window):
-    """Takes values from a source; numbers that stand for the bytes of a tensor go to ``sink``."""
+    """Take values from a source; numbers that stand for the bytes of a tensor go to ``sink``."""
 
     __slots__ = ("_nodes", "_sink")
 
@@ -74,7 +70,7 @@ class MsgpackReader(Window):
         self._nodes = nodes
 
     def entries(self, longest_text: int) -> Iterator[str]:
-        """The keys of the map that is next, one by one; whoever asks takes the value before asking for another key."""
+        """Yield the keys of the next map; the caller takes the value of each before asking for another key."""
         self.need(1)
         code = self.buffer[self.at]
         if not (0x80 <= code <= 0x8F or code in (_MAP16, _MAP16 + 1)):
@@ -83,11 +79,11 @@ class MsgpackReader(Window):
             yield self.text(longest_text)
 
     def at_end(self) -> bool:
-        """Whether every byte was taken."""
+        """Tell whether every byte was taken."""
         return self.left == 0
 
     def text(self, longest: int) -> str:
-        """A text of at most ``longest`` bytes."""
+        """Take text of at most ``longest`` bytes."""
         self.need(1)
         code = self.buffer[self.at]
         start = self.position
@@ -107,9 +103,9 @@ class MsgpackReader(Window):
             raise CorruptError(f"text is not UTF-8: {error.reason}", offset=start) from None
 
     def tree(self, *, depth: int, longest_text: int, forms: Mapping[str, NumberForm] | None = None) -> Tree:
-        """A value of any kind. An array of numbers under a key of ``forms`` is decoded into the sink."""
+        """Take a value of any kind; decode an array of numbers under a key of ``forms`` into the sink."""
         known = forms or {}
-        words: dict[bytes, str] = {}  # what was read before: documents have many keys and few different ones
+        words: dict[bytes, str] = {}  # texts read before: documents have many keys and few different ones
         root: list[Tree] = []
         open_containers: list[tuple[list[Tree] | dict[str, Tree], int]] = []
         container: list[Tree] | dict[str, Tree] = root
@@ -134,8 +130,8 @@ class MsgpackReader(Window):
             if code <= 0x7F:
                 self.at += 1
                 value = code
-            elif code == _MAP_OF_TWO and (known_at_sight := self._recognised()) is not None:
-                value = known_at_sight
+            elif code == _MAP_OF_TWO and (recognised := self._recognised()) is not None:
+                value = recognised
             elif code <= 0x8F or code in (_MAP16, _MAP16 + 1):
                 count = self._container(code, least_bytes_each=2)
                 value = {}
@@ -167,11 +163,11 @@ class MsgpackReader(Window):
                 container, left = value, count  # type: ignore[assignment]  # only containers have a count
 
     def _recognised(self) -> Tree:
-        """A map of two that is known at sight, taken in one step; None leaves it to be read like any other."""
+        """Take a map of two in one step, if it has a known form; return None to have it read like any other."""
         return None
 
     def _word(self, words: dict[bytes, str], longest_text: int) -> str:
-        """A text, in few steps where it is short and all of it is at hand."""
+        """Take text, in few steps where it is short and already in the buffer."""
         at = self.at
         if at < len(self.buffer):
             length = self.buffer[at] - 0xA0
@@ -209,7 +205,7 @@ class MsgpackReader(Window):
         raise self._unexpected("a value")
 
     def _length(self, width_code: int) -> int:
-        """The length after a head, of 1, 2 or 4 bytes."""
+        """Take the length after a head, of 1, 2 or 4 bytes."""
         self.at += 1
         return int.from_bytes(self.take(1 << width_code), "big")
 
@@ -218,7 +214,7 @@ class MsgpackReader(Window):
         return self._bounded(self._counted(code, least_bytes_each), start)
 
     def _counted(self, code: int, least_bytes_each: int) -> int:
-        """The count in the head of a container, which the file must have room for."""
+        """Take the count in the head of a container; the rest of the file must be long enough for it."""
         if code < 0xA0:
             self.at += 1
             count = code & 15
@@ -240,58 +236,37 @@ class MsgpackReader(Window):
         return code <= 0x7F or code >= _NEGATIVE_FIXINT or code in _SCALAR_CODES or code in (_FALSE, _TRUE)
 
     def _numbers(self, count: int, form: NumberForm, start: int) -> Numbers:
-        """An array of numbers, decoded by runs of equal heads; what Burn writes is mostly a single run.
+        """Decode an array of numbers into the sink."""
 
-        Integers of mixed widths come in runs too short for that to pay: some of them are then taken one by one.
-        """
-        found = Collector(form, self._sink, start)
-        guess = 16
-        while count:
-            self.need(1)
-            code = self.buffer[self.at]
-            single = code <= 0x7F or code >= _NEGATIVE_FIXINT or code in (_FALSE, _TRUE)
-            if not single and code not in _SCALAR_CODES:
-                raise self._unexpected("a number")
-            width = 1 if single else 1 + _SCALAR_CODES[code][0].size
-            self.need(width)
-            tried = min(count, guess, (len(self.buffer) - self.at) // width)
-            cells = np.frombuffer(self.buffer, np.uint8, tried * width, self.at).reshape(tried, width)
-            heads = cells[:, 0]
-            if not single:
-                alike = heads == code
-            elif code in (_FALSE, _TRUE):
-                alike = (heads == _FALSE) | (heads == _TRUE)
-            else:
-                alike = (heads <= 0x7F) | (heads >= _NEGATIVE_FIXINT)
-            run = tried if alike.all() else int(alike.argmin())
+        def run_at(code: int) -> Run:
             if code in (_FALSE, _TRUE):
-                found.add("bool", heads[:run] == _TRUE)
-            elif single:
-                found.add("int", heads[:run].view(np.int8).astype(np.int64))
-            else:
-                values = np.ascontiguousarray(cells[:run, 1:]).reshape(-1).view(_SCALAR_CODES[code][1])
-                if code in (_F32, _F64):
-                    if form.floats is not None and form.floats.itemsize != values.itemsize:
-                        raise CorruptError(
-                            f"a float of {values.itemsize} bytes, not {form.floats.itemsize}", offset=start
-                        )
-                    found.add("float", values)
-                else:
-                    if code == 0xCF and int(values.max()) >= 1 << 63:
-                        raise CorruptError(f"{int(values.max())} is too large", offset=start)
-                    found.add("int", values.astype(np.int64))
-            self.at += run * width
-            count -= run
-            guess = min(guess * 4, _LONGEST_RUN) if run == tried else 16
-            if run < _SHORT_RUN and count:
-                few = self._integers_one_by_one(min(count, _FEW))
-                if few:
-                    found.add("int", np.array(few, np.int64))
-                    count -= len(few)
-        return found.numbers()
+                return Run(1, lambda heads: (heads == _FALSE) | (heads == _TRUE), bools)
+            if code <= 0x7F or code >= _NEGATIVE_FIXINT:
+                return Run(1, lambda heads: (heads <= 0x7F) | (heads >= _NEGATIVE_FIXINT), small)
+            if code not in _SCALAR_CODES:
+                raise self._unexpected("a number")
+            return Run(1 + _SCALAR_CODES[code][0].size, lambda heads: heads == code, lambda cells: wide(cells, code))
+
+        def bools(cells: NumberArray) -> tuple[NumberKind, NumberArray]:
+            return "bool", cells[:, 0] == _TRUE
+
+        def small(cells: NumberArray) -> tuple[NumberKind, NumberArray]:
+            return "int", np.ascontiguousarray(cells[:, 0]).view(np.int8).astype(np.int64)
+
+        def wide(cells: NumberArray, code: int) -> tuple[NumberKind, NumberArray]:
+            values: NumberArray = np.ascontiguousarray(cells[:, 1:]).reshape(-1).view(_SCALAR_CODES[code][1])
+            if code not in (_F32, _F64):
+                return "int", checked_int64(values, start)
+            if form.floats is not None and form.floats.itemsize != values.itemsize:
+                raise CorruptError(
+                    f"expected floats of {form.floats.itemsize} bytes, got {values.itemsize}", offset=start
+                )
+            return "float", values
+
+        return read_runs(self, count, Collector(form, self._sink, start), run_at, self._integers_one_by_one)
 
     def _integers_one_by_one(self, most: int) -> list[int]:
-        """Up to so many integers that fit 63 bits, as far as they follow one another."""
+        """Take up to so many integers that fit 63 bits, as far as they follow one another."""
         self.need(min(most * _WIDEST, self.left))
         few: list[int] = []
         buffer, at = self.buffer, self.at
@@ -314,7 +289,7 @@ class MsgpackReader(Window):
 
     def _unexpected(self, wanted: str) -> CorruptError:
         code = self.buffer[self.at]
-        return CorruptError(f"{wanted} expected, {_name(code)} found", offset=self.position)
+        return CorruptError(f"expected {wanted}, found {_name(code)}", offset=self.position)
 
 
 def _name(code: int) -> str:
@@ -333,7 +308,7 @@ def _name(code: int) -> str:
 
 
 def encode_int(value: int) -> bytes:
-    """The shortest form of an integer."""
+    """Encode an integer in its shortest form."""
     if -32 <= value <= 127:
         return struct.pack("b", value)
     if value >= 0:
@@ -347,7 +322,7 @@ def encode_int(value: int) -> bytes:
 
 
 def encode_text(text: str) -> bytes:
-    """A text."""
+    """Encode text."""
     raw = text.encode("utf-8")
     if len(raw) < 32:
         return bytes((0xA0 | len(raw),)) + raw
@@ -355,22 +330,22 @@ def encode_text(text: str) -> bytes:
 
 
 def encode_array_head(count: int) -> bytes:
-    """The head of an array of ``count`` items."""
+    """Encode the head of an array of ``count`` items."""
     return bytes((0x90 | count,)) if count < 16 else _head(_ARRAY16, count, least=1)
 
 
 def encode_map_head(count: int) -> bytes:
-    """The head of a map of ``count`` pairs."""
+    """Encode the head of a map of ``count`` pairs."""
     return bytes((0x80 | count,)) if count < 16 else _head(_MAP16, count, least=1)
 
 
 def encode_bytes_head(length: int) -> bytes:
-    """The head of a byte string of ``length`` bytes."""
+    """Encode the head of a byte string of ``length`` bytes."""
     return _head(_BIN8, length, least=0)
 
 
 def encode_scalar(value: bool | int | float | str | None) -> bytes:
-    """A value that is not a container."""
+    """Encode a value that is not a container."""
     if value is None:
         return bytes((_NIL,))
     if isinstance(value, bool):

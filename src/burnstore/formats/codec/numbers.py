@@ -1,22 +1,27 @@
-"""Numbers: long arrays of numbers inside a document, decoded by the piece into the bytes that they spell out."""
+"""Long arrays of numbers inside a document, decoded by the piece into the bytes that they spell out."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from ...errors import CorruptError
-from .window import Extent, Sink
+from .window import Extent, Sink, Window
 
 NumberKind = Literal["float", "int", "bool"]
 NumberArray = np.ndarray[Any, np.dtype[Any]]
 
+_LONGEST_RUN = 1 << 17
+_SHORT_RUN = 8
+_FEW = 512
+
 
 @dataclass(frozen=True, slots=True)
 class NumberForm:
-    """What numbers may stand in an array and how they are kept: integers by ``integers``, in this range; floats."""
+    """The numbers that an array may hold and how they are stored: integers of this dtype and range; floats; bools."""
 
     integers: np.dtype[Any]
     low: int
@@ -27,7 +32,7 @@ class NumberForm:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """An array of numbers of one kind, kept in a sink; of integers also the least and the greatest."""
+    """An array of numbers of one kind, stored in a sink; for integers also the least and the greatest."""
 
     kind: NumberKind
     count: int
@@ -37,7 +42,7 @@ class Numbers:
 
 
 class Collector:
-    """Gathers the pieces of one array of numbers, checks them against a form, and writes them to the sink."""
+    """Gather the pieces of one array of numbers, check them against a form, and write them to the sink."""
 
     def __init__(self, form: NumberForm, sink: Sink, offset: int) -> None:
         self._form = form
@@ -50,7 +55,7 @@ class Collector:
         self._high = 0
 
     def add(self, kind: NumberKind, values: NumberArray) -> None:
-        """Take the next piece; integers come as int64, floats of the form's own width."""
+        """Add the next piece; integers come as int64, floats of the form's own width."""
         if self._kind is None:
             self._kind = kind
         elif self._kind != kind:
@@ -58,11 +63,11 @@ class Collector:
         form = self._form
         if kind == "float":
             if form.floats is None:
-                raise CorruptError("a float where only integers may stand", offset=self._offset)
+                raise CorruptError("expected an integer, found a float", offset=self._offset)
             kept = np.ascontiguousarray(values, form.floats)
         elif kind == "bool":
             if not form.bools:
-                raise CorruptError("a bool where only numbers may stand", offset=self._offset)
+                raise CorruptError("expected a number, found a bool", offset=self._offset)
             kept = np.ascontiguousarray(values, np.uint8)
         else:
             low, high = int(values.min()), int(values.max())
@@ -76,6 +81,50 @@ class Collector:
         self._sink.write(memoryview(kept).cast("B"))
 
     def numbers(self) -> Numbers:
-        """What was gathered."""
+        """Return the whole array."""
         extent = Extent(self._start, self._sink.size - self._start, spelled_out=True)
         return Numbers(self._kind or "int", self._count, extent, self._low, self._high)
+
+
+class Run(NamedTuple):
+    """Numbers that are encoded alike: the width of each with its head, which heads belong, and how to decode them."""
+
+    width: int
+    belongs: Callable[[NumberArray], NumberArray]
+    decode: Callable[[NumberArray], tuple[NumberKind, NumberArray]]
+
+
+def read_runs(
+    window: Window, count: int, found: Collector, run_at: Callable[[int], Run], few: Callable[[int], list[int]]
+) -> Numbers:
+    """Decode ``count`` numbers by runs of equal heads; Burn mostly writes a single run.
+
+    ``run_at`` describes the run that a head begins. Integers of mixed widths come in runs too short for that to pay:
+    ``few`` then takes up to so many one by one.
+    """
+    guess = 16
+    while count:
+        window.need(1)
+        run = run_at(window.buffer[window.at])
+        window.need(run.width)
+        tried = min(count, guess, (len(window.buffer) - window.at) // run.width)
+        cells = np.frombuffer(window.buffer, np.uint8, tried * run.width, window.at).reshape(tried, run.width)
+        alike = run.belongs(cells[:, 0])
+        length = tried if alike.all() else int(alike.argmin())
+        found.add(*run.decode(cells[:length]))
+        window.at += length * run.width
+        count -= length
+        guess = min(guess * 4, _LONGEST_RUN) if length == tried else 16
+        if length < _SHORT_RUN and count:
+            values = few(min(count, _FEW))
+            if values:
+                found.add("int", np.array(values, np.int64))
+                count -= len(values)
+    return found.numbers()
+
+
+def checked_int64(values: NumberArray, offset: int) -> NumberArray:
+    """Return integers as int64; CorruptError where one does not fit."""
+    if values.dtype.itemsize == 8 and values.dtype.kind == "u" and int(values.max()) >= 1 << 63:
+        raise CorruptError(f"{int(values.max())} is too large for a 64-bit signed integer", offset=offset)
+    return values.astype(np.int64)

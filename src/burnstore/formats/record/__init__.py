@@ -58,8 +58,7 @@ from ...errors import UnsupportedError
 from ...limits import Limits
 from ...tensor.snapshot import TensorSnapshot
 from ..base import WritePlan
-from .anatomy import anatomy as describe_header
-from .reader import read
+from .reader import describe_header, read
 
 name = "record"
 
@@ -67,7 +66,7 @@ name = "record"
 def plan(
     tensors: Sequence[TensorSnapshot], metadata: Mapping[str, str] | None, limits: Limits, **options: Any
 ) -> WritePlan:
-    """Refuses: a record is written from a model, whose fields it must have in their order, by one of the recorders."""
+    """Refuse: a record is written from a model, whose fields it must have in their order, by one of the recorders."""
     raise UnsupportedError(
         "a record is written from a model, not from named tensors",
         hint="burnstore.save_file(model, path, NamedMpkFileRecorder()), or save Burnpack (.bpk)",

@@ -1,77 +1,39 @@
-"""Binary records, read along a declaration: bincode says nothing of itself, so every byte is held against it (BR-17).
+"""Binary records: bincode does not describe itself, so every byte is checked against a declaration (BR-17).
 
-What the declaration leaves open is found out: a parameter that may be an ``Option`` is one if a byte 01 stands before
-it, a struct without tensors may be a single constant. Where more than one reading is possible each is followed; the
-record counts as read if exactly one of them ends with the last byte of the file.
+The reader determines what the declaration leaves open: a parameter that may be an ``Option`` is one if a byte 01 is
+before it, a struct without tensors may be a single constant. Where several readings are possible, each is followed:
+reading a node at a position gives every position at which it can end. The record is accepted if exactly one reading
+ends with the file. Without a declaration the tensors are found by their ids and stay without names (BR-18).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
-from ...errors import CorruptError, FormatError, LimitError, UnsupportedError, located
+from ...errors import CorruptError, FormatError, LimitError, TruncatedError, UnsupportedError, located
 from ...limits import Limits
 from ...tensor.data import Shape
 from ...tensor.dtype import DType, Kind
 from ..codec.bincode import BincodeReader
 from ..codec.numbers import NumberForm
 from ..codec.window import Extent, Sink
-from .declaration import Absent, Choice, Constant, Fields, Items, Maybe, Node, Parameter
-from .document import Document, Rows, check_size, joined, number_forms, param_id
+from .declaration import Absent, Choice, Constant, Fields, Items, Maybe, Node, Parameter, below
+from .document import Document, Rows, check_size, number_forms, param_id
 from .heading import Heading
 from .spelling import read_dtype
 
-_MOST_READINGS = 10_000
+_MOST_READINGS = 1_000_000
 _NONE, _SOME = 0, 1
 _LONGEST_ID = 64
 _ID_LENGTHS = (13, 10, 36)
-
-
-@dataclass(frozen=True, slots=True)
-class _Option:
-    """A byte that says whether something follows; without ``declared`` it is to be found out whether there is one."""
-
-    path: str
-    declared: bool
-    starts_with_one: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Count:
-    """A varint that must be this number: how many items a Vec has, or which variant an enum."""
-
-    path: str
-    wanted: int
-    what: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Fork:
-    """Either what follows, or what stands from ``other`` on."""
-
-    other: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Jump:
-    """Go on from ``to``."""
-
-    to: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Take:
-    """A parameter, a constant or nothing, at this path."""
-
-    path: str
-    node: Parameter | Constant | Absent
-
-
-_Step = Union[_Option, _Count, _Fork, _Jump, _Take]  # noqa: UP007
+_ALIKE = {Kind.INT, Kind.UINT}
+_ID = re.compile(rb"\x0d([0-9a-v]{13})|\x0a([0-9a-v]{10})|\x24([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
+_DECLARE_ALL = "declare every field of the model, constants included, in its order"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +45,18 @@ class _Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Mark:
-    """The byte before the value of an Option."""
+class _Some:
+    """A value after the byte that marks an Option."""
 
-    path: str
+    value: Any
 
 
-_Outcome = tuple[Any, "_Outcome | None"]
-"""What was read so far, the newest first: readings that share a beginning share its memory."""
+_Ends = dict[int, Any]
+"""The positions at which a node can end, and the value that was read up to there."""
 
 
 class Reading:
-    """Reads the item of one binary record."""
+    """Read the item of one binary record along a declaration."""
 
     def __init__(self, reader: BincodeReader, heading: Heading, limits: Limits, sink: Sink, *, as_lists: bool) -> None:
         self._reader = reader
@@ -103,141 +65,109 @@ class Reading:
         self._limits = limits
         self._sink = sink
         self._as_lists = as_lists
-        self._form: NumberForm = number_forms(heading.precision)["value"]
+        self._known: dict[tuple[int, int], _Ends] = {}
+        self._furthest: FormatError | None = None
 
     def document(self, declared: Node) -> Document:
-        """The record of the declared shape, from the reader's position to the end of the file."""
-        steps: list[_Step] = []
-        _compile(declared, "", steps)
-        outcomes = self._outcomes(steps)
-        marks = frozenset(each.path for each in outcomes if isinstance(each, _Mark))
-        rows = Rows()
-        item = self._planted(declared, "", (each for each in outcomes if not isinstance(each, _Mark)), rows)
-        return Document(self._heading, item, rows, marks)
+        """Read the record of the declared shape, from the reader's position to the end of the file."""
+        ends = self._read(declared, "", self._reader.position)
+        if self._reader.end not in ends:
+            if ends:
+                left, at = self._reader.end - max(ends), max(ends)
+                message = f"{left} bytes follow the last declared field"
+                self._note(CorruptError(message, rule="BR-17", offset=at, hint=_DECLARE_ALL))
+            assert self._furthest is not None
+            raise self._furthest
+        rows, marks = Rows(), set[str]()
+        item = self._planted(ends[self._reader.end], "", rows, marks)
+        return Document(self._heading, item, rows, frozenset(marks))
 
-    def _outcomes(self, steps: list[_Step]) -> list[Any]:
-        """What the one reading that ends with the file gave, step by step."""
-        todo: list[tuple[int, int, _Outcome | None]] = [(0, self._reader.position, None)]
-        met: dict[tuple[int, int], list[Any]] = {}
-        found: list[Any] | None = None
-        furthest: FormatError | None = None
-        forks = 0
-        while todo:
-            at, position, outcome = todo.pop()
-            self._reader.move_to(position)
-            try:
-                while at < len(steps):
-                    step = steps[at]
-                    at += 1
-                    if isinstance(step, _Jump):
-                        at = step.to
-                    elif isinstance(step, _Fork) or (isinstance(step, _Option) and self._is_open(step)):
-                        forks += 1
-                        if forks > _MOST_READINGS:
-                            raise LimitError("the declaration can be read into the file in too many ways", rule="BR-17")
-                        state = (at, self._reader.position)
-                        if self._met_before(met, state, outcome):
-                            break
-                        if isinstance(step, _Fork):
-                            todo.append((step.other, self._reader.position, (True, outcome)))
-                            outcome = (False, outcome)
-                        else:
-                            todo.append((at, self._reader.position + 1, (_Mark(step.path), outcome)))
-                    elif isinstance(step, _Option):
-                        if self._option(step):
-                            outcome = (_Mark(step.path), outcome)
-                    elif isinstance(step, _Count):
-                        self._count(step)
-                    else:
-                        with located(tensor=step.path, rule="BR-17"):
-                            if self._is_optional_tensor(step.node):
-                                outcome = (_Mark(step.path), outcome)
-                            outcome = (self._take(step.node), outcome)
-                else:
-                    if self._reader.left:
-                        raise CorruptError(
-                            f"{self._reader.left} bytes follow what is declared",
-                            rule="BR-17",
-                            offset=self._reader.position,
-                            hint="the declaration must have every field of the model, constants included, in its order",
-                        )
-                    complete = _in_order(outcome)
-                    if found is not None and _tensors(found) != _tensors(complete):
-                        raise UnsupportedError("it can be read in more than one way", rule="BR-17", hint=_OPTIONAL_HINT)
-                    found = found or complete
-            except (LimitError, UnsupportedError):
-                raise
-            except FormatError as error:
-                if furthest is None or (error.offset or 0) > (furthest.offset or 0):
-                    furthest = error
-        if found is None:
-            assert furthest is not None
-            raise furthest
-        return found
+    def _read(self, node: Node, path: str, start: int) -> _Ends:
+        """Return every way to read a node from a position on; an empty dict where there is none."""
+        ends = self._known.get((id(node), start))
+        if ends is not None:
+            return ends
+        if len(self._known) > _MOST_READINGS:
+            raise LimitError("the declaration fits the file in too many ways", rule="BR-17")
+        self._reader.move_to(start)
+        try:
+            with located(tensor=path, rule="BR-17", offset=start):
+                ends = self._ends(node, path, start)
+        except (LimitError, UnsupportedError):
+            raise
+        except FormatError as error:
+            self._note(error)
+            ends = {}
+        self._known[id(node), start] = ends
+        return ends
 
-    def _met_before(
-        self, met: dict[tuple[int, int], list[Any]], state: tuple[int, int], outcome: _Outcome | None
-    ) -> bool:
-        """Whether another reading came by here; if it read other tensors on its way, the file is not clear."""
-        so_far = _tensors(_in_order(outcome))
-        if state not in met:
-            met[state] = so_far
-            return False
-        if met[state] != so_far:
-            raise UnsupportedError("it can be read in more than one way", rule="BR-17", hint=_OPTIONAL_HINT)
-        return True
+    def _ends(self, node: Node, path: str, start: int) -> _Ends:
+        if isinstance(node, Maybe) and not isinstance(node.content, Constant):
+            return self._option(node, path, start)
+        if isinstance(node, Maybe):  # a constant reads its own mark
+            return self._read(node.content, path, start)
+        if isinstance(node, Fields):
+            names = [name for name, _ in node.entries]
+            sequence = self._sequence(((below(path, name), each) for name, each in node.entries), start)
+            ends: _Ends = {end: dict(zip(names, values, strict=True)) for end, values in sequence.items()}
+            return _merged(ends, self._read(_BARE, path, start)) if node.bare else ends
+        if isinstance(node, Items):
+            if node.counted:
+                self._count(len(node.entries), "a Vec of")
+            entries = ((below(path, str(index)), each) for index, each in enumerate(node.entries))
+            return dict(self._sequence(entries, self._reader.position))
+        if isinstance(node, Choice):
+            self._count(node.index, "variant number")
+            ends = self._read(node.content, below(path, node.name), self._reader.position)
+            return {end: {node.name: value} for end, value in ends.items()}
+        # From 0.21 on a plain tensor in an Option, which stores nothing, has a mark.
+        is_marked = (
+            self._minor >= 21 and isinstance(node, Constant) and bool(self._reader.left) and self._peek() == _SOME
+        )
+        value = self._take(node)
+        return {self._reader.position: _Some(value) if is_marked else value}
 
-    def _is_open(self, step: _Option) -> bool:
-        """Whether a byte 01 here can be either the mark of an Option or the beginning of what may be in it."""
-        return not step.declared and step.starts_with_one and bool(self._reader.left) and self._peek() == _SOME
+    def _option(self, node: Maybe, path: str, start: int) -> _Ends:
+        byte = self._peek()
+        if node.declared and byte != _SOME:
+            found = "None" if byte == _NONE else f"the byte {byte:02X}, which begins no Option"
+            raise CorruptError(f"the declaration has a value, the file has {found}")
+        if byte != _SOME:
+            return self._read(node.content, path, start)
+        marked = {end: _Some(value) for end, value in self._read(node.content, path, start + 1).items()}
+        if node.declared or not _starts_with_one(node.content):
+            return marked
+        return _merged(self._read(node.content, path, start), marked)
 
-    def _is_optional_tensor(self, node: Parameter | Constant | Absent) -> bool:
-        """Whether a plain tensor in an Option is next: it stores nothing, but from 0.21 on it alone has a mark."""
-        return self._minor >= 21 and isinstance(node, Constant) and bool(self._reader.left) and self._peek() == _SOME
+    def _sequence(self, entries: Iterable[tuple[str, Node]], start: int) -> dict[int, list[Any]]:
+        """Read nodes one after the other; return the values up to each position at which the last can end."""
+        states: dict[int, tuple[Any, Any]] = {start: (None, None)}  # the newest value first: beginnings are shared
+        for path, node in entries:
+            following: dict[int, tuple[Any, Any]] = {}
+            for position, before in states.items():
+                ends = {end: (value, before) for end, value in self._read(node, path, position).items()}
+                following = _merged(following, ends) if following else ends
+            states = following
+        return {end: _in_order(values) for end, values in states.items()}
+
+    def _note(self, error: FormatError) -> None:
+        """Keep the error of the reading that came furthest."""
+        if self._furthest is None or (error.offset or 0) > (self._furthest.offset or 0):
+            self._furthest = error
 
     def _peek(self) -> int:
         self._reader.need(1)
         return self._reader.buffer[self._reader.at]
 
-    def _option(self, step: _Option) -> bool:
-        """Pass over the mark of an Option; whether there was one."""
-        reader = self._reader
-        start = reader.position
-        byte = self._peek()
-        if step.declared and byte == _NONE:
-            raise CorruptError(
-                "the file has None here, the declaration a value", tensor=step.path, rule="BR-17", offset=start
-            )
-        if step.declared and byte != _SOME:
-            raise CorruptError(
-                f"the byte {byte:02X} where an Option begins with 00 or 01",
-                tensor=step.path,
-                rule="BR-17",
-                offset=start,
-            )
-        if byte != _SOME or (step.starts_with_one and not step.declared):
-            return False
-        reader.at += 1
-        return True
-
-    def _count(self, step: _Count) -> None:
-        start = self._reader.position
+    def _count(self, wanted: int, what: str) -> None:
         found = self._reader.uint()
-        if found != step.wanted:
-            raise CorruptError(
-                f"{step.what} {found} in the file, {step.wanted} in the declaration",
-                tensor=step.path,
-                rule="BR-17",
-                offset=start,
-            )
+        if found != wanted:
+            raise CorruptError(f"{what} {found} in the file, {wanted} in the declaration")
 
     def _take(self, node: Parameter | Constant | Absent) -> Any:
         if isinstance(node, Parameter):
             return self._parameter(node.kind)
-        if isinstance(node, Absent):
-            self._nothing()
-            return None
-        if node.length is None or self._minor >= 21:
+        if isinstance(node, Absent) or node.length is None or self._minor >= 21:
             self._nothing()
             return None
         count = self._reader.count() if node.counted else node.length
@@ -246,7 +176,7 @@ class Reading:
         return [None] * count
 
     def _nothing(self) -> None:
-        """A constant: 00, or 01 00 if it is an Option with something in it."""
+        """Take a constant: 00, or 01 00 if it is an Option with something in it."""
         reader = self._reader
         start = reader.position
         byte = reader.take(1)[0]
@@ -254,7 +184,7 @@ class Reading:
             byte = reader.take(1)[0]
         if byte != _NONE:
             raise CorruptError(
-                f"the byte {byte:02X} where a constant or None has 00",
+                f"expected 00, for a constant or None, found the byte {byte:02X}",
                 offset=start,
                 hint="has the file a value here?",
             )
@@ -262,19 +192,13 @@ class Reading:
     def _parameter(self, kind: Kind) -> _Tensor:
         reader = self._reader
         start = reader.position
-        reader.need(1)
-        if reader.buffer[reader.at] not in _ID_LENGTHS:
-            raise CorruptError(
-                f"the byte {reader.buffer[reader.at]:02X} where the id of a parameter begins",
-                offset=start,
-                hint="the declaration must have every field of the model, constants included, in its order",
-            )
-        with located(offset=start):
-            text = reader.text(_LONGEST_ID)
-            param_id(text)
+        byte = self._peek()
+        if byte not in _ID_LENGTHS:
+            raise CorruptError(f"expected the id of a parameter, found the byte {byte:02X}", hint=_DECLARE_ALL)
+        text = reader.text(_LONGEST_ID)
+        param_id(text)
         dtype, extent, shape = self._elements(kind) if self._as_lists else self._bytes()
-        with located(offset=start):
-            check_size(dtype, shape, extent.nbytes, self._limits)
+        check_size(dtype, shape, extent.nbytes, self._limits)
         if dtype.kind is not kind and not {dtype.kind, kind} <= _ALIKE:
             raise CorruptError(f"a tensor of {dtype.name} where the declaration has {kind.value}", offset=start)
         return _Tensor(text, dtype, shape, extent)
@@ -285,7 +209,7 @@ class Reading:
         return read_dtype(self._reader, self._minor), extent, shape
 
     def _elements(self, kind: Kind) -> tuple[DType, Extent, Shape]:
-        """The elements of a tensor up to Burn 0.13, spelled one by one (BR-13)."""
+        """Read the elements of a tensor up to Burn 0.13, encoded one by one (BR-13)."""
         reader, precision = self._reader, self._heading.precision
         count = reader.count()
         if kind is Kind.BOOL:
@@ -294,7 +218,7 @@ class Reading:
             dtype, extent = precision.float, reader.raw(count, precision.float.bits // 8)
         else:
             dtype = precision.float if kind is Kind.FLOAT else precision.int
-            form = self._form
+            form = number_forms(precision)["value"]
             if dtype is DType.F16:
                 form = NumberForm(np.dtype("<u2"), 0, (1 << 16) - 1)
             elif dtype is DType.I16:
@@ -302,69 +226,58 @@ class Reading:
             extent = reader.integers(count, form, self._sink, signed=kind is not Kind.FLOAT).extent
         return dtype, extent, read_shape(reader, self._limits)
 
-    def _planted(self, node: Node, path: str, outcomes: Iterator[Any], rows: Rows) -> Any:
-        """The tree of what was read, and its tensors in the rows."""
-        if isinstance(node, Maybe):
-            return self._planted(node.content, path, outcomes, rows)
-        if isinstance(node, Fields):
-            if node.bare and next(outcomes):
-                return next(outcomes)
-            return {name: self._planted(each, joined(path, name), outcomes, rows) for name, each in node.entries}
-        if isinstance(node, Items):
-            return [
-                self._planted(each, joined(path, str(index)), outcomes, rows) for index, each in enumerate(node.entries)
-            ]
-        if isinstance(node, Choice):
-            return {node.name: self._planted(node.content, joined(path, node.name), outcomes, rows)}
-        taken = next(outcomes)
-        if not isinstance(taken, _Tensor):
-            return taken
+    def _planted(self, value: Any, path: str, rows: Rows, marks: set[str]) -> Any:
+        """Return the tree of a reading; collect its tensors in ``rows``, the paths of marked Options in ``marks``."""
+        if isinstance(value, _Some):
+            marks.add(path)
+            return self._planted(value.value, path, rows, marks)
+        if isinstance(value, dict):
+            return {name: self._planted(each, below(path, name), rows, marks) for name, each in value.items()}
+        if isinstance(value, list):
+            return [self._planted(each, below(path, str(at)), rows, marks) for at, each in enumerate(value)]
+        if not isinstance(value, _Tensor):
+            return value
         with located(tensor=path):
-            return rows.add(path, taken.dtype, taken.shape, taken.extent, taken.id, self._limits)
+            return rows.add(path, value.dtype, value.shape, value.extent, value.id, self._limits)
 
 
-_ALIKE = {Kind.INT, Kind.UINT}
-_OPTIONAL_HINT = "name the fields that are Option in Rust in the class attribute optional_fields"
+_BARE = Constant()
 
 
-def read_shape(reader: BincodeReader, limits: Limits) -> Shape:
-    """The extents of a tensor."""
-    start = reader.position
-    rank = reader.count()
-    if rank > limits.rank:
-        raise CorruptError(f"{rank} axes, more than the limit of {limits.rank}", rule="BR-10", offset=start)
-    return tuple(reader.uint() for _ in range(rank))
+def _merged(first: dict[int, Any], second: dict[int, Any]) -> dict[int, Any]:
+    """Join two sets of readings; refuse two that end at one position and read different tensors on their way."""
+    for end in first.keys() & second.keys():
+        if list(_tensors(first[end])) != list(_tensors(second[end])):
+            raise UnsupportedError(
+                "it can be read in more than one way",
+                rule="BR-17",
+                hint="name the fields that are Option in Rust in the class attribute optional_fields",
+            )
+    return {**second, **first}
 
 
-def _compile(node: Node, path: str, steps: list[_Step]) -> None:
-    if isinstance(node, Maybe):
-        if not isinstance(node.content, Constant):  # a constant sees to its own mark
-            steps.append(_Option(path, node.declared, _starts_with_one(node.content)))
-        _compile(node.content, path, steps)
-    elif isinstance(node, Fields):
-        fork = len(steps)
-        if node.bare:
-            steps.append(_Fork(0))
-        for name, each in node.entries:
-            _compile(each, joined(path, name), steps)
-        if node.bare:
-            jump = len(steps)
-            steps += (_Jump(0), _Take(path, Constant()))
-            steps[fork], steps[jump] = _Fork(jump + 1), _Jump(len(steps))
-    elif isinstance(node, Items):
-        if node.counted:
-            steps.append(_Count(path, len(node.entries), "a Vec of"))
-        for index, each in enumerate(node.entries):
-            _compile(each, joined(path, str(index)), steps)
-    elif isinstance(node, Choice):
-        steps.append(_Count(path, node.index, "variant number"))
-        _compile(node.content, joined(path, node.name), steps)
-    else:
-        steps.append(_Take(path, node))
+def _tensors(value: Any) -> Iterator[Any]:
+    stack = [value]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, _Tensor):
+            yield value.id, value.extent.nbytes, value.shape, value.dtype
+        elif isinstance(value, _Some):
+            stack.append(value.value)
+        elif isinstance(value, (dict, list, tuple)):
+            stack += value.values() if isinstance(value, dict) else value
+
+
+def _in_order(values: tuple[Any, Any]) -> list[Any]:
+    found: list[Any] = []
+    while values[1] is not None:
+        found.append(values[0])
+        values = values[1]
+    return found[::-1]
 
 
 def _starts_with_one(node: Node) -> bool:
-    """Whether the bytes of this can begin with 01, so that this would not have to be the mark of an Option."""
+    """Tell whether the bytes of a node can begin with 01, so that this need not be the mark of an Option."""
     if isinstance(node, Maybe):
         return True
     if isinstance(node, Fields):
@@ -376,13 +289,61 @@ def _starts_with_one(node: Node) -> bool:
     return not isinstance(node, Parameter)
 
 
-def _in_order(outcome: _Outcome | None) -> list[Any]:
-    found = []
-    while outcome is not None:
-        value, outcome = outcome
-        found.append(value)
-    return found[::-1]
+def read_shape(reader: BincodeReader, limits: Limits) -> Shape:
+    """Read the extents of a tensor."""
+    start = reader.position
+    rank = reader.count()
+    if rank > limits.rank:
+        raise CorruptError(f"{rank} axes, more than the limit of {limits.rank}", rule="BR-10", offset=start)
+    return tuple(reader.uint() for _ in range(rank))
 
 
-def _tensors(outcomes: list[Any]) -> list[Any]:
-    return [(each.id, each.extent.nbytes, each.shape, each.dtype) for each in outcomes if isinstance(each, _Tensor)]
+def read_nameless(reader: BincodeReader, heading: Heading, limits: Limits) -> Document:
+    """Read every parameter from the reader's position on, in order, named by its number (BR-18).
+
+    Between tensors there are only marks of a byte or two (options, counts, constants), so an id cannot be missed there.
+    An id that no tensor follows is that of an optimizer's state, or the file is damaged: both are refused.
+    """
+    hint = "pass like= a declaration of the model"
+    if heading.minor <= 13:
+        raise UnsupportedError(
+            f"a binary record of Burn {heading.version} does not state the dtypes of its tensors",
+            rule="BR-18",
+            hint=hint,
+        )
+    rows = Rows()
+    item: dict[str, Any] = {}
+    while (start := _next_id(reader)) is not None:
+        text = reader.text(_LONGEST_ID)
+        name = f"tensor_{len(rows.names)}"
+        try:
+            extent = reader.bytes()
+            if not extent.nbytes:
+                raise CorruptError("a tensor without bytes, or the state of an optimizer")
+            shape = read_shape(reader, limits)
+            dtype = read_dtype(reader, heading.minor)
+        except FormatError as error:
+            raise UnsupportedError(
+                f"an id that no tensor follows: {error.message}", rule="BR-18", offset=start, hint=hint
+            ) from error
+        with located(tensor=name, offset=start):
+            item[name] = rows.add(name, dtype, shape, extent, text, limits)
+    return Document(heading, item, rows)
+
+
+def _next_id(reader: BincodeReader) -> int | None:
+    """Go to the next id and return its offset; None at the end of the file."""
+    longest = max(_ID_LENGTHS) + 1
+    while reader.left:
+        reader.need(min(reader.left, longest))
+        found = _ID.search(reader.buffer, reader.at)
+        if found is not None:
+            reader.at = found.start()
+            return reader.position
+        if len(reader.buffer) - reader.at >= reader.left:
+            reader.at = len(reader.buffer)
+            return None
+        reader.at = max(reader.at, len(reader.buffer) - longest)
+        if not reader.more():
+            raise TruncatedError("the file ends inside an id", offset=reader.position)
+    return None

@@ -1,10 +1,9 @@
-"""Declaration: the shape of a model's record in a release of Burn, made from a model declared in Python.
+"""The shape of a model's record in a release of Burn, made from a model declared in Python.
 
-Formats know nothing of models, so what a value is is told by what it can do: a struct has ``fields`` and ``set_field``,
-an enum ``variant`` and ``payload``, a parameter ``shape`` and ``dtype``. Of a model's own types every field counts, in
-the order of the Rust struct: numbers and texts are constants, a tuple of them is an array, a list of them a Vec. The
-class attribute ``optional_fields`` names those that are an ``Option`` in Rust, but for those of numbers and texts; only
-``.bin`` files need to know.
+Formats know nothing of models, so attributes decide what a value is: an enum has ``variant`` and ``payload``, a
+parameter ``shape`` and ``dtype``. Every field of a model's own types counts, in the order of the Rust struct: numbers
+and strings are constants, a tuple of them is an array, a list of them a Vec. The class attribute ``optional_fields``
+names those that are an ``Option`` in Rust, except options of numbers and strings; only ``.bin`` files need it.
 """
 
 from __future__ import annotations
@@ -20,7 +19,12 @@ from ...tensor.dtype import DType, Kind
 from .layers import fields_of, variants_of
 
 _CONSTANTS = (bool, int, float, complex, str, bytes, np.generic)
-_DEEPEST = 200
+_DEEPEST = 100
+
+
+def below(path: str, segment: str) -> str:
+    """Return a path with one more segment."""
+    return f"{path}.{segment}" if path else segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Maybe:
-    """Something that is there and may be an Option: ``declared`` to be one, or it is to be found out."""
+    """A value that may be in an Option: ``declared`` to be, or for the reader to determine."""
 
     content: Node
     declared: bool = False
@@ -81,13 +85,13 @@ Node = Union[Parameter, Constant, Absent, Fields, Items, Choice, Maybe]  # noqa:
 
 
 def declare(model: Any, minor: int) -> Node:
-    """The shape that the record of this model has in Burn 0.``minor``."""
+    """Return the shape that the record of this model has in Burn 0.``minor``."""
     return _declared(model, minor, "", ())
 
 
 def _declared(value: Any, minor: int, path: str, above: tuple[int, ...]) -> Node:
     if id(value) in above or len(above) > _DEEPEST:
-        raise ModelError("the declaration contains itself here", tensor=path)
+        raise ModelError("the declaration contains itself here, or is nested too deep", tensor=path)
     if value is None:
         return Absent()
     if isinstance(value, _CONSTANTS):
@@ -106,18 +110,18 @@ def _declared(value: Any, minor: int, path: str, above: tuple[int, ...]) -> Node
     entries = []
     optional = getattr(type(value), "optional_fields", ())
     for name, each in _fields(value):
-        node = _declared(each, minor, _below(path, name), above)
+        node = _declared(each, minor, below(path, name), above)
         entries.append((name, _maybe(node, declared=name in optional)))
     return Fields(tuple(entries), bare=not any(map(_holds_tensors, (node for _, node in entries))))
 
 
 def _fields(value: Any) -> Iterable[tuple[str, Any]]:
-    """Every field of a struct of the model's own, those that are not stored included: they are constants."""
+    """Return every field of a struct; those that are not stored are constants."""
     if isinstance(value, Mapping):
         return value.items()
     if not hasattr(value, "__dict__"):
         raise ModelError(
-            f"a {type(value).__name__} says nothing of a record", hint="declare the model with burnstore.nn"
+            f"cannot make a record of a {type(value).__name__}", hint="declare the model with burnstore.nn"
         )
     names = getattr(type(value), "field_names", {})
     skipped = getattr(type(value), "skipped", ())
@@ -144,7 +148,7 @@ def _layer(value: Any, layer: str, minor: int, path: str, above: tuple[int, ...]
             continue
         optional = name.endswith("?")
         name = name.rstrip("?")
-        node = _declared(getattr(value, name), minor, _below(path, name), above)
+        node = _declared(getattr(value, name), minor, below(path, name), above)
         entries.append((name, Maybe(node, declared=True) if optional and not isinstance(node, Absent) else node))
     return Fields(tuple(entries))
 
@@ -161,7 +165,7 @@ def _choice(value: Any, minor: int, path: str, above: tuple[int, ...]) -> Node:
 
 def _items(value: list[Any] | tuple[Any, ...], minor: int, path: str, above: tuple[int, ...]) -> Node:
     counted = isinstance(value, list) and getattr(type(value), "burn_container", "Vec") == "Vec"
-    nodes = tuple(_declared(each, minor, _below(path, str(index)), above) for index, each in enumerate(value))
+    nodes = tuple(_declared(each, minor, below(path, str(index)), above) for index, each in enumerate(value))
     if nodes and all(isinstance(node, Constant) for node in nodes):
         return Constant(len(nodes), counted)
     return Items(tuple(map(_maybe, nodes)), counted)
@@ -182,39 +186,35 @@ def _holds_tensors(node: Node) -> bool:
 
 
 def marked(node: Node, options: Set[str], path: str = "") -> Node:
-    """The same with what stands at these paths declared to be an Option."""
+    """Return the same with the nodes at these paths declared to be an Option."""
     if isinstance(node, Constant) and path in options:
         return Maybe(node, declared=True)
     if isinstance(node, Maybe):
         inner = node.content if isinstance(node.content, Constant) else marked(node.content, options, path)
         return Maybe(inner, node.declared or path in options)
     if isinstance(node, Fields):
-        fields = ((name, marked(each, options, _below(path, name))) for name, each in node.entries)
+        fields = ((name, marked(each, options, below(path, name))) for name, each in node.entries)
         return Fields(tuple(fields), node.bare)
     if isinstance(node, Items):
-        entries = (marked(each, options, _below(path, str(index))) for index, each in enumerate(node.entries))
+        entries = (marked(each, options, below(path, str(index))) for index, each in enumerate(node.entries))
         return Items(tuple(entries), node.counted)
     if isinstance(node, Choice):
-        return Choice(node.name, node.index, marked(node.content, options, _below(path, node.name)))
+        return Choice(node.name, node.index, marked(node.content, options, below(path, node.name)))
     return node
 
 
-def _below(path: str, segment: str) -> str:
-    return f"{path}.{segment}" if path else segment
-
-
 def parameters_of(node: Node, path: str = "") -> Iterator[tuple[str, Parameter]]:
-    """The parameters of a declaration with their paths, in their order."""
+    """Yield the parameters of a declaration with their paths, in their order."""
     if isinstance(node, Maybe):
         yield from parameters_of(node.content, path)
     elif isinstance(node, Parameter):
         yield path, node
-    below: Iterable[tuple[str, Node]] = ()
+    children: Iterable[tuple[str, Node]] = ()
     if isinstance(node, Fields):
-        below = node.entries
+        children = node.entries
     elif isinstance(node, Items):
-        below = ((str(index), each) for index, each in enumerate(node.entries))
+        children = ((str(index), each) for index, each in enumerate(node.entries))
     elif isinstance(node, Choice):
-        below = ((node.name, node.content),)
-    for segment, each in below:
-        yield from parameters_of(each, _below(path, segment))
+        children = ((node.name, node.content),)
+    for segment, each in children:
+        yield from parameters_of(each, below(path, segment))

@@ -1,4 +1,4 @@
-"""Document: a record as a tree whose leaves are tensors, whatever it was encoded in."""
+"""A record as a tree whose leaves are tensors, whatever it was encoded in."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ...tensor.dtype import DType, Kind
 from ...tensor.param_id import ParamId
 from ..codec.numbers import NumberForm, Numbers
 from ..codec.window import Extent
-from .heading import Heading
+from .declaration import below
+from .heading import Heading, PrecisionSettings
 from .parameters import FoundParameter
-from .precision import PrecisionSettings
 from .spelling import dtype_from_tree
 
 MOST_TENSORS = 100_000
@@ -33,7 +33,7 @@ _ID_SHOWN = 40
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A tensor in the tree: its row in the table, and the text of its id; None where it is no parameter."""
+    """A tensor in the tree: its row in the table, and the text of its id; None where it is not a parameter."""
 
     row: int
     id: str | None
@@ -41,7 +41,7 @@ class Leaf:
 
 @dataclass(slots=True)
 class Rows:
-    """The tensors of a record as they are met, column by column."""
+    """The tensors of a record in the order of the file, column by column."""
 
     names: list[str] = field(default_factory=list)
     dtypes: list[DType] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Rows:
     _seen: set[str] = field(default_factory=set)
 
     def add(self, name: str, dtype: DType, shape: Shape, extent: Extent, id_text: str | None, limits: Limits) -> Leaf:
-        """One more tensor, checked as far as it can be unread (BR-08, BR-10, BR-11, BR-14)."""
+        """Add a tensor, checked as far as possible without reading it (BR-08, BR-10, BR-11, BR-14)."""
         number = None if id_text is None else param_id(id_text)
         check_size(dtype, shape, extent.nbytes, limits)
         if name in self._seen:
@@ -72,16 +72,16 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A record, read: its heading, its tree with a `Leaf` for each tensor, and where the tensors' bytes lie."""
+    """A decoded record: its heading, its tree with a `Leaf` for each tensor, and the places of the tensors' bytes."""
 
     heading: Heading
     item: Any
     rows: Rows
     options: frozenset[str] = frozenset()
-    """Where a binary record marks that an Option has a value; the other encodings do not tell."""
+    """The paths at which a binary record marks an Option with a value; other encodings do not mark them."""
 
     def constants(self) -> dict[str, Any]:
-        """What is no tensor, by path: numbers, texts, and None for a field that stores no value."""
+        """Return everything but tensors, by path: numbers, strings, and None for a field that stores no value."""
         return dict(_constants(self.item))
 
 
@@ -92,23 +92,18 @@ def _constants(item: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(node, Leaf):
             continue
         if isinstance(node, list) and any(isinstance(each, (list, dict, Leaf)) for each in node):
-            stack += [(joined(path, str(index)), each) for index, each in reversed(list(enumerate(node)))]
+            stack += [(below(path, str(index)), each) for index, each in reversed(list(enumerate(node)))]
         elif isinstance(node, dict) and node:
-            stack += [(joined(path, key), each) for key, each in reversed(node.items())]
+            stack += [(below(path, key), each) for key, each in reversed(node.items())]
         else:
             yield path, node
 
 
-def joined(path: str, segment: str) -> str:
-    """A path one segment longer."""
-    return f"{path}.{segment}" if path else segment
-
-
 def param_id(text: str) -> int | None:
-    """The number that the text of an id stands for; None for a UUID (BR-08)."""
+    """Return the number that the text of an id stands for; None for a UUID (BR-08)."""
     if len(text) == _ID_LENGTH and text.isascii() and text.isalnum():
         try:
-            bits = int(text, 32)  # its digits are those of Python's base 32: a quick way for nearly all ids
+            bits = int(text, 32)  # Python's base 32 has the same digits: a quick way for nearly all ids
         except ValueError:
             bits = 1
         if not bits & 1:
@@ -122,13 +117,12 @@ def param_id(text: str) -> int | None:
 
 
 def number_forms(precision: PrecisionSettings) -> Mapping[str, NumberForm]:
-    """How the numbers of a tensor are kept: bytes as they are, the elements of Burn 0.13 by the precision (BR-13)."""
-    integers = precision.int.numpy
+    """Return how the numbers of a tensor are stored: bytes, or the elements of Burn 0.13 by the precision (BR-13)."""
     if precision.int is DType.I16:  # floats are stored as the integers of their bits, so either may be meant
         elements = NumberForm(np.dtype("<u2"), -(1 << 15), (1 << 16) - 1, bools=True)
     else:
-        bits = precision.int.bits
-        elements = NumberForm(integers, -(1 << bits - 1), (1 << bits - 1) - 1, precision.float.numpy, bools=True)
+        high = 1 << precision.int.bits - 1
+        elements = NumberForm(precision.int.numpy, -high, high - 1, precision.float.numpy, bools=True)
     return {"bytes": NumberForm(np.dtype("u1"), 0, 255), "value": elements}
 
 
@@ -150,10 +144,10 @@ def check_size(dtype: DType, shape: Shape, nbytes: int, limits: Limits) -> None:
 
 
 class Planter:
-    """Turns a decoded tree into a document: finds the tensors in it, checks them and puts leaves in their place.
+    """Turn a decoded tree into a document: find the tensors in it, check them and put leaves in their place.
 
-    ``kinds`` says of which family the tensors of some paths are, ``undecided`` the dtype of those of which neither the
-    file nor ``kinds`` tells it; only Half records of Burn 0.13 leave that open (BR-13).
+    ``kinds`` has the family of the tensors at some paths, ``undecided`` is the dtype of those that neither the file nor
+    ``kinds`` determines; only Half records of Burn 0.13 leave that open (BR-13).
     """
 
     def __init__(self, heading: Heading, limits: Limits, kinds: Mapping[str, Kind], undecided: DType | None) -> None:
@@ -164,34 +158,32 @@ class Planter:
         self._rows = Rows()
 
     def document(self, tree: Any) -> Document:
-        """The document with this item; depth first, without recursion."""
+        """Return the document with this item; depth first, without recursion."""
         root = [tree]
         stack: list[tuple[Any, Any, str]] = [(root, 0, "")]
         while stack:
             container, key, path = stack.pop()
             node = container[key]
+            children: list[Any] = []
             if isinstance(node, FoundParameter):
                 with located(tensor=path):
                     container[key] = self._rows.add(path, node.dtype, node.shape, node.extent, node.id, self._limits)
-                continue
-            if isinstance(node, dict):
+            elif isinstance(node, dict):
                 with located(tensor=path):
                     leaf = self._leaf(node, path)
-                if leaf is not None:
+                if leaf is None:
+                    children = list(node)
+                else:
                     container[key] = leaf
-                    continue
-                children = reversed(node.items())
             elif isinstance(node, list):
-                children = reversed([(index, each) for index, each in enumerate(node) if each is not None])
+                children = [index for index, each in enumerate(node) if each is not None]
             elif isinstance(node, (Extent, Numbers)):
                 raise CorruptError("bytes that belong to no tensor", tensor=path, rule="BR-15")
-            else:
-                continue
-            for segment, _ in children:
-                below = joined(path, str(segment))
-                if len(below) > self._limits.name_bytes:
+            for segment in reversed(children):
+                child = below(path, str(segment))
+                if len(child) > self._limits.name_bytes:
                     raise LimitError(f"a path of more than {self._limits.name_bytes} characters", rule="BR-14")
-                stack.append((node, segment, below))
+                stack.append((node, segment, child))
         return Document(self._heading, root[0], self._rows)
 
     def _leaf(self, node: dict[str, Any], path: str) -> Leaf | None:
@@ -200,20 +192,22 @@ class Planter:
             if not isinstance(text, str):
                 raise CorruptError("the id of a parameter is not text", rule="BR-08")
             if not _is_tensor(node["param"]):
-                raise CorruptError("a parameter that is no tensor", rule="BR-09")
+                raise CorruptError("a parameter that is not a tensor", rule="BR-09")
             return self._tensor(node["param"], path, text)
         return self._tensor(node, path, None) if _is_tensor(node) else None
 
     def _tensor(self, node: dict[str, Any], path: str, id_text: str | None) -> Leaf:
-        shape = _shape(node["shape"])
+        shape = node["shape"]
+        if not isinstance(shape, list) or not all(type(extent) is int and extent >= 0 for extent in shape):
+            raise CorruptError("the shape of a tensor is not an array of extents", rule="BR-09")
         if "bytes" in node:
             dtype, extent = dtype_from_tree(node["dtype"]), _bytes(node["bytes"])
         else:
             dtype, extent = self._elements(node["value"], path)
-        return self._rows.add(path, dtype, shape, extent, id_text, self._limits)
+        return self._rows.add(path, dtype, tuple(shape), extent, id_text, self._limits)
 
     def _elements(self, value: Any, path: str) -> tuple[DType, Extent]:
-        """The dtype and place of the elements of a tensor of Burn 0.13, which does not say what they are."""
+        """Return the dtype and place of the elements of a tensor of Burn 0.13, which does not state their dtype."""
         precision = self._heading.precision
         if value == []:
             value = Numbers("int", 0, Extent(0, 0, spelled_out=True))
@@ -221,22 +215,19 @@ class Planter:
             raise CorruptError("the value of a tensor is not an array of numbers", rule="BR-09")
         if value.kind != "int":
             return (DType.Bool if value.kind == "bool" else precision.float), value.extent
-        told = self._kinds.get(path)
-        if precision.float is not DType.F16 and value.count:
-            return precision.int, value.extent
-        if value.low < 0:
+        if value.low < 0 or (precision.float is not DType.F16 and value.count):
             return precision.int, value.extent
         if value.high > (1 << 15) - 1:
             return precision.float, value.extent
-        if told is not None:
-            found = {Kind.FLOAT: precision.float, Kind.BOOL: DType.Bool}.get(told, precision.int)
-        elif self._undecided in (precision.float, precision.int):
-            assert self._undecided is not None
+        declared = self._kinds.get(path)
+        if declared is not None:
+            found = {Kind.FLOAT: precision.float, Kind.BOOL: DType.Bool}.get(declared, precision.int)
+        elif self._undecided is not None and self._undecided in (precision.float, precision.int):
             found = self._undecided
         else:
             raise UnsupportedError(
-                f"{self._heading.settings} of Burn {self._heading.version} do not tell {precision.float.name} from "
-                f"{precision.int.name}, and these values could be either",
+                f"{self._heading.settings} of Burn {self._heading.version} store {precision.float.name} and "
+                f"{precision.int.name} alike, and these values could be either",
                 rule="BR-13",
                 hint=f'pass like= a declaration of the model, or undecided="{precision.float.name}" if all are floats',
             )
@@ -246,7 +237,7 @@ class Planter:
 
 
 def _is_tensor(node: Any) -> bool:
-    """Whether a map has a tensor's keys, and not only constants under them, as a struct may have."""
+    """Tell whether a map has a tensor's keys, and not only constants under them, as a struct may have."""
     if not isinstance(node, dict):
         return False
     if node.keys() == {"bytes", "shape", "dtype"}:
@@ -256,12 +247,6 @@ def _is_tensor(node: Any) -> bool:
 
 def _is_constant(tree: Any) -> bool:
     return tree is None or (isinstance(tree, list) and bool(tree) and all(each is None for each in tree))
-
-
-def _shape(tree: Any) -> Shape:
-    if not isinstance(tree, list) or not all(type(extent) is int and extent >= 0 for extent in tree):
-        raise CorruptError("the shape of a tensor is not an array of extents", rule="BR-09")
-    return tuple(tree)
 
 
 def _bytes(tree: Any) -> Extent:

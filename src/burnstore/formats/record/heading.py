@@ -1,4 +1,4 @@
-"""Heading: the five texts that every record begins with, and the release of Burn that they name."""
+"""The heading: five texts at the beginning of every record, with the release of Burn and the precision they name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ...errors import CorruptError, UnsupportedError, printable
-from .precision import SETTINGS, PrecisionSettings
+from ...tensor.dtype import DType
 
 Minor = int
 """The 21 of Burn 0.21.0."""
@@ -27,8 +27,30 @@ _RECORDERS = {
 
 
 @dataclass(frozen=True, slots=True)
+class PrecisionSettings:
+    """One of Burn's three settings: the dtypes of float and integer tensors; others keep theirs.
+
+    >>> str(HalfPrecisionSettings.float), HalfPrecisionSettings.name
+    ('F16', 'HalfPrecisionSettings')
+    """
+
+    name: str
+    float: DType
+    int: DType
+    float_text: str
+    int_text: str
+
+
+FullPrecisionSettings = PrecisionSettings("FullPrecisionSettings", DType.F32, DType.I32, "f32", "i32")
+HalfPrecisionSettings = PrecisionSettings("HalfPrecisionSettings", DType.F16, DType.I16, "half::binary16::f16", "i16")
+DoublePrecisionSettings = PrecisionSettings("DoublePrecisionSettings", DType.F64, DType.I64, "f64", "i64")
+
+SETTINGS = {each.name: each for each in (FullPrecisionSettings, HalfPrecisionSettings, DoublePrecisionSettings)}
+
+
+@dataclass(frozen=True, slots=True)
 class Heading:
-    """What a record says of itself: types, the recorder that wrote it, the release of Burn, the precision."""
+    """The types of numbers, the recorder that wrote the file, the release of Burn, and the precision."""
 
     float: str
     int: str
@@ -38,14 +60,14 @@ class Heading:
 
     @classmethod
     def of(cls, encoding: str, settings: PrecisionSettings, *, compressed: bool) -> Heading:
-        """What the last release of Burn writes for this recorder and precision."""
+        """Return the heading that the last release of Burn writes for this recorder and precision."""
         recorder = _RECORDERS[encoding, compressed]
         kind = f"burn_core::record::file::{recorder}<burn_core::record::settings::{settings.name}>"
         return cls(settings.float_text, settings.int_text, kind, LAST_VERSION, settings.name)
 
     @classmethod
     def from_tree(cls, tree: Any) -> Heading:
-        """The heading that a document holds under ``metadata`` (BR-07)."""
+        """Return the heading that a document holds under ``metadata`` (BR-07)."""
         wanted = [field.name for field in fields(cls)]
         if not isinstance(tree, dict) or sorted(tree) != sorted(wanted):
             raise CorruptError(f"metadata is a map of {', '.join(wanted)}", rule="BR-07")
@@ -55,7 +77,7 @@ class Heading:
         return cls(**tree)
 
     def to_dict(self) -> dict[str, str]:
-        """The five texts, in the order of the file."""
+        """Return the five texts, in the order of the file."""
         return asdict(self)
 
     @property
@@ -75,5 +97,5 @@ class Heading:
         """The 21 of Burn 0.21.0."""
         match = _RELEASE.fullmatch(self.version)
         if match is None:
-            raise UnsupportedError(f"{printable(self.version)!r} is no version of Burn", rule="BR-07")
+            raise UnsupportedError(f"{printable(self.version)!r} is not a version of Burn", rule="BR-07")
         return int(match[1])

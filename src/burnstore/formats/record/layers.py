@@ -1,8 +1,8 @@
 """The fields that Burn's own layers have in a record, in their order, by release.
 
 A word is the name of a field. ``name/`` is a constant; ``name/2`` one that is an array of two, whose entries releases
-up to 0.20 store one by one. ``name?`` is an Option. ``name=Layer`` holds the same tensors as a layer of that kind. What
-is not here has no tensors and is a single constant.
+up to 0.20 store one by one. ``name?`` is an Option. ``name=Layer`` holds the same tensors as a layer of that kind. A
+layer that is not listed has no tensors and is a single constant.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _ATTENTION = "query key value output dropout/ activation/"
 _STACK = "layers d_model/ d_ff/ n_heads/ n_layers/ dropout/ norm_first/ quiet_softmax/"
 _GATES = "input_gate forget_gate output_gate cell_gate d_hidden/"
 
-# Each row: the release from which on it holds, and the fields; the last that holds counts.
+# Each row: the first release that it describes, and the fields; the last row that applies counts.
 _FIELDS: dict[str, tuple[tuple[int, str], ...]] = {
     "Linear": ((0, "weight bias?"),),
     "Embedding": ((0, "weight"),),
@@ -86,13 +86,13 @@ _VARIANTS: dict[str, tuple[tuple[int, str], ...]] = {
 
 
 def fields_of(layer: str, minor: int) -> list[str] | None:
-    """The words of a layer's fields in that release; None for one that is a constant."""
+    """Return the words of a layer's fields in that release; None for a constant."""
     rows = _FIELDS.get(layer)
     return None if rows is None else _newest(rows, minor).split()
 
 
 def variants_of(enum: str, minor: int) -> list[str]:
-    """The variants of one of Burn's own enums in that release."""
+    """Return the variants of one of Burn's own enums in that release."""
     return _newest(_VARIANTS[enum], minor).split()
 
 

@@ -1,8 +1,8 @@
-"""Parameters of a MessagePack record, taken in one step each where they are spelled as Burn spells them.
+"""Parameters of a MessagePack record, each taken in one step where it is spelled as Burn spells it.
 
 A parameter is three maps, an array and a dozen values, always in the same order, in which only the id, the lengths and
-the shape differ. Reading it value by value is slow for records of many thousand tensors; a regular expression finds all
-of it at once. It is a recogniser, not a second reader: what it does not know at sight is read value by value.
+the shape differ. Reading it value by value is slow for records of many thousand tensors; a regular expression matches
+it as a whole. It is a recogniser, not a second reader: a parameter of another form is read value by value.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NODES = 5  # id and param; bytes, shape and dtype
 
 @dataclass(frozen=True, slots=True)
 class FoundParameter(Found):
-    """A parameter that was recognised: its id, and the description and place of its tensor."""
+    """A recognised parameter: its id, and the description and place of its tensor."""
 
     id: str
     dtype: DType
@@ -37,7 +37,7 @@ class FoundParameter(Found):
 
 
 class ParameterReader(MsgpackReader):
-    """Reads records, and their parameters at sight."""
+    """Read records, and parameters of the usual form in one step."""
 
     __slots__ = ("_tails",)
 

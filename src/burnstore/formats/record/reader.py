@@ -1,4 +1,4 @@
-"""From bytes to contents: which of the encodings a record has, and where the bytes of its tensors lie."""
+"""Read a record: find its encoding, decode its tree, and locate the bytes of its tensors."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from ...io.source import Source
 from ...io.spool import Spool
 from ...limits import Limits
 from ...tensor.dtype import DType, Kind
-from ..base import Contents, Table
+from ..base import Contents, Part, Table
 from ..codec.bincode import BincodeReader
 from ..codec.gzip import MAGIC as GZIP
 from ..codec.gzip import begins, inflated
-from ..codec.json_document import JsonReader
+from ..codec.json_document import NumberText, parse_document, read_numbers
 from ..codec.window import Extent
-from .binary import Reading
+from .binary import Reading, read_nameless
 from .declaration import declare, parameters_of
 from .document import MOST_DEPTH, MOST_TENSORS, NODES_PER_TENSOR, Document, Planter, Rows, number_forms
 from .heading import Heading
 from .parameters import ParameterReader
-from .scan import scan
 from .training import OPTIMIZERS, SCHEDULERS, read_optimizer, read_scheduler
 
 _LEAST_INFLATED = 256 << 20
@@ -34,6 +33,7 @@ _HEAD = 64
 _LONGEST_TEXT = 256
 _COPIED_AT_ONCE = 8 << 20
 _UUID_LENGTH = 36
+_GZIP_HEADER = 10
 
 _TEXT = re.compile(rb'[ \t\n\r]*\{[ \t\n\r]*"metadata"[ \t\n\r]*:[ \t\n\r]*\{[ \t\n\r]*"float"[ \t\n\r]*:')
 _PACKED = re.compile(rb"[\x81-\x8f]\xa8metadata[\x81-\x8f]\xa5float")
@@ -44,7 +44,7 @@ _NAMES = {"mpk": "NamedMpk", "json": "Json", "bin": "Bin"}
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A record file, read: the document, the source that its rows lead into, and how it was encoded."""
+    """A decoded record file: the document, the source of its rows, and how it was encoded."""
 
     document: Document
     data: Source
@@ -53,7 +53,7 @@ class Opened:
     nameless: bool
 
     def notes(self) -> list[str]:
-        """What should be known of the tensors, a sentence each."""
+        """Return what should be known of the tensors, one sentence each."""
         found = []
         if self.nameless:
             found.append("a binary record has no names, so tensors are numbered; like= a declaration names them")
@@ -62,7 +62,7 @@ class Opened:
         return found
 
     def table(self) -> Table:
-        """The tensors in the order of the file."""
+        """Return the tensors in the order of the file."""
         rows = self.document.rows
         return Table(
             names=rows.names,
@@ -75,7 +75,7 @@ class Opened:
 
     @property
     def variant(self) -> str:
-        """In words: the recorder, the release, the precision."""
+        """The recorder, the release and the precision."""
         heading = self.document.heading
         named = ", nameless" if self.nameless else ""
         recorder = _NAMES[self.encoding] + ("Gz" if self.compressed else "")
@@ -83,12 +83,25 @@ class Opened:
 
 
 def is_record(head: bytes) -> bool:
-    """Whether these are the first bytes of a record in any of its encodings (BR-01)."""
+    """Tell whether these are the first bytes of a record in any of its encodings (BR-01)."""
     return _encoding_of(begins(head, len(head)) if head.startswith(GZIP) else head) is not None
 
 
+def describe_header(head: bytes, size: int) -> list[Part]:
+    """Name the header of gzip, or the beginning of the document."""
+    if head.startswith(GZIP):
+        rest = size - _GZIP_HEADER
+        return [Part(0, min(size, _GZIP_HEADER), "gzip"), *([Part(_GZIP_HEADER, rest, "deflated")] if rest > 0 else [])]
+    first = head[:1]
+    if first.lstrip() == b"" or first == b"{":
+        return [Part(0, size, "JSON")]
+    if first >= b"\x80":
+        return [Part(0, 1, f"MessagePack: a map of {head[0] & 15}"), Part(1, size - 1, "its keys and values")]
+    return [Part(0, 1, f"bincode: a text of {head[0]} bytes, the float type"), Part(1, size - 1, "the fields in order")]
+
+
 def read(source: Source, limits: Limits, *, like: Any = None, undecided: DType | str | None = None) -> Contents:
-    """The contents of a record. ``like`` declares the model where the bytes do not tell (BR-13, BR-17)."""
+    """Read the contents of a record. ``like`` declares the model where the bytes are not enough (BR-13, BR-17)."""
     opened = read_record(source, limits, like=like, undecided=undecided)
     table = opened.table()
     return Contents(
@@ -104,38 +117,38 @@ def read(source: Source, limits: Limits, *, like: Any = None, undecided: DType |
 
 
 def read_record(source: Source, limits: Limits, *, like: Any = None, undecided: DType | str | None = None) -> Opened:
-    """A record as a document; what had to be unpacked lies in memory or in a temporary file."""
-    limits = limits.or_defaults(header_bytes=_bound(source, limits), tensors=MOST_TENSORS)
+    """Read a record as a document; decompressed and decoded bytes are in memory or in a temporary file."""
+    limits = limits.or_defaults(
+        header_bytes=max(_LEAST_INFLATED, _MOST_RATIO * source.size),  # of what a compressed file holds (BR-02)
+        tensors=MOST_TENSORS,
+    )
     if isinstance(undecided, str):
         undecided = DType.parse(undecided)
     if source.size > limits.file_bytes:
         raise LimitError(f"{source.size} bytes, more than the limit of {limits.file_bytes}", rule="BR-02")
     compressed = source.read_at(0, min(len(GZIP), source.size)) == GZIP
     plain = _unpacked(source, limits) if compressed else source
-    spelled = Spool()
+    decoded = Spool()
     try:
         with located(path=source.name):
             encoding = _encoding_of(plain.read_at(0, min(_HEAD, plain.size)))
             if encoding is None:
                 raise UnknownFormatError("it does not begin like a record of Burn", rule="BR-01", offset=0)
             if encoding == "bin":
-                document, nameless = _read_binary(plain, limits, spelled, like)
+                document = _read_binary(plain, limits, decoded, like)
+            elif encoding == "mpk":
+                document = _read_msgpack(plain, limits, decoded, like, undecided)
             else:
-                document, nameless = _read_tree(encoding, plain, limits, spelled, like, undecided), False
-            data = _data(document.rows, plain, spelled, (source, limits, like, undecided))
+                document = _read_json(plain, limits, decoded, like, undecided)
+            data = _data(document.rows, plain, decoded, (source, limits, like, undecided))
     except BaseException:
-        spelled.close()
+        decoded.close()
         if plain is not source:
             plain.close()
         raise
     if plain is not source and data is not plain:
         plain.close()
-    return Opened(document, data, encoding, compressed, nameless)
-
-
-def _bound(source: Source, limits: Limits) -> int:
-    """How many bytes a compressed file may hold; ``Limits.header_bytes`` replaces it (BR-02)."""
-    return max(_LEAST_INFLATED, _MOST_RATIO * source.size) if limits.header_bytes is None else limits.header_bytes
+    return Opened(document, data, encoding, compressed, nameless=encoding == "bin" and like is None)
 
 
 def _unpacked(source: Source, limits: Limits) -> Source:
@@ -151,78 +164,114 @@ def _unpacked(source: Source, limits: Limits) -> Source:
 
 
 def _reread(source: Source, limits: Limits, like: Any, undecided: DType | None) -> Source:
-    """The data of a record once more, for a snapshot that was pickled."""
+    """Return the data of a record again, for a snapshot that was pickled."""
     return read_record(source, limits, like=like, undecided=undecided).data
 
 
-def _data(rows: Rows, plain: Source, spelled: Spool, again: tuple[Any, ...]) -> Source:
-    """The source that all rows lead into; where some lie in the file and others were spelled out, one for all."""
+def _data(rows: Rows, plain: Source, decoded: Spool, again: tuple[Any, ...]) -> Source:
+    """Return the source of all rows; where some are in the file and others were decoded, one for all."""
     if not any(extent.spelled_out and extent.nbytes for extent in rows.extents):
-        spelled.close()
+        decoded.close()
         return plain
     for row, extent in enumerate(rows.extents):
         if not extent.spelled_out:
-            start = spelled.size
+            start = decoded.size
             for at in range(0, extent.nbytes, _COPIED_AT_ONCE):
-                spelled.write(plain.read_at(extent.offset + at, min(_COPIED_AT_ONCE, extent.nbytes - at)))
+                decoded.write(plain.read_at(extent.offset + at, min(_COPIED_AT_ONCE, extent.nbytes - at)))
             rows.extents[row] = Extent(start, extent.nbytes, spelled_out=True)
-    return spelled.source(plain.name, (_reread, again))
+    return decoded.source(plain.name, (_reread, again))
 
 
 def _encoding_of(head: bytes) -> str | None:
     return next((name for name, pattern in _ENCODINGS.items() if pattern.match(head)), None)
 
 
-def _read_tree(
-    encoding: str, source: Source, limits: Limits, spelled: Spool, like: Any, undecided: DType | None
-) -> Document:
-    """The document of a MessagePack or JSON record (BR-03, BR-04, BR-06)."""
-    reader_type = ParameterReader if encoding == "mpk" else JsonReader
-    reader = reader_type(source, spelled, nodes=(limits.tensors or 0) * NODES_PER_TENSOR)
+def _read_msgpack(source: Source, limits: Limits, decoded: Spool, like: Any, undecided: DType | None) -> Document:
+    """Read a MessagePack record (BR-03, BR-06)."""
+    reader = ParameterReader(source, decoded, nodes=(limits.tensors or 0) * NODES_PER_TENSOR)
     heading: Heading | None = None
-    document: Document | None = None
-    seen: set[str] = set()
-    with located(rule="BR-03" if encoding == "mpk" else "BR-04"):
+    parts: dict[str, Any] = {}
+    with located(rule="BR-03"):
         for key in reader.entries(limits.name_bytes):
-            if key in seen or key not in ("metadata", "item", "_b"):
-                raise CorruptError(f"{key[:_LONGEST_TEXT]!r} is no part of a record, or there twice", rule="BR-06")
-            seen.add(key)
+            _check_key(key, parts)
             if key == "metadata":
-                heading = Heading.from_tree(reader.tree(depth=1, longest_text=_LONGEST_TEXT))
-            elif key == "item":
-                if heading is None:
-                    raise CorruptError("item before metadata, which says how to read it", rule="BR-06")
+                parts[key] = heading = Heading.from_tree(reader.tree(depth=1, longest_text=_LONGEST_TEXT))
+            elif key == "item" and heading is not None:
                 forms = number_forms(heading.precision)
-                tree = reader.tree(depth=MOST_DEPTH, longest_text=limits.name_bytes, forms=forms)
-                document = Planter(heading, limits, _kinds(like, heading), undecided).document(tree)
-            elif reader.tree(depth=1, longest_text=0) not in (None, []):
-                raise CorruptError("_b is neither empty nor null", rule="BR-06")
-        if document is None:
-            raise CorruptError("a record without item", rule="BR-06")
+                parts[key] = reader.tree(depth=MOST_DEPTH, longest_text=limits.name_bytes, forms=forms)
+            else:
+                parts[key] = reader.tree(depth=1, longest_text=0)
+        document = _planted(heading, parts, limits, like, undecided)
         if not reader.at_end():
             raise CorruptError(f"{reader.left} bytes follow the record", rule="BR-16", offset=reader.position)
     return document
 
 
-def _kinds(like: Any, heading: Heading) -> Mapping[str, Kind]:
-    if like is None or isinstance(like, str):
-        return {}
-    return {path: parameter.kind for path, parameter in parameters_of(declare(like, heading.minor))}
+def _read_json(source: Source, limits: Limits, decoded: Spool, like: Any, undecided: DType | None) -> Document:
+    """Read a JSON record (BR-04, BR-06)."""
+    raw = source.read_at(0, source.size)
+    nodes = (limits.tensors or 0) * NODES_PER_TENSOR
+    with located(rule="BR-04"):
+        tree = parse_document(
+            raw,
+            ("bytes", "value"),
+            nodes=nodes,
+            depth=MOST_DEPTH + 1,
+            longest_text=limits.name_bytes,
+            rule_of_end="BR-16",
+        )
+        parts: dict[str, Any] = {}
+        heading: Heading | None = None
+        for key, value in tree.items():
+            _check_key(key, parts)
+            parts[key] = value
+            if key == "metadata":
+                heading = Heading.from_tree(value)
+        if heading is not None:
+            forms = number_forms(heading.precision)
+            stack: list[Any] = [parts.get("item")]
+            while stack:
+                node = stack.pop()
+                for key, value in node.items() if isinstance(node, dict) else ():
+                    if isinstance(value, NumberText):
+                        node[key] = read_numbers(raw, value, forms[key], decoded)
+                stack += node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+        return _planted(heading, parts, limits, like, undecided)
 
 
-def _read_binary(source: Source, limits: Limits, spelled: Spool, like: Any) -> tuple[Document, bool]:
-    """The document of a bincode record, and whether its tensors are without names (BR-05)."""
+def _check_key(key: str, parts: Mapping[str, Any]) -> None:
+    if key in parts or key not in ("metadata", "item", "_b"):
+        raise CorruptError(f"{key[:_LONGEST_TEXT]!r} is no part of a record, or comes twice", rule="BR-06")
+    if key == "item" and "metadata" not in parts:
+        raise CorruptError("item before metadata, which states how to read it", rule="BR-06")
+
+
+def _planted(
+    heading: Heading | None, parts: Mapping[str, Any], limits: Limits, like: Any, undecided: DType | None
+) -> Document:
+    if heading is None or "item" not in parts:
+        raise CorruptError("a record without item", rule="BR-06")
+    if parts.get("_b") not in (None, []):
+        raise CorruptError("_b is neither empty nor null", rule="BR-06")
+    kinds: Mapping[str, Kind] = {}
+    if like is not None and not isinstance(like, str):
+        kinds = {path: parameter.kind for path, parameter in parameters_of(declare(like, heading.minor))}
+    return Planter(heading, limits, kinds, undecided).document(parts["item"])
+
+
+def _read_binary(source: Source, limits: Limits, decoded: Spool, like: Any) -> Document:
+    """Read a bincode record; without ``like`` its tensors have no names (BR-05)."""
     reader = BincodeReader(source)
     with located(rule="BR-05"):
         heading = Heading(*(reader.text(_LONGEST_TEXT) for _ in range(5)))
-        heading.precision, heading.minor  # noqa: B018  # both are needed, and refuse what they do not know
+        heading.precision, heading.minor  # noqa: B018  # both are needed, and refuse unknown ones
         if like is None:
-            return scan(reader, heading, limits), True
+            return read_nameless(reader, heading, limits)
         if isinstance(like, str):
             if like in OPTIMIZERS:
-                return read_optimizer(reader, heading, like, limits, spelled), False
+                return read_optimizer(reader, heading, like, limits, decoded)
             if like in SCHEDULERS:
-                return read_scheduler(reader, heading, like), False
+                return read_scheduler(reader, heading, like)
             raise UnsupportedError(
                 f"like={like!r} is neither a declaration nor one of {', '.join((*OPTIMIZERS, *SCHEDULERS))}"
             )
@@ -230,6 +279,6 @@ def _read_binary(source: Source, limits: Limits, spelled: Spool, like: Any) -> t
         start, declared = reader.position, declare(like, heading.minor)
         if heading.minor == 15:
             with suppress(CorruptError, TruncatedError):
-                return Reading(reader, heading, limits, spelled, as_lists=True).document(declared), False
+                return Reading(reader, heading, limits, decoded, as_lists=True).document(declared)
             reader.move_to(start)
-        return Reading(reader, heading, limits, spelled, as_lists=heading.minor <= 13).document(declared), False
+        return Reading(reader, heading, limits, decoded, as_lists=heading.minor <= 13).document(declared)

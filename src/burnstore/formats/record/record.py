@@ -1,4 +1,4 @@
-"""Record: what a recorder loads and writes, a tree whose leaves are tensors."""
+"""A record as a recorder loads and writes it: a tree whose leaves are tensors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ...io.source import Source
 from ...tensor.param_id import ParamId
 from ...tensor.scalar import Scalar
 from ...tensor.snapshot import TensorSnapshot
-from .declaration import Node
-from .document import Document, Leaf, joined, param_id
+from .declaration import Node, below
+from .document import Document, Leaf, param_id
 from .heading import Heading
 from .reader import Opened
 from .training import RecordKind, kind_of, training_state
@@ -37,8 +37,8 @@ class Record:
     """A model's, an optimizer's or a scheduler's state.
 
     ``item`` is the tree: dicts for structs, lists for sequences, `RecordTensor` for tensors, numbers, and None for
-    fields that store nothing. Tensors are read when they are asked for, from the file that it keeps open; `close` lets
-    go of it, as does a ``with`` block. ``nameless`` where it is a binary one that was read without a declaration.
+    fields that store nothing. Tensors are read on request, from a file that stays open until `close` or the end of a
+    ``with`` block. ``nameless`` is True for a binary record that was read without a declaration.
     """
 
     def __init__(self, item: Any, *, heading: Heading | None = None, shape: Node | str | None = None) -> None:
@@ -52,7 +52,7 @@ class Record:
 
     @classmethod
     def opened(cls, found: Opened, source: Source, *, shape: Node | str | None = None) -> Record:
-        """The record that was read from a file."""
+        """Return the record that was read from a file."""
         table = found.table()
         leaves = found.document.rows
 
@@ -67,25 +67,25 @@ class Record:
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """What the file says of itself; empty for a record that was not read from one."""
+        """The heading of the file; empty for a record that was not read from one."""
         return {} if self._heading is None else self._heading.to_dict()
 
     @property
     def kind(self) -> RecordKind:
-        """Whose state it is, by its shape; a record of nothing counts as a module's."""
+        """What the record is the state of, by its shape; an empty record counts as a module's."""
         return "module" if self._document is None else kind_of(self._document)
 
     def tensors(self) -> dict[str, TensorSnapshot]:
-        """Every tensor by its path, in the order of the record."""
+        """Return every tensor by its path, in the order of the record."""
         self._check_open()
         return {path: leaf.snapshot for path, leaf in leaves_of(self.item)}
 
     def snapshots(self) -> list[TensorSnapshot]:
-        """Every tensor, in the order of the record."""
+        """Return every tensor, in the order of the record."""
         return list(self.tensors().values())
 
     def states(self) -> dict[ParamId | str, Any]:
-        """The state of each parameter in an optimizer's record: its id (a UUID as text) → the tree of its state."""
+        """Return the state of each parameter by its id (a UUID as str), if this is an optimizer's record."""
         if self.kind != "optimizer":
             raise ValueError(f"states are those of an optimizer; this is the record of a {self.kind}")
         found: dict[ParamId | str, Any] = {}
@@ -96,7 +96,7 @@ class Record:
         return found
 
     def training_state(self, *, scheduler: str | None = None) -> tuple[dict[str, TensorSnapshot], dict[str, Scalar]]:
-        """An optimizer's or scheduler's state as Burn 0.22 keeps it in Burnpack: tensors and scalars by name.
+        """Return an optimizer's or scheduler's state as Burn 0.22 keeps it in Burnpack: tensors and scalars by name.
 
         ``scheduler`` names the kind of a scheduler whose record is a single number: ``"Cosine"``, ``"Noam"``,
         ``"Linear"``, ``"Exponential"`` or ``"Step"``.
@@ -112,7 +112,7 @@ class Record:
         return tensors, dict(found.scalars)
 
     def close(self) -> None:
-        """Let go of the file; tensors that were not read can no longer be."""
+        """Close the file; tensors that were not read can no longer be read."""
         self._closed = True
         for source in self._sources:
             source.close()
@@ -134,7 +134,7 @@ class Record:
 
 
 def replaced(item: Any, change: Change) -> Any:
-    """The tree with what ``change`` makes of each leaf in its place; without recursion."""
+    """Return a copy of the tree with each leaf replaced by ``change`` of it; without recursion."""
     root = [item]
     stack: list[tuple[Any, Any]] = [(root, 0)]
     while stack:
@@ -152,13 +152,13 @@ def replaced(item: Any, change: Change) -> Any:
 
 
 def leaves_of(item: Any) -> Iterator[tuple[str, RecordTensor]]:
-    """The tensors of a tree with their paths, depth first."""
+    """Yield the tensors of a tree with their paths, depth first."""
     stack: list[tuple[str, Any]] = [("", item)]
     while stack:
         path, node = stack.pop()
         if isinstance(node, RecordTensor):
             yield path, node
         elif isinstance(node, dict):
-            stack += [(joined(path, key), each) for key, each in reversed(node.items())]
+            stack += [(below(path, key), each) for key, each in reversed(node.items())]
         elif isinstance(node, list):
-            stack += [(joined(path, str(index)), each) for index, each in reversed(list(enumerate(node)))]
+            stack += [(below(path, str(index)), each) for index, each in reversed(list(enumerate(node)))]

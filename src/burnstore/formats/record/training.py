@@ -14,7 +14,8 @@ from ...tensor.scalar import Scalar, ScalarKind
 from ..codec.bincode import BincodeReader
 from ..codec.window import Extent, Sink
 from .binary import read_shape
-from .document import Document, Leaf, Rows, joined, number_forms, param_id
+from .declaration import below
+from .document import Document, Leaf, Rows, number_forms, param_id
 from .heading import Heading
 from .spelling import read_dtype
 
@@ -35,7 +36,7 @@ STATES: dict[str, dict[str, Any]] = {
         "momentum?": {"buf": "tensor"},
     },
 }
-"""What a state holds, in the order of the file; a name with ? is an Option, after it the release that brought it."""
+"""The fields of a state, in the order of the file; a name with ? is an Option, after it the release that added it."""
 OPTIMIZERS = tuple(STATES)
 SCHEDULERS: dict[str, tuple[str, ScalarKind]] = {
     "Linear": ("remaining_iters", "UInt"),
@@ -44,11 +45,11 @@ SCHEDULERS: dict[str, tuple[str, ScalarKind]] = {
     "Noam": ("step", "Float"),
     "Step": ("iter_idx", "Int"),
 }
-"""Which schedulers there are, with the name and the kind of their one number in Burn 0.22."""
+"""The schedulers, with the name and the kind of their one number in Burn 0.22."""
 
 
 def kind_of(document: Document) -> RecordKind:
-    """Whose state a record is, by its shape."""
+    """Tell what a record is the state of, by its shape."""
     item = document.item
     if isinstance(item, dict) and item and all(map(_is_state, item.values())):
         return "optimizer"
@@ -82,7 +83,7 @@ class TrainingState:
 
 
 def training_state(document: Document, *, scheduler: str | None = None) -> TrainingState:
-    """The state that this record holds. ``scheduler`` names its kind where the file does not: one of `SCHEDULERS`."""
+    """Return the state in a record. ``scheduler`` names its kind where the file does not: one of `SCHEDULERS`."""
     if kind_of(document) == "scheduler":
         return TrainingState({}, _scheduler_scalars(document, scheduler))
     tensors: dict[str, tuple[int, int]] = {}
@@ -91,8 +92,8 @@ def training_state(document: Document, *, scheduler: str | None = None) -> Train
         identity = param_id(text)
         if identity is None:
             raise UnsupportedError(
-                f"the state of {text} is keyed by a UUID, as up to Burn 0.13; newer ids are numbers, and which of them "
-                "Burn makes of it cannot be told",
+                f"the state of {text} is keyed by a UUID, as up to Burn 0.13; newer ids are numbers, and which number "
+                "Burn makes of it is unknown",
                 rule="BR-08",
             )
         [(rank, state)] = versioned["V1"].items()
@@ -103,7 +104,7 @@ def training_state(document: Document, *, scheduler: str | None = None) -> Train
             if isinstance(node, Leaf):
                 tensors[path] = (node.row, identity)
             elif isinstance(node, dict):
-                stack += [(joined(path, key), each) for key, each in reversed(node.items())]
+                stack += [(below(path, key), each) for key, each in reversed(node.items())]
             elif isinstance(node, list):
                 scalars[f"{path}.len"] = Scalar("UInt", len(node))
                 stack += [(f"{path}.{index}", each) for index, each in reversed(list(enumerate(node)))]
@@ -115,7 +116,7 @@ def training_state(document: Document, *, scheduler: str | None = None) -> Train
 
 
 def _scheduler_scalars(document: Document, scheduler: str | None) -> dict[str, Scalar]:
-    """The numbers under the names that Burn 0.22 looks them up by.
+    """Return the numbers under the names that Burn 0.22 looks them up by.
 
     There the scheduler of a training is a list of schedulers, one for each group of parameters; an old record is the
     state of the first, which is that of all parameters.
@@ -134,12 +135,10 @@ def _own_scalars(document: Document, scheduler: str | None) -> dict[str, Scalar]
             found.update({f"{index}.{key}": value for key, value in _scheduler_scalar(variant, number).items()})
         return found
     if isinstance(item, list):
-        raise UnsupportedError(
-            f"the scheduler of Burn {document.heading.version} keeps what newer ones do not count alike"
-        )
+        raise UnsupportedError(f"the scheduler of Burn {document.heading.version} counts differently from newer ones")
     if scheduler is None:
         raise UnsupportedError(
-            "one number, and the file does not say of which scheduler", hint=f"name it: {', '.join(SCHEDULERS)}"
+            "one number, and the file does not state of which scheduler", hint=f"name it: {', '.join(SCHEDULERS)}"
         )
     if scheduler not in SCHEDULERS:
         raise ValueError(f"scheduler is one of {', '.join(SCHEDULERS)}, not {scheduler!r}")
@@ -154,14 +153,14 @@ def _scheduler_scalar(scheduler: str, number: int | float) -> dict[str, Scalar]:
 
 
 def read_scheduler(reader: BincodeReader, heading: Heading, name: str) -> Document:
-    """A binary scheduler record of that kind."""
+    """Read a binary scheduler record of that kind."""
     item = reader.float() if name == "Exponential" else reader.integer() if name == "Step" else reader.uint()
     _check_end(reader)
     return Document(heading, item, Rows())
 
 
 def read_optimizer(reader: BincodeReader, heading: Heading, name: str, limits: Limits, sink: Sink) -> Document:
-    """A binary optimizer record of that kind."""
+    """Read a binary optimizer record of that kind."""
     reading = _States(reader, heading, limits, sink)
     item: dict[str, Any] = {}
     for _ in range(reader.count()):
@@ -195,9 +194,9 @@ class _States:
             elif content == "uint":
                 found[name] = self._reader.uint()
             elif content == "tensor":
-                found[name] = self._tensor(joined(path, name))
+                found[name] = self._tensor(below(path, name))
             else:
-                found[name] = self.state(content, joined(path, name))
+                found[name] = self.state(content, below(path, name))
         return found
 
     def _is_some(self) -> bool:
@@ -230,4 +229,4 @@ class _States:
 
 def _check_end(reader: BincodeReader) -> None:
     if reader.left:
-        raise CorruptError(f"{reader.left} bytes follow what was asked for", rule="BR-17", offset=reader.position)
+        raise CorruptError(f"{reader.left} bytes follow the state", rule="BR-17", offset=reader.position)

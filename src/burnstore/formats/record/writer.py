@@ -1,4 +1,4 @@
-"""From a record to the bytes of its file, piece by piece, as the last release of Burn with recorders writes them."""
+"""Write a record, piece by piece, as the last release of Burn with recorders does."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from ...tensor.dtype import DType, Kind
 from ...tensor.param_id import ParamId
 from ...tensor.snapshot import TensorSnapshot
 from ..codec import bincode, json_document, msgpack
-from .declaration import Absent, Choice, Constant, Fields, Items, Maybe, Node, Parameter
-from .document import joined
-from .heading import Heading
-from .precision import PrecisionSettings
+from .declaration import Absent, Choice, Constant, Fields, Items, Maybe, Node, Parameter, below
+from .heading import Heading, PrecisionSettings
 from .record import Record, RecordTensor, replaced
 from .spelling import dtype_to_tree, encode_dtype
 from .training import STATES
@@ -30,7 +28,7 @@ _SPELLED_AT_ONCE = 1 << 16
 
 
 def pieces(record: Record, encoding: str, settings: PrecisionSettings, *, compressed: bool) -> Iterator[Buffer]:
-    """The file's bytes in order, before any compression; tensors are read and converted as they are written."""
+    """Yield the file's bytes in order, before any compression; tensors are read and converted as they are written."""
     heading = Heading.of(encoding, settings, compressed=compressed)
     item = replaced(record.item, lambda leaf: RecordTensor(converted(leaf.snapshot, settings), leaf.id))
     if encoding == "mpk":
@@ -47,7 +45,7 @@ def pieces(record: Record, encoding: str, settings: PrecisionSettings, *, compre
 
 
 def converted(snapshot: TensorSnapshot, settings: PrecisionSettings) -> TensorSnapshot:
-    """The tensor in the settings' type of its family; bools and quantized tensors stay as they are."""
+    """Return the tensor in the settings' dtype of its family; bools and quantized tensors stay unchanged."""
     kind = snapshot.dtype.kind
     if kind in (Kind.BOOL, Kind.QUANTIZED):
         return snapshot
@@ -142,7 +140,7 @@ def _json(heading: Heading, item: Any, *, pretty: bool) -> Iterator[Buffer]:
 
 
 def _spelled(node: Any, level: int | None) -> Iterator[Buffer]:
-    """A value; ``level`` is the indentation of the line that it stands on, None for text without any blanks."""
+    """Yield a value as JSON; ``level`` is the indentation of its line, None for text without any blanks."""
     below = None if level is None else level + 1
     line = b"" if level is None else b"\n" + b"  " * (level + 1)
     last = b"" if level is None else b"\n" + b"  " * level
@@ -155,7 +153,7 @@ def _spelled(node: Any, level: int | None) -> Iterator[Buffer]:
     elif isinstance(node, dict):
         colon = b":" if level is None else b": "
         for at, (key, each) in enumerate(node.items()):
-            yield (b"," if at else b"{") + line + json_document.encode_text(key) + colon
+            yield (b"," if at else b"{") + line + json_document.encode_scalar(key) + colon
             yield from _spelled(each, below)
         yield last + b"}" if node else b"{}"
     elif isinstance(node, list):
@@ -188,7 +186,7 @@ def _binary(heading: Heading, item: Any, shape: Node | str) -> Iterator[Buffer]:
 
 
 def _laid_out(item: Any, shape: Node, path: str) -> Iterator[Buffer]:
-    """A value in the shape that is declared; what the record has otherwise is refused."""
+    """Yield a value in the declared shape; refuse a record of another shape."""
     if isinstance(shape, Maybe):
         if item is None and not isinstance(shape.content, Constant):
             raise ModelError("the record has no value where the declaration has one", tensor=path, rule="BR-17")
@@ -202,23 +200,25 @@ def _laid_out(item: Any, shape: Node, path: str) -> Iterator[Buffer]:
         yield from _tensor(item.snapshot)
     elif isinstance(shape, Fields) and isinstance(item, dict):
         for name, each in shape.entries:
-            yield from _laid_out(item.get(name), each, joined(path, name))
+            yield from _laid_out(item.get(name), each, below(path, name))
     elif isinstance(shape, Items) and isinstance(item, list) and len(item) == len(shape.entries):
         if shape.counted:
             yield bincode.encode_uint(len(item))
         for index, (each, entry) in enumerate(zip(item, shape.entries, strict=True)):
-            yield from _laid_out(each, entry, joined(path, str(index)))
+            yield from _laid_out(each, entry, below(path, str(index)))
     elif isinstance(shape, Choice) and isinstance(item, dict) and item.keys() == {shape.name}:
         yield bincode.encode_uint(shape.index)
-        yield from _laid_out(item[shape.name], shape.content, joined(path, shape.name))
+        yield from _laid_out(item[shape.name], shape.content, below(path, shape.name))
     else:
-        raise ModelError("the record is not of the shape that is declared", tensor=path, rule="BR-17")
+        raise ModelError("the record does not have the declared shape", tensor=path, rule="BR-17")
 
 
 def _optimizer(item: Any, name: str) -> Iterator[Buffer]:
-    """The state of an optimizer of that name."""
+    """Yield the state of an optimizer of that name."""
     if name not in STATES or not isinstance(item, dict):
-        raise ModelError(f"{name!r} is no optimizer whose binary record is known", rule="BR-17")
+        raise ModelError(
+            f"the binary record of {name!r} is unknown; known optimizers are {', '.join(STATES)}", rule="BR-17"
+        )
     yield bincode.encode_uint(len(item))
     for text, versioned in item.items():
         [(rank, state)] = versioned["V1"].items()
@@ -235,13 +235,13 @@ def _state(state: Any, spec: dict[str, Any], path: str) -> Iterator[Buffer]:
             if value is None:
                 continue
         if isinstance(content, dict):
-            yield from _state(value, content, joined(path, name))
+            yield from _state(value, content, below(path, name))
         elif content == "uint" and isinstance(value, int):
             yield bincode.encode_uint(value)
         elif content == "tensor" and isinstance(value, RecordTensor):
             yield from _tensor(value.snapshot)
         else:
-            raise ModelError("the record is not the state of this optimizer", tensor=joined(path, name), rule="BR-17")
+            raise ModelError("the record is not the state of this optimizer", tensor=below(path, name), rule="BR-17")
 
 
 def _tensor(snapshot: TensorSnapshot) -> Iterator[Buffer]:
@@ -256,7 +256,7 @@ def _is_bare(shape: Node) -> bool:
 
 
 def tree_of(shape: Node, tensors: dict[str, TensorSnapshot], path: str = "") -> Any:
-    """The tree of a declared model with these tensors at its parameters."""
+    """Return the tree of a declared model with these tensors at its parameters."""
     if isinstance(shape, Maybe):
         return tree_of(shape.content, tensors, path)
     if isinstance(shape, Parameter):
@@ -266,9 +266,9 @@ def tree_of(shape: Node, tensors: dict[str, TensorSnapshot], path: str = "") -> 
         identity = snapshot.param_id
         return RecordTensor(snapshot, str(ParamId.generate() if identity is None else identity))
     if isinstance(shape, Fields) and not shape.bare:
-        return {name: tree_of(each, tensors, joined(path, name)) for name, each in shape.entries}
+        return {name: tree_of(each, tensors, below(path, name)) for name, each in shape.entries}
     if isinstance(shape, Items):
-        return [tree_of(each, tensors, joined(path, str(index))) for index, each in enumerate(shape.entries)]
+        return [tree_of(each, tensors, below(path, str(index))) for index, each in enumerate(shape.entries)]
     if isinstance(shape, Choice):
-        return {shape.name: tree_of(shape.content, tensors, joined(path, shape.name))}
+        return {shape.name: tree_of(shape.content, tensors, below(path, shape.name))}
     return None
