@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from .jobs.inspect.tree import Outline, outline
     from .jobs.merge.combine import MergedTensor
     from .jobs.merge.merge import Merge, MergeSource, merge
-    from .jobs.migrate import Migration, migrate, migrate_folder
+    from .jobs.migrate import Migration, migrate
     from .jobs.report.report import Report, report
     from .jobs.scan.scan import Finding, ScanResult, scan
     from .jobs.stats import TensorStats
@@ -79,10 +79,10 @@ if TYPE_CHECKING:
     from .stores.base import Store
     from .stores.burnpack import BurnpackStore
     from .stores.config import config_from_file, save_config
-    from .stores.importers import AdapterType, LoadArgs, PyTorchFileRecorder, SafetensorsFileRecorder
     from .stores.pytorch import PytorchStore
     from .stores.pytorch_reader import PytorchMetadata, PytorchReader
     from .stores.records import (
+        AdapterType,
         BinFileRecorder,
         BinGzFileRecorder,
         CompactRecorder,
@@ -91,11 +91,14 @@ if TYPE_CHECKING:
         FullPrecisionSettings,
         HalfPrecisionSettings,
         JsonGzFileRecorder,
+        LoadArgs,
         NamedMpkFileRecorder,
         NamedMpkGzFileRecorder,
         PrettyJsonFileRecorder,
+        PyTorchFileRecorder,
         Record,
         RecordTensor,
+        SafetensorsFileRecorder,
         load_file,
         load_record,
         open_record,
@@ -121,7 +124,7 @@ if TYPE_CHECKING:
 
 # What opening a file does not need is imported when it is first asked for.
 _LATER = {
-    "AdapterType": "stores.importers",
+    "AdapterType": "stores.records",
     "ApplyError": "models.result",
     "ApplyResult": "models.result",
     "BinFileRecorder": "stores.records",
@@ -143,7 +146,7 @@ _LATER = {
     "IdentityAdapter": "transforms.adapters",
     "JsonGzFileRecorder": "stores.records",
     "KeyRemapper": "transforms.remap",
-    "LoadArgs": "stores.importers",
+    "LoadArgs": "stores.records",
     "Merge": "jobs.merge.merge",
     "MergeSource": "jobs.merge.merge",
     "MergedTensor": "jobs.merge.combine",
@@ -161,7 +164,7 @@ _LATER = {
     "Partition": "transforms.partition",
     "PathFilter": "transforms.filter",
     "PrettyJsonFileRecorder": "stores.records",
-    "PyTorchFileRecorder": "stores.importers",
+    "PyTorchFileRecorder": "stores.records",
     "PyTorchToBurnAdapter": "transforms.adapters",
     "PytorchMetadata": "stores.pytorch_reader",
     "PytorchReader": "stores.pytorch_reader",
@@ -171,7 +174,7 @@ _LATER = {
     "Record": "stores.records",
     "RecordTensor": "stores.records",
     "Report": "jobs.report.report",
-    "SafetensorsFileRecorder": "stores.importers",
+    "SafetensorsFileRecorder": "stores.records",
     "SafetensorsStore": "stores.safetensors",
     "ScanResult": "jobs.scan.scan",
     "Store": "stores.base",
@@ -194,7 +197,6 @@ _LATER = {
     "map_indices_contiguous_except": "transforms.indices",
     "merge": "jobs.merge.merge",
     "migrate": "jobs.migrate",
-    "migrate_folder": "jobs.migrate",
     "open_record": "stores.records",
     "read_receipt": "jobs.convert.receipt",
     "record_of": "stores.records",
@@ -347,7 +349,6 @@ __all__ = [
     "map_indices_contiguous_except",
     "merge",
     "migrate",
-    "migrate_folder",
     "nn",
     "open",
     "open_record",

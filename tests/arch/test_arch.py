@@ -28,7 +28,7 @@ PUBLIC = [
     *("BinFileRecorder", "BinGzFileRecorder", "CompactRecorder", "DefaultRecorder", "DoublePrecisionSettings"),
     *("FullPrecisionSettings", "HalfPrecisionSettings", "JsonGzFileRecorder", "Migration", "NamedMpkFileRecorder"),
     *("NamedMpkGzFileRecorder", "PrettyJsonFileRecorder", "Record", "RecordTensor", "load_file", "migrate"),
-    *("migrate_folder", "open_record", "record_of", "save_file", "load_record"),
+    *("open_record", "record_of", "save_file", "load_record"),
     *("AdapterType", "LoadArgs", "PyTorchFileRecorder", "SafetensorsFileRecorder"),
     *("AlreadyExistsError", "ApplyError", "ApplyResult", "BurnToPyTorchAdapter", "BurnpackStore", "BurnstoreError"),
     *("ChainAdapter", "ChangedError", "Checkpoint", "ClosedError", "ContainerPath", "CorruptError", "DType"),

@@ -384,7 +384,7 @@ class Kinds:
 
 
 def test_a_value_that_cannot_be_represented_is_refused_where_it_is_wanted(checkpoint: bytes) -> None:
-    with pytest.raises(ConfigError, match=r"kind: a torch\.float32, which is no plain data"):
+    with pytest.raises(ConfigError, match=r"kind: a torch\.float32, which is not plain data"):
         PytorchReader.load_config(checkpoint, Kinds, "optimizer_state_dict", ignore_extra=True)
 
     @dataclass

@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import burnstore as bs
 from burnstore import nn
 from burnstore.jobs import migrate as migration
+from burnstore.jobs.migrate import migrate_each
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "formats"))
 from record_models import declared
@@ -169,7 +171,7 @@ def training(tmp_path: Path) -> Path:
 
 def test_a_folder_is_migrated_whole_and_what_cannot_go_is_told(training: Path, tmp_path: Path) -> None:
     before = digests(training)
-    done = {Path(each.source).name: each for each in bs.migrate_folder(training, tmp_path / "new", durable=False)}
+    done = {Path(each.source).name: each for each in bs.migrate(training, tmp_path / "new", durable=False).records}
     assert digests(training) == before
     failed = {name: type(each.error) for name, each in done.items() if each.error is not None}
     assert failed == {
@@ -185,14 +187,18 @@ def test_a_folder_is_migrated_whole_and_what_cannot_go_is_told(training: Path, t
     for epoch in (1, 2):
         with bs.open(tmp_path / "new" / "checkpoint" / f"aoptim-{epoch}.bpk") as f:
             assert list(f.metadata.values()) == ["weight"]
-    again = list(bs.migrate_folder(training, tmp_path / "new", durable=False))
-    assert all(each.error is not None for each in again)
-    fine = list(bs.migrate_folder(training, tmp_path / "new", scheduler="Noam", overwrite=True, durable=False))
-    assert sum(each.error is None for each in fine) == 7
+    again = bs.migrate(training, tmp_path / "new", durable=False)
+    assert again.records and all(each.error is not None for each in again.records)
+    fine = bs.migrate(training, tmp_path / "new", scheduler="Noam", overwrite=True, durable=False)
+    assert sum(each.error is None for each in fine.records) == 7
+    assert fine.tensors == sum(each.tensors for each in fine.records) > 0
+    with pytest.raises(TypeError, match="like and model are for one record"):
+        bs.migrate(training, tmp_path / "new", like=nn.Linear(3, 2))
 
 
 def test_progress_tells_the_file_and_its_bytes(training: Path, tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
-    list(bs.migrate_folder(training / "checkpoint", tmp_path / "new", progress=lambda *each: told.append(each)))
+    report = partial(partial, lambda *each: told.append(each))
+    list(migrate_each(str(training / "checkpoint"), str(tmp_path / "new"), progress_of=report))
     assert {Path(path).name for path, _, _ in told} >= {"model-1.mpk.gz", "aoptim-2.mpk"}
     assert all(0 < now <= total for _, now, total in told)

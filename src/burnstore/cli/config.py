@@ -1,4 +1,4 @@
-"""``burnstore config``: show the configuration that a PyTorch file carries, or write it as JSON."""
+"""``burnstore config``: show the configuration in a PyTorch file, or write it as JSON."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .complaint import complain
 from .text import escape
 
 _LEFT_OUT = object()
-_MOST_TOLD = 5
+_MOST_SHOWN = 5
 
 DESCRIPTION = """\
-Show the plain values that a PyTorch file carries beside its tensors, such as a model's configuration, as JSON.
-Nothing in the file is run; tensors and objects are left out, and stderr says which.
+Show the plain values that a PyTorch file has beside its tensors, such as a model's configuration, as JSON.
+Nothing in the file is run; tensors and objects are left out and listed on stderr.
 """
 
 EXAMPLES = """\
@@ -31,15 +31,15 @@ examples:
   burnstore config checkpoint.ckpt --key hyper_parameters.model
 
 exit codes:
-  0  fine
+  0  ok
   2  an error: a file that cannot be read, a key that is not there, or wrong arguments
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What can be said after the verb."""
+    """Declare the arguments of the verb."""
     parser.add_argument("file", metavar="FILE", help="a PyTorch file, or JSON")
-    parser.add_argument("--key", metavar="KEY", help="the part that is wanted; a.b is b below a")
+    parser.add_argument("--key", metavar="KEY", help="the part to show; a.b is b below a")
     parser.add_argument("-o", "--output", metavar="JSON", help="write it to this file")
     add_overwrite(parser)
 
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         left_out = list(opaque_values(data))
         kept = _without_opaque(data)
         if kept is _LEFT_OUT:
-            raise BurnstoreError(f"it is {data!r}, no plain data", hint="--key chooses another part")
+            raise BurnstoreError(f"expected plain data, got {data!r}", hint="choose another part with --key")
         if arguments.output is None:
             # ASCII only: whatever the texts are, no terminal acts on them.
             print(json.dumps(json.loads(to_json(kept)), indent=2))
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         complain(error, arguments.file)
         return ERROR
     if left_out:
-        _tell(left_out)
+        _report(left_out)
     return FINE
 
 
@@ -77,10 +77,10 @@ def _without_opaque(data: Any) -> Any:
     return data
 
 
-def _tell(left_out: list[tuple[str, Opaque]]) -> None:
-    """Say on stderr what is no plain data and so not part of the output."""
+def _report(left_out: list[tuple[str, Opaque]]) -> None:
+    """List on stderr the values that are not plain data and so not part of the output."""
     kinds = Counter(value.type_name for _, value in left_out)
-    shown = ", ".join(f"{count} of {escape(kind)}" for kind, count in kinds.most_common(_MOST_TOLD))
+    shown = ", ".join(f"{count} of {escape(kind)}" for kind, count in kinds.most_common(_MOST_SHOWN))
     first = escape(left_out[0][0])
     sys.stdout.flush()
-    print(f"burnstore: left out, as they are no plain data: {shown}; the first is {first}", file=sys.stderr)
+    print(f"burnstore: left out values that are not plain data: {shown}; the first is {first}", file=sys.stderr)

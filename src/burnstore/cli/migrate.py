@@ -1,4 +1,4 @@
-"""``burnstore migrate``: write what old records hold into new files, and verify it."""
+"""``burnstore migrate``: write the contents of old records into new files, and verify them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from ..errors import BurnstoreError
-from ..jobs.migrate import Migration, migrate, migrate_folder
+from ..jobs.migrate import Migration, migrate, migrate_each
 from . import ERROR, FINE, FOUND
 from .arguments import add_overwrite, add_quiet
 from .complaint import complain
@@ -16,9 +16,9 @@ from .progress import ProgressDisplay
 from .text import escape, size
 
 DESCRIPTION = """\
-Write what a record of Burn 0.13 to 0.21 holds (.mpk, .bin, .json, each also .gz) into a file that Burn of today loads.
-The record stays as it is; every tensor of the new file is read back and compared. Of a folder every record below it
-is migrated into the same place below DESTINATION.
+Write the contents of a record of Burn 0.13 to 0.21 (.mpk, .bin, .json, each also .gz) into a file that Burn of today
+loads. The record stays unchanged; every tensor of the new file is read back and compared. In a folder every record
+is migrated to the same place below DESTINATION.
 """
 
 EXAMPLES = """\
@@ -29,7 +29,7 @@ examples:
   burnstore migrate scheduler-3.mpk scheduler-3.bpk --scheduler Cosine
 
 exit codes:
-  0  fine: everything was migrated and verified
+  0  ok: everything was migrated and verified
   1  there was nothing to migrate
   2  an error: at least one record could not be migrated, or wrong arguments
 
@@ -38,7 +38,7 @@ A binary record (.bin) has no names; it is migrated from Python: burnstore.migra
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What can be said after the verb."""
+    """Declare the arguments of the verb."""
     parser.add_argument("source", metavar="SOURCE", help="a record, or a folder with records")
     parser.add_argument("destination", metavar="DESTINATION", help="the new file (.bpk), or a folder")
     add_overwrite(parser, "files that exist")
@@ -46,12 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scheduler",
         choices=("Linear", "Cosine", "Exponential", "Noam", "Step"),
-        help="what kind of scheduler a record with a single number is of",
+        help="the kind of scheduler of a record with a single number",
     )
     parser.add_argument(
         "--undecided",
         choices=("F16", "I16"),
-        help="what the tensors are that a Half record of Burn 0.13 does not tell; F16 if all are floats",
+        help="the dtype of tensors that a Half record of Burn 0.13 leaves open; F16 if all are floats",
     )
     add_quiet(parser)
 
@@ -63,20 +63,19 @@ def run(arguments: argparse.Namespace) -> int:
         for outcome in _outcomes(arguments, display):
             display.clear()
             done.append(outcome)
-            _tell(outcome)
+            _print(outcome)
     if not done:
         print(f"no records of Burn below {escape(arguments.source)}")
         return FOUND
     failed = [each for each in done if each.error is not None]
     if len(done) > 1:
-        fine = [each for each in done if each.error is None]
-        total = sum(each.nbytes for each in fine)
-        summary = f"{len(fine)} of {len(done)} records migrated and verified, {size(total)}"
+        total = sum(each.nbytes for each in done)
+        summary = f"{len(done) - len(failed)} of {len(done)} records migrated and verified, {size(total)}"
         print(summary + (f"; {len(failed)} not, see above" if failed else ""))
     return ERROR if failed else FINE
 
 
-def _tell(outcome: Migration) -> None:
+def _print(outcome: Migration) -> None:
     if outcome.error is not None:
         complain(outcome.error, outcome.source)
         return
@@ -87,7 +86,8 @@ def _tell(outcome: Migration) -> None:
 def _outcomes(arguments: argparse.Namespace, display: ProgressDisplay) -> Iterator[Migration]:
     wanted = {"scheduler": arguments.scheduler, "undecided": arguments.undecided, "overwrite": arguments.overwrite}
     if os.path.isdir(arguments.source):
-        yield from migrate_folder(arguments.source, arguments.destination, progress=display.show, **wanted)
+        progress_of = partial(partial, display.show)
+        yield from migrate_each(arguments.source, arguments.destination, progress_of=progress_of, **wanted)
         return
     try:
         yield migrate(
@@ -98,5 +98,5 @@ def _outcomes(arguments: argparse.Namespace, display: ProgressDisplay) -> Iterat
             **wanted,
         )
     except (BurnstoreError, OSError, MemoryError) as error:
-        told = BurnstoreError("there is not enough memory") if isinstance(error, MemoryError) else error
-        yield Migration(arguments.source, arguments.destination, error=told)
+        shown = BurnstoreError("there is not enough memory") if isinstance(error, MemoryError) else error
+        yield Migration(arguments.source, arguments.destination, error=shown)

@@ -1,4 +1,4 @@
-"""Migration: from Burn's old records to files that Burn of today loads; each tensor verified, nothing deleted."""
+"""Migrate Burn's old records to files that Burn of today loads; each tensor is verified, nothing is deleted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _EPOCH = re.compile(r"-(\d+)$")
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """What became of one record: where it went and what it held, or the error that kept it from going."""
+    """The outcome for one record, or for a folder of ``records``: the new file and its contents, or the error."""
 
     source: str
     destination: str
@@ -38,7 +38,24 @@ class Migration:
     nbytes: int = 0
     error: BurnstoreError | OSError | None = None
     paths: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Of a module: the id of each parameter, in decimal, and its path, which an optimizer's new file holds."""
+    """For a module: the id of each parameter, in decimal, and its path, which an optimizer's new file holds."""
+    records: Sequence[Migration] = ()
+    """For a folder: the outcome for each record below it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """How records are read and written."""
+
+    like: Any
+    scheduler: str | None
+    undecided: DType | str | None
+    overwrite: bool
+    durable: bool
+    limits: Limits | None
+
+    def open(self, path: str) -> Record:
+        return open_record(path, like=self.like, undecided=self.undecided, limits=self.limits)
 
 
 def migrate(
@@ -54,13 +71,18 @@ def migrate(
     limits: Limits | None = None,
     progress: ProgressLike | None = None,
 ) -> Migration:
-    """Write what an old record holds into a new file, and read that back to compare every tensor; the record stays.
+    """Write the contents of an old record into a new file, and read it back to compare every tensor.
 
     A model becomes a file of the destination's format with the same names, dtypes, values and parameter ids. The state
     of an optimizer or a scheduler becomes the Burnpack record that Burn 0.22 keeps of it. ``like`` declares the model
     of a binary record (or names its optimizer), ``model`` is the record of the model that an optimizer belongs to, so
-    that the new file can tell its parameters' paths, ``scheduler`` names the kind of a scheduler, ``undecided`` the
-    dtype that a Half record of Burn 0.13 leaves open.
+    that the new file has its parameters' paths, ``scheduler`` names the kind of a scheduler, ``undecided`` the dtype
+    that a Half record of Burn 0.13 leaves open.
+
+    If ``source`` is a folder, every record below it goes to the same place below ``destination``: ``model-1.mpk``
+    becomes ``model-1.bpk``, and an optimizer's record finds the paths of its parameters in the model's of the same
+    folder and epoch. The bytes of a file decide whether it is a record; links are left alone. A record that cannot be
+    migrated has its error in ``records`` and does not stop the others.
 
     >>> import tempfile, burnstore as bs
     >>> from burnstore import nn
@@ -70,77 +92,63 @@ def migrate(
     ...     done.kind, done.tensors, done.nbytes, sorted(bs.open(f"{folder}/new.bpk"))
     ('module', 2, 36, ['bias', 'weight'])
     """
-    paths = {}
-    if model is not None:
-        with open_record(model, limits=limits) as opened:
-            paths = _paths(opened)
-    with open_record(source, like=like, undecided=undecided, limits=limits) as record:
-        return _migrated(
-            record,
-            os.fsdecode(source),
-            os.fsdecode(destination),
-            paths,
-            scheduler,
-            like=like,
-            overwrite=overwrite,
-            durable=durable,
-            progress=progress,
-        )
+    old, new = os.fsdecode(source), os.fsdecode(destination)
+    options = _Options(like, scheduler, undecided, overwrite, durable, limits)
+    if not os.path.isdir(old):
+        paths: Mapping[str, str] = {}
+        if model is not None:
+            with open_record(model, limits=limits) as opened:
+                paths = _paths(opened)
+        with options.open(old) as record:
+            return _migrated(record, old, new, paths, options, progress)
+    if like is not None or model is not None:
+        raise TypeError("like and model are for one record; a folder has several")
+    records = tuple(_each(old, new, options, lambda _: progress))
+    nbytes = sum(record.nbytes for record in records)
+    return Migration(old, new, None, sum(record.tensors for record in records), nbytes, records=records)
 
 
-def migrate_folder(
-    source: str | os.PathLike[str],
-    destination: str | os.PathLike[str],
+def migrate_each(
+    source: str,
+    destination: str,
     *,
     scheduler: str | None = None,
     undecided: DType | str | None = None,
     overwrite: bool = False,
-    durable: bool = True,
-    limits: Limits | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress_of: Callable[[str], ProgressLike | None] = lambda _: None,
 ) -> Iterator[Migration]:
-    """Migrate every record below a folder into the same place below another, one after the other.
+    """Migrate a folder as `migrate` does, and yield the outcome for each record as soon as it is known."""
+    return _each(source, destination, _Options(None, scheduler, undecided, overwrite, True, None), progress_of)
 
-    Which files are records their bytes decide; others are left alone, as are links. ``model-1.mpk`` becomes
-    ``model-1.bpk``, and an optimizer's record finds the paths of its parameters in the model's of the same folder and
-    epoch. What cannot be migrated is reported in its `Migration` and does not keep the rest from going.
-    """
+
+def _each(
+    source: str, destination: str, options: _Options, progress_of: Callable[[str], ProgressLike | None]
+) -> Iterator[Migration]:
     models: dict[tuple[str, str], Mapping[str, str]] = {}
-    options: dict[str, Any] = {"undecided": undecided, "limits": limits}
-    postponed: list[tuple[str, str]] = []
+    optimizers: list[tuple[str, str]] = []
 
-    def one(old: str, new: str, *, last: bool) -> Migration | None:
+    def one(old: str, new: str, *, postpone: bool) -> Migration | None:
         place = os.path.dirname(old), _epoch(old)
-        told = None if progress is None else (lambda done, total: progress(old, done, total))
         try:
-            with open_record(old, **options) as record:
-                if record.kind == "optimizer" and not last:
+            with options.open(old) as record:
+                if record.kind == "optimizer" and postpone:  # until the models' paths are known
                     return None
                 os.makedirs(os.path.dirname(new) or os.curdir, exist_ok=True)
-                done = _migrated(
-                    record,
-                    old,
-                    new,
-                    models.get(place, {}),
-                    scheduler,
-                    overwrite=overwrite,
-                    durable=durable,
-                    progress=told,
-                )
+                done = _migrated(record, old, new, models.get(place, {}), options, progress_of(old))
         except (BurnstoreError, OSError) as error:
             return Migration(old, new, error=error)
         if done.kind == "module":
             models[place] = {**models.get(place, {}), **done.paths}
         return done
 
-    for old, new in list(_records_below(os.fsdecode(source), os.fsdecode(destination))):
-        outcome = one(old, new, last=False)
+    for old, new in list(_records_below(source, destination)):
+        outcome = one(old, new, postpone=True)
         if outcome is None:
-            postponed.append((old, new))
+            optimizers.append((old, new))
         else:
             yield outcome
-    for old, new in postponed:
-        outcome = one(old, new, last=True)
+    for old, new in optimizers:
+        outcome = one(old, new, postpone=False)
         assert outcome is not None
         yield outcome
 
@@ -150,13 +158,12 @@ def _migrated(
     source: str,
     destination: str,
     paths: Mapping[str, str],
-    scheduler: str | None,
-    *,
-    like: Any = None,
-    overwrite: bool,
-    durable: bool,
+    options: _Options,
     progress: ProgressLike | None,
 ) -> Migration:
+    tensors: Sequence[TensorSnapshot]
+    scalars: Mapping[str, Scalar] = {}
+    more: dict[str, Any] = {}
     with located(path=source):
         if record.nameless:
             raise UnsupportedError(
@@ -165,31 +172,25 @@ def _migrated(
                 hint="from Python: burnstore.migrate(old, new, like=Model()) with a declaration of the model",
             )
         kind = record.kind
-        tensors, scalars, metadata = _parts(record, paths, scheduler, like)
-    more: dict[str, Any] = {} if kind == "module" else {"scalars": scalars, "metadata": metadata, "format": "burnpack"}
-    save(tensors, destination, overwrite=overwrite, durable=durable, progress=progress, **more)
+        if kind == "module":
+            tensors = record.snapshots() if options.like is None else placed(record, options.like)
+        else:
+            state, scalars = record.training_state(scheduler=options.scheduler)
+            tensors = list(state.values())
+            ids = {name.partition(".")[0] for name in (*state, *scalars)}
+            metadata = {number: path for number, path in paths.items() if number in ids}
+            more = {"scalars": scalars, "metadata": metadata, "format": "burnpack"}
+    save(tensors, destination, overwrite=options.overwrite, durable=options.durable, progress=progress, **more)
     _verify(destination, tensors, scalars)
     nbytes = sum(tensor.nbytes for tensor in tensors)
-    found = _paths(record) if kind == "module" else {}
-    return Migration(source, destination, kind, len(tensors), nbytes, paths=found)
-
-
-def _parts(
-    record: Record, paths: Mapping[str, str], scheduler: str | None, like: Any
-) -> tuple[Sequence[TensorSnapshot], Mapping[str, Scalar], Mapping[str, str]]:
-    """What goes into the new file: tensors, scalars, and for an optimizer the paths of its parameters."""
-    if record.kind == "module":
-        return record.snapshots() if like is None else placed(record, like), {}, {}
-    tensors, scalars = record.training_state(scheduler=scheduler)
-    ids = {name.partition(".")[0] for name in (*tensors, *scalars)}
-    return list(tensors.values()), scalars, {number: path for number, path in paths.items() if number in ids}
+    return Migration(source, destination, kind, len(tensors), nbytes, paths=_paths(record) if kind == "module" else {})
 
 
 def _verify(destination: str, tensors: Sequence[TensorSnapshot], scalars: Mapping[str, Scalar]) -> None:
-    """Read the new file and compare it, tensor by tensor and byte by byte, with what it was made of."""
+    """Read the new file and compare it with the record, tensor by tensor and byte by byte."""
     with open_checkpoint(destination) as written, located(path=destination):
         if len(written) != len(tensors) or dict(written.scalars) != dict(scalars):
-            raise CorruptError("the new file does not hold what was written")
+            raise CorruptError("the new file does not hold the tensors and numbers of the record")
         for tensor in tensors:
             other = written[tensor.path]
             alike = (other.dtype.name, other.shape, other.nbytes) == (tensor.dtype.name, tensor.shape, tensor.nbytes)
@@ -207,17 +208,17 @@ def _records_below(source: str, destination: str) -> Iterator[tuple[str, str]]:
         below.sort()
         for name in sorted(names):
             old = os.path.join(folder, name)
-            if _begins_like_a_record(old):
+            if _is_record_file(old):
                 new = os.path.join(destination, os.path.relpath(folder, source), _stem(name) + ".bpk")
                 yield old, os.path.normpath(new)
 
 
-def _begins_like_a_record(path: str) -> bool:
+def _is_record_file(path: str) -> bool:
     if os.path.islink(path):
         return False
     try:
         file = FileSource(path)
-    except OSError:  # a socket, or a file that may not be read: not ours to complain about
+    except OSError:  # a socket, or a file that may not be read
         return False
     try:
         return is_record(file.read_at(0, min(HEAD_BYTES, file.size)))

@@ -1,4 +1,4 @@
-"""Configurations: the plain values that a PyTorch file has beside its tensors, as data or as a type of one's own."""
+"""Configurations: the plain values that a PyTorch file has beside its tensors, as data or as a declared type."""
 
 from __future__ import annotations
 
@@ -7,10 +7,22 @@ import datetime
 import json
 import math
 import os
-from collections.abc import Mapping
+import types
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import PurePath
-from typing import Any, TypeVar, overload
+from typing import (
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+    overload,
+)
 
 from ..errors import ConfigError, LimitError, UnsupportedError, located, printable
 from ..formats import pytorch
@@ -20,13 +32,15 @@ from ..formats.registry import HEAD_BYTES, format_for_bytes
 from ..io.atomic import atomic_file
 from ..io.source import BytesSource, FileSource, Source
 from ..limits import Limits
-from .config_schema import fitted
 
 T = TypeVar("T")
 
 _MOST_JSON_BYTES = 64 << 20
 _MOST_JSON_VALUES = 1_000_000
 _DEEPEST = 200
+_MOST_SHOWN = 20
+_LONGEST_SHOWN = 40
+_UNFIT = object()  # stands for a value that did not fit; its problem is noted
 
 
 @overload
@@ -50,12 +64,12 @@ def config_from_file(
     ignore_extra: bool = False,
     limits: Limits | None = None,
 ) -> Any:
-    """The configuration in a PyTorch file, or in a JSON file such as `save_config` writes; nothing in it is run.
+    """Read the configuration in a PyTorch file, or in a JSON file such as `save_config` writes; nothing in it is run.
 
-    ``top_level_key`` names the part that it is (dotted for a part of a part). Without ``into`` it comes as plain data:
-    dicts, lists (also for tuples and sets), texts, numbers, dates; what is none of these is an `Opaque`, which tells
-    its type. ``into`` is a dataclass, a TypedDict, a NamedTuple, a class with ``model_validate``, or a type such as
-    ``dict[str, int]``: then everything is checked, an integer is taken for a float, and nothing else is converted.
+    ``top_level_key`` names the part to read (dotted for a part of a part). Without ``into`` it comes as plain data:
+    dicts, lists (also for tuples and sets), strings, numbers, dates; any other is an `Opaque`, which has its type.
+    ``into`` is a dataclass, a TypedDict, a NamedTuple, a class with ``model_validate``, or a type such as ``dict[str,
+    int]``: then everything is checked, an integer is accepted for a float, and nothing else is converted.
     ``ignore_extra=True`` leaves out what the type does not have.
 
     Raises ConfigError with every problem and its place, TensorNotFoundError for a key that is not there, FormatError
@@ -91,15 +105,15 @@ def _read(source: Source, top_level_key: str | None, limits: Limits) -> Any:
         )
     format_name = format_for_bytes(head).name
     if format_name != "pytorch":
-        raise UnsupportedError(f"it is a {format_name} file; a configuration is read from PyTorch files and from JSON")
+        raise UnsupportedError(f"expected a PyTorch file or JSON, got a {format_name} file")
     return plain_value(pytorch.read_pickled(source, limits).value, top_level_key)
 
 
 def save_config(config: Any, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
     """Write a configuration as JSON: plain data, a dataclass, a NamedTuple, or an object with ``model_dump``.
 
-    All or nothing, as every save. Raises ConfigError where something has no form in JSON (a tensor, NaN), with its
-    place; AlreadyExistsError unless ``overwrite``.
+    All or nothing, as every save. Raises ConfigError with the place of a value that JSON cannot hold (a tensor, NaN),
+    and AlreadyExistsError unless ``overwrite``.
 
     >>> import os, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -114,18 +128,20 @@ def save_config(config: Any, path: str | os.PathLike[str], *, overwrite: bool = 
 
 
 def to_json(config: Any) -> str:
-    """A configuration as the text of a JSON file."""
+    """Return a configuration as the text of a JSON file."""
     text = json.dumps(_json_value(config, "", 0), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ConfigError("a text in it has half of a character, which no file of text can hold") from None
+        raise ConfigError("it contains a lone surrogate; cannot encode as UTF-8") from None
     return text
 
 
 def _json_value(value: Any, place: str, depth: int) -> Any:
     if depth > _DEEPEST:
-        raise ConfigError(f"values nested more than {_DEEPEST} deep, or one that holds itself: {printable(place[:80])}")
+        raise ConfigError(
+            f"values nested more than {_DEEPEST} deep, or one that contains itself: {printable(place[:80])}"
+        )
     if value is None or (isinstance(value, (bool, str)) and not isinstance(value, Enum)):
         return value
     if isinstance(value, Enum):
@@ -135,7 +151,7 @@ def _json_value(value: Any, place: str, depth: int) -> Any:
     if isinstance(value, float):
         if math.isfinite(value):
             return float(value)
-        raise _not_json(place, f"{value}, a number that JSON has not")
+        raise _not_json(place, str(value))
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
     if isinstance(value, PurePath):
@@ -159,11 +175,199 @@ def _json_object(value: Mapping[Any, Any], place: str, depth: int) -> dict[str, 
         if not isinstance(key, (str, int)) or isinstance(key, bool):
             raise _not_json(place, f"a dict with the key {printable(repr(key)[:80])}")
         if str(key) in made:
-            raise _not_json(place, f"a dict with the key {printable(str(key))!r} as a text and as a number")
+            raise _not_json(place, f"a dict with the key {printable(str(key))!r} as a str and as a number")
         made[str(key)] = _json_value(held, below(place, key), depth + 1)
     return made
 
 
 def _not_json(place: str, what: str) -> ConfigError:
-    problem = f"{printable(place) or 'it'} is {what}, which has no form in JSON"
+    problem = f"{printable(place) or 'it'} is {what}, which JSON cannot hold"
     return ConfigError(problem, problems=[problem])
+
+
+def fitted(data: Any, into: Any, *, ignore_extra: bool = False) -> Any:
+    """Return the data as an object of this type; ConfigError lists every value that does not match it.
+
+    A type is a dataclass, a TypedDict, a NamedTuple, a class with ``model_validate`` (pydantic's), or what such classes
+    are made of: ``int``, ``list[float]``, ``dict[str, int]``, ``X | None``, ``Literal``, an Enum. An integer is
+    accepted for a float; nothing else is converted.
+
+    >>> import dataclasses
+    >>> Net = dataclasses.make_dataclass("Net", [("n_head", int), ("rates", list[float])])
+    >>> fitted({"n_head": 2, "rates": [0.5, 1]}, Net)
+    Net(n_head=2, rates=[0.5, 1.0])
+    >>> fitted({"n_head": "2", "rates": [0.5, None]}, Net)
+    Traceback (most recent call last):
+    burnstore.errors.ConfigError: config does not match Net:
+      n_head: expected int, found '2'
+      rates[1]: expected float, found None
+    """
+    fitting = _Fitting(ignore_extra)
+    made = fitting.fit(data, into, "")
+    if fitting.problems:
+        more = len(fitting.problems) - _MOST_SHOWN
+        shown = [*fitting.problems[:_MOST_SHOWN], *([f"and {more} more"] if more > 0 else [])]
+        raise ConfigError(
+            f"config does not match {_name(into)}:\n  " + "\n  ".join(shown),
+            problems=fitting.problems,
+            hint="pass ignore_extra=True to leave out what the type does not have" if fitting.extras else None,
+        )
+    return made
+
+
+class _Named(NamedTuple):
+    """A type with named fields: the type of each, the required ones, and the constructor."""
+
+    hints: dict[str, Any]
+    required: set[str]
+    make: Callable[..., Any]
+
+
+class _Fitting:
+    """Data being fitted; problems are collected, so that one run reports all."""
+
+    def __init__(self, ignore_extra: bool) -> None:
+        self.problems: list[str] = []
+        self.extras = False
+        self._ignore_extra = ignore_extra
+
+    def fit(self, value: Any, hint: Any, place: str) -> Any:
+        if isinstance(value, Opaque):
+            return self._unfit(place, f"a {value.type_name}, which is not plain data")
+        if hint is Any or hint is object:
+            return value
+        if hint is None or hint is type(None):
+            return None if value is None else self._expected(place, "None", value)
+        origin = get_origin(hint)
+        if origin is Union or origin is types.UnionType:
+            return self._one_of(value, get_args(hint), place, _name(hint))
+        if origin is Literal:
+            exact = [choice for choice in get_args(hint) if choice == value and type(choice) is type(value)]
+            return exact[0] if exact else self._expected(place, _name(hint), value)
+        if hasattr(hint, "__supertype__"):  # typing.NewType
+            return self.fit(value, hint.__supertype__, place)
+        if hint in (bool, int, str, bytes):
+            return value if type(value) is hint else self._expected(place, _name(hint), value)
+        if hint is float:
+            return float(value) if type(value) in (int, float) else self._expected(place, "float", value)
+        if origin is not None or hint in (list, tuple, dict, set, frozenset):
+            return self._container(value, origin or hint, get_args(hint), place)
+        return self._class(value, hint, place)
+
+    def _class(self, value: Any, hint: Any, place: str) -> Any:
+        if isinstance(hint, type) and issubclass(hint, Enum):
+            matching = [member for member in hint if member.value == value and type(member.value) is type(value)]
+            return matching[0] if matching else self._expected(place, hint.__name__, value)
+        if callable(getattr(hint, "model_validate", None)):
+            try:
+                return hint.model_validate(value)
+            except ValueError as error:
+                return self._unfit(place, str(error))
+        named = _named(hint)
+        if named is None:
+            if isinstance(hint, type) and isinstance(value, hint):
+                return value
+            if isinstance(hint, type) and hint.__module__ != "builtins" and type(value) is dict:
+                raise TypeError(
+                    f"expected a dataclass, a TypedDict, a NamedTuple or a class with model_validate, got {_name(hint)}"
+                )
+            return self._expected(place, _name(hint), value)
+        if not isinstance(value, dict):
+            return self._expected(place, f"a {_name(hint)}", value)
+        return self._fields(value, named, place, _name(hint))
+
+    def _fields(self, value: dict[Any, Any], named: _Named, place: str, name: str) -> Any:
+        given: dict[str, Any] = {}
+        for field, hint in named.hints.items():
+            if field in value:
+                given[field] = self.fit(value[field], hint, below(place, field))
+            elif field in named.required:
+                self._unfit(below(place, field), "missing")
+        for key in value:
+            if key not in named.hints and not self._ignore_extra:
+                self.extras = True
+                self._unfit(below(place, key), f"{name} has no such field")
+        if self.problems:
+            return _UNFIT
+        try:
+            return named.make(**given)
+        except ValueError as error:  # of the type's own checks
+            return self._unfit(place, str(error))
+
+    def _one_of(self, value: Any, choices: Sequence[Any], place: str, name: str) -> Any:
+        # The type that the value has comes first, or a float would be made of the int in float | int.
+        ordered = sorted(choices, key=lambda choice: choice is not type(value))
+        attempts = []
+        for choice in ordered:
+            attempt = _Fitting(self._ignore_extra)
+            made = attempt.fit(value, choice, place)
+            if not attempt.problems:
+                return made
+            attempts.append(attempt)
+        wanted = [choice for choice in choices if choice is not type(None)]
+        if len(wanted) == 1 and isinstance(value, (dict, list)):  # X | None, and it is about an X
+            self.problems += attempts[ordered.index(wanted[0])].problems
+            return _UNFIT
+        return self._expected(place, name, value)
+
+    def _container(self, value: Any, kind: Any, of: tuple[Any, ...], place: str) -> Any:
+        if kind in (dict, Mapping) or (isinstance(kind, type) and issubclass(kind, Mapping)):
+            if not isinstance(value, dict):
+                return self._expected(place, "dict", value)
+            keys, values = of or (Any, Any)
+            return {
+                self.fit(key, keys, f"{place} (a key)"): self.fit(held, values, below(place, key))
+                for key, held in value.items()
+            }
+        if not isinstance(value, list):
+            return self._expected(place, _name(kind), value)
+        if kind is tuple and of and not (len(of) == 2 and of[1] is Ellipsis):
+            if len(value) != len(of):
+                return self._unfit(place, f"expected {len(of)} values, found {len(value)}")
+            return tuple(self.fit(held, of[at], f"{place}[{at}]") for at, held in enumerate(value))
+        one = of[0] if of else Any
+        made = [self.fit(held, one, f"{place}[{at}]") for at, held in enumerate(value)]
+        if self.problems:
+            return _UNFIT
+        return kind(made) if kind in (tuple, set, frozenset) else made
+
+    def _expected(self, place: str, wanted: str, value: Any) -> Any:
+        shown = repr(value)
+        if len(shown) > _LONGEST_SHOWN:
+            shown = f"{shown[: _LONGEST_SHOWN - 1]}…"
+        return self._unfit(place, f"expected {wanted}, found {printable(shown)}")
+
+    def _unfit(self, place: str, problem: str) -> Any:
+        self.problems.append(f"{printable(place)}: {problem}" if place else problem)
+        return _UNFIT
+
+
+def _named(kind: Any) -> _Named | None:
+    """Describe a type with named fields; None for any other."""
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        fields = [field for field in dataclasses.fields(kind) if field.init]
+        required = {
+            field.name
+            for field in fields
+            if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        }
+        hints = _hints(kind)
+        return _Named({field.name: hints[field.name] for field in fields}, required, kind)
+    if is_typeddict(kind):
+        return _Named(_hints(kind), set(kind.__required_keys__), dict)
+    if isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return _Named(_hints(kind), set(kind._fields) - set(getattr(kind, "_field_defaults", ())), kind)
+    return None
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    try:
+        return get_type_hints(kind)
+    except NameError as error:
+        raise TypeError(f"the annotations of {_name(kind)} cannot be resolved: {error}") from None
+
+
+def _name(kind: Any) -> str:
+    if isinstance(kind, type) and not get_args(kind):
+        return kind.__name__
+    return str(kind).replace("typing.", "").replace("NoneType", "None")

@@ -1,4 +1,4 @@
-"""PytorchReader: a file of ``torch.save`` tensor by tensor, with what its container says."""
+"""PytorchReader: a file of ``torch.save`` tensor by tensor, with the facts of its container."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FORMAT_TYPES = {"zip": "Zip", "script": "Zip", "exported": "Zip", "legacy": "Le
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PytorchMetadata:
-    """What the container of a PyTorch file says, besides the tensors."""
+    """The facts of a PyTorch file's container."""
 
     format_type: str
     """``Zip``, ``Legacy``, ``Tar`` or ``Pickle``."""
@@ -34,20 +34,20 @@ class PytorchMetadata:
     total_data_size: int | None
     """The bytes of all storages; None where they are inside the pickle."""
     archive_root: str
-    """The folder of the zip in which everything lies."""
+    """The folder of the zip that contains everything."""
     pickle_protocol: int
 
     def is_modern_format(self) -> bool:
-        """Whether it is the zip that PyTorch writes since 1.6."""
+        """Tell whether it is the zip that PyTorch writes since 1.6."""
         return self.format_type == "Zip"
 
     def is_legacy_format(self) -> bool:
-        """Whether it is the stream that PyTorch wrote before."""
+        """Tell whether it is the stream that PyTorch wrote before."""
         return self.format_type == "Legacy"
 
 
 class PytorchReader:
-    """The tensors of a PyTorch file, lazily, and what its container says; no model is needed, nothing in it is run.
+    """The tensors of a PyTorch file, lazily, and the facts of its container; no model is needed, nothing in it is run.
 
     >>> import pickle, numpy as np
     >>> reader = PytorchReader.from_bytes(pickle.dumps({"weight": np.ones((2, 3), np.float32)}))
@@ -69,30 +69,30 @@ class PytorchReader:
 
     @classmethod
     def with_top_level_key(cls, path: str | os.PathLike[str], key: str, **options: Any) -> PytorchReader:
-        """The tensors below this key of a file; names do not repeat it."""
+        """Open a file and take the tensors below this key; names do not repeat it."""
         return cls(path, top_level_key=key, **options)
 
     @classmethod
     def from_bytes(cls, data: bytes, **options: Any) -> PytorchReader:
-        """The tensors of a file that is in memory, whichever container it is."""
+        """Open a file that is in memory, whichever container it is."""
         if not isinstance(data, (bytes, bytearray, memoryview)):
             raise TypeError(f"from_bytes takes bytes, not {type(data).__name__}")
         return cls(bytes(data), **options)
 
     def keys(self) -> list[str]:
-        """The names of all tensors, in the order of the file."""
+        """Return the names of all tensors, in the order of the file."""
         return list(self._checkpoint)
 
     def get(self, name: str) -> TensorSnapshot | None:
-        """The tensor of this name, None if there is none."""
+        """Return the tensor of this name, None if the file has none."""
         return self._checkpoint.get(name)
 
     def tensors(self) -> dict[str, TensorSnapshot]:
-        """All tensors by name; each is read when its values are asked for."""
+        """Return all tensors by name; each is read on request."""
         return dict(self._checkpoint)
 
     def metadata(self) -> PytorchMetadata:
-        """What the container says."""
+        """Return the facts of the container."""
         source = _source(self._file)
         try:
             with located(path=source.name):
@@ -114,27 +114,27 @@ class PytorchReader:
 
     @property
     def notes(self) -> list[str]:
-        """What should be known about how the tensors were found, a sentence each."""
+        """What should be known about how the tensors were found, one sentence each."""
         return list(self._checkpoint.notes)
 
     def is_empty(self) -> bool:
-        """Whether there is no tensor."""
+        """Tell whether the file has no tensor."""
         return len(self) == 0
 
     def close(self) -> None:
-        """Let go of the file; tensors that were not read can no longer be."""
+        """Close the file; tensors that were not read can no longer be read."""
         self._checkpoint.close()
 
     @staticmethod
     def read_pickle_data(file: str | os.PathLike[str] | bytes, top_level_key: str | None = None) -> Any:
-        """All that a file holds, or what lies below a key, as plain data; tensors and objects as `Opaque`."""
+        """Return the contents of a file, or of a key, as plain data; tensors and objects as `Opaque`."""
         return config_from_file(file, top_level_key)
 
     @staticmethod
     def load_config(
         file: str | os.PathLike[str] | bytes, into: Any, top_level_key: str | None = None, *, ignore_extra: bool = False
     ) -> Any:
-        """The configuration in a file as an object of this type; the same as `config_from_file`."""
+        """Return the configuration in a file as an object of this type; the same as `config_from_file`."""
         return config_from_file(file, top_level_key, into, ignore_extra=ignore_extra)
 
     def __len__(self) -> int:

@@ -1,16 +1,22 @@
-"""Recorders: Burn's old way to save models, kept so that its files can be read, written and left behind.
+"""Burn's old ways to save and import models, kept so that their files can be read, written and migrated.
 
 Every recorder of Burn up to 0.21 is here under its name, with its three precision settings. Files are those that Burn
-0.21.0 writes; those of every older release are read. For anything new take `BurnpackStore`.
+0.21.0 writes; those of every older release are read. The importers of Burn up to 0.20 (``burn-import``) load weights of
+PyTorch as the record of a Burn model, which a recorder can write. New code uses `BurnpackStore`, `SafetensorsStore` or
+`convert`.
 """
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..errors import ModelError, UnknownFormatError, located
+from ..checkpoint import open_checkpoint
+from ..errors import ModelError, UnknownFormatError, located, printable
 from ..formats.codec.gzip import deflated
 from ..formats.record.declaration import Node, declare, marked, parameters_of
 from ..formats.record.document import Document
@@ -33,11 +39,15 @@ from ..models.result import ApplyResult
 from ..pipeline.execute import apply
 from ..tensor.dtype import DType
 from ..tensor.snapshot import TensorSnapshot
+from ..transforms.adapters import PyTorchToBurnAdapter
+from ..transforms.indices import contiguous_names
+from ..transforms.remap import KeyRemapper, keep_distinct
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 __all__ = [
+    "AdapterType",
     "BinFileRecorder",
     "BinGzFileRecorder",
     "CompactRecorder",
@@ -46,12 +56,15 @@ __all__ = [
     "FullPrecisionSettings",
     "HalfPrecisionSettings",
     "JsonGzFileRecorder",
+    "LoadArgs",
     "NamedMpkFileRecorder",
     "NamedMpkGzFileRecorder",
     "PrecisionSettings",
     "PrettyJsonFileRecorder",
+    "PyTorchFileRecorder",
     "Record",
     "RecordTensor",
+    "SafetensorsFileRecorder",
     "load_file",
     "load_record",
     "open_record",
@@ -61,26 +74,32 @@ __all__ = [
 
 _MINOR = int(LAST_VERSION.split(".")[1])
 _WRITTEN_AT_ONCE = 1 << 20
+_RULE = "---"
 
 
-class FileRecorder:
-    """What the recorders share; a recorder is one encoding with one precision.
-
-    As in Burn the extension of a path is the recorder's own: ``model`` and ``model.v1`` both mean ``model.mpk``. Unlike
-    in Burn a path that has it already is left alone (``a.mpk.gz`` does not become ``a.mpk.mpk.gz``), and an existing
-    file is replaced only if ``overwrite=True`` says so.
-    """
-
-    encoding: ClassVar[str]
-    compressed: ClassVar[bool] = False
-    extension: ClassVar[str]
+class _WithSettings:
+    """The precision of a recorder or an importer."""
 
     def __init__(self, settings: PrecisionSettings = FullPrecisionSettings) -> None:
         if not isinstance(settings, PrecisionSettings):
-            raise TypeError(
-                f"settings are FullPrecisionSettings or another of the three, not {type(settings).__name__}"
-            )
+            raise TypeError(f"settings is FullPrecisionSettings or one of the others, not {type(settings).__name__}")
         self.settings = settings
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.settings.name})"
+
+
+class FileRecorder(_WithSettings):
+    """The base of all recorders; a recorder is one encoding with one precision.
+
+    As in Burn the extension of a path is the recorder's own: ``model`` and ``model.v1`` both mean ``model.mpk``. Unlike
+    in Burn a path that has it already is left alone (``a.mpk.gz`` does not become ``a.mpk.mpk.gz``), and an existing
+    file is replaced only with ``overwrite=True``.
+    """
+
+    encoding: ClassVar[str]
+    extension: ClassVar[str]
+    compressed: ClassVar[bool] = False
 
     def load(
         self,
@@ -90,11 +109,11 @@ class FileRecorder:
         undecided: DType | str | None = None,
         limits: Limits | None = None,
     ) -> Record:
-        """The record in this file, opened: its tensors are read when they are asked for.
+        """Open the record in this file; its tensors are read on request.
 
-        ``like`` declares the model, which binary records need; ``"Adam"``, ``"Sgd"``, ``"Cosine"`` ... where it is the
-        state of an optimizer or a scheduler. Precision and release are the file's own. Raises FileNotFoundError,
-        FormatError, and UnknownFormatError where the file is a record of another recorder.
+        ``like`` declares the model, which binary records need; ``"Adam"``, ``"Sgd"``, ``"Cosine"`` ... for the state of
+        an optimizer or a scheduler. Precision and release are the file's own. Raises FileNotFoundError, FormatError,
+        and UnknownFormatError for a record of another recorder.
         """
         return open_record(self.path_of(path), like=like, undecided=undecided, limits=limits, recorder=self)
 
@@ -107,7 +126,7 @@ class FileRecorder:
         overwrite: bool = False,
         durable: bool = True,
     ) -> None:
-        """Write a record into this file, all or nothing, as Burn 0.21.0 writes it; folders that lack are made.
+        """Write a record into this file, all or nothing, as Burn 0.21.0 writes it; missing folders are created.
 
         Tensors are converted to the recorder's precision as they are written. ``like`` declares the model where the
         record itself does not know its shape and the encoding needs it: a binary record.
@@ -127,14 +146,11 @@ class FileRecorder:
                     scratch.write(*batch)
 
     def path_of(self, path: str | os.PathLike[str]) -> str:
-        """The path with the recorder's extension in place of its own."""
+        """Return the path with the recorder's extension in place of its own."""
         text = os.fsdecode(path)
         if text.lower().endswith(f".{self.extension}"):
             return text
         return f"{os.path.splitext(text)[0]}.{self.extension}"
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.settings.name})"
 
 
 class NamedMpkFileRecorder(FileRecorder):
@@ -149,46 +165,37 @@ class NamedMpkFileRecorder(FileRecorder):
     ["TensorSnapshot('weight', F16, [2, 3])", "TensorSnapshot('bias', F16, [3])"]
     """
 
-    encoding = "mpk"
-    extension = "mpk"
+    encoding, extension = "mpk", "mpk"
 
 
 class NamedMpkGzFileRecorder(FileRecorder):
     """MessagePack with names, compressed (``.mpk.gz``)."""
 
-    encoding = "mpk"
-    compressed = True
-    extension = "mpk.gz"
+    encoding, extension, compressed = "mpk", "mpk.gz", True
 
 
 class BinFileRecorder(FileRecorder):
     """Bincode (``.bin``): no names, so loading needs ``like=`` a declaration of the model with all its fields."""
 
-    encoding = "bin"
-    extension = "bin"
+    encoding, extension = "bin", "bin"
 
 
 class BinGzFileRecorder(FileRecorder):
     """Bincode, compressed (``.bin.gz``)."""
 
-    encoding = "bin"
-    compressed = True
-    extension = "bin.gz"
+    encoding, extension, compressed = "bin", "bin.gz", True
 
 
 class JsonGzFileRecorder(FileRecorder):
     """JSON without blanks, compressed (``.json.gz``)."""
 
-    encoding = "json"
-    compressed = True
-    extension = "json.gz"
+    encoding, extension, compressed = "json", "json.gz", True
 
 
 class PrettyJsonFileRecorder(FileRecorder):
     """JSON with a line for every number (``.json``); for looking at small models."""
 
-    encoding = "json"
-    extension = "json"
+    encoding, extension = "json", "json"
 
 
 class DefaultRecorder(NamedMpkFileRecorder):
@@ -199,7 +206,7 @@ class DefaultRecorder(NamedMpkFileRecorder):
 
 
 class CompactRecorder(NamedMpkFileRecorder):
-    """Burn's compact one: MessagePack in half precision."""
+    """Burn's compact recorder: MessagePack in half precision."""
 
     def __init__(self) -> None:
         super().__init__(HalfPrecisionSettings)
@@ -213,7 +220,7 @@ def open_record(
     limits: Limits | None = None,
     recorder: FileRecorder | None = None,
 ) -> Record:
-    """The record in a file of any recorder, or of ``recorder`` alone; its bytes decide, not its name."""
+    """Open the record in a file of any recorder, or of ``recorder`` alone; its bytes decide, not its name."""
     source = FileSource(path)
     try:
         found = read_record(source, limits or Limits(), like=like, undecided=undecided)
@@ -223,7 +230,7 @@ def open_record(
                 f"it is a record in another encoding: {found.variant}",
                 path=source.name,
                 rule="BR-01",
-                hint="burnstore.open and open_record take any",
+                hint="use burnstore.open or open_record, which take any",
             )
         shape = like if like is None or isinstance(like, str) else _shape(like, found.document)
         return Record.opened(found, source, shape=shape)
@@ -233,7 +240,7 @@ def open_record(
 
 
 def _shape(like: Any, document: Document) -> Node:
-    """The shape to write a record in: the declared one, with the Options that a binary file showed."""
+    """Return the shape to write a record in: the declared one, with the Options that a binary file marks."""
     options = document.options
     if document.heading.minor < _MINOR:  # an Option of a number has a mark there, and none in the last release
         options &= {path for path, _ in parameters_of(declare(like, document.heading.minor))}
@@ -241,7 +248,7 @@ def _shape(like: Any, document: Document) -> Node:
 
 
 def record_of(model: Any) -> Record:
-    """The record of a model, as Burn's ``into_record`` gives it: its tensors are read when the record is written.
+    """Make the record of a model, as Burn's ``into_record`` does; its tensors are read when the record is written.
 
     >>> from burnstore import nn
     >>> record_of(nn.Linear(2, 3)).item["weight"].snapshot.shape
@@ -250,11 +257,11 @@ def record_of(model: Any) -> Record:
     shape = declare(model, _MINOR)
     tensors = {snapshot.path: snapshot for snapshot in collect(model)}
     declared = [path for path, _ in parameters_of(shape)]
-    beside = sorted(set(tensors) ^ set(declared))
-    if beside:
+    unplaced = sorted(set(tensors) ^ set(declared))
+    if unplaced:
         raise ModelError(
             "a record of Burn 0.21 has no place for this tensor of the model",
-            tensor=beside[0],
+            tensor=unplaced[0],
             hint="declare the model with burnstore.nn, or save Burnpack",
         )
     return Record(tree_of(shape, tensors), shape=shape)
@@ -273,10 +280,10 @@ def save_file(
 
 
 def load_file(model: Any, path: str | os.PathLike[str], recorder: FileRecorder, **options: Any) -> ApplyResult:
-    """Load a model with a recorder, as Burn's ``model.load_file(path, &recorder)``, and say what became of each tensor.
+    """Load a model with a recorder, as Burn's ``model.load_file(path, &recorder)``, and report on each tensor.
 
     Options are those of `load_record` (``allow_partial=True`` ...) and ``undecided=`` and ``limits=`` of the recorder's
-    ``load``. Tensors whose place was another in the release that wrote the file are brought to the model's.
+    ``load``. Tensors that had another path in the release that wrote the file are moved to the model's.
     """
     given = {name: options.pop(name) for name in ("undecided", "limits") if name in options}
     with _checked(recorder).load(path, like=model, **given) as record:
@@ -286,10 +293,10 @@ def load_file(model: Any, path: str | os.PathLike[str], recorder: FileRecorder, 
 def load_record(
     model: Any, record: Record, *, allow_partial: bool = False, validate: bool = True, **options: Any
 ) -> ApplyResult:
-    """Load a model from a record, as Burn's ``model.load_record(record)``, and say what became of each tensor.
+    """Load a model from a record, as Burn's ``model.load_record(record)``, and report on each tensor.
 
-    Raises LoadError if a tensor does not fit, MissingTensorsError if a parameter finds none, unless ``validate`` and
-    ``allow_partial`` say otherwise; the model is then as it was. Further options are those of `apply`.
+    Raises LoadError if a tensor does not fit, MissingTensorsError if a parameter finds none, unless ``validate`` or
+    ``allow_partial`` allow it; the model then stays unchanged. Further options are those of `apply`.
     """
     if not isinstance(record, Record):
         raise TypeError(f"load_record takes a Record, not {type(record).__name__}")
@@ -297,24 +304,17 @@ def load_record(
 
 
 def placed(record: Record, model: Any) -> list[TensorSnapshot]:
-    """The tensors of a record under the paths that they have in the model, whichever release wrote it."""
-    places = _places(model, record.metadata) if record.metadata else {}
+    """Return the tensors of a record under the paths that they have in the model, whichever release wrote it."""
+    places: dict[str, str] = {}
+    if record.metadata:
+        minor = int(record.metadata["version"].split(".")[1])
+        here = {slot.identity(): slot.path for slot in binding_for(model).walk(model)}
+        for path, parameter in parameters_of(declare(model, minor)):
+            places[path] = here.get(id(parameter.holder), path)
     return [
         snapshot if places.get(name, name) == name else snapshot.with_path(places[name])
         for name, snapshot in record.tensors().items()
     ]
-
-
-def _places(model: Any, metadata: Mapping[str, str]) -> dict[str, str]:
-    """Where each tensor of a record of that release is in the model."""
-    minor = int(metadata["version"].split(".")[1])
-    here = {slot.identity(): slot.path for slot in binding_for(model).walk(model)}
-    found = {}
-    for path, parameter in parameters_of(declare(model, minor)):
-        place = here.get(id(parameter.holder))
-        if place is not None:
-            found[path] = place
-    return found
 
 
 def _checked(recorder: FileRecorder) -> FileRecorder:
@@ -324,7 +324,7 @@ def _checked(recorder: FileRecorder) -> FileRecorder:
 
 
 def _batches(made: Iterator[Buffer]) -> Iterator[list[Buffer]]:
-    """The pieces in groups that go out in one write each."""
+    """Group the pieces into lists that go out in one write each."""
     batch: list[Buffer] = []
     pending = 0
     for piece in made:
@@ -335,3 +335,140 @@ def _batches(made: Iterator[Buffer]) -> Iterator[list[Buffer]]:
             batch, pending = [], 0
     if batch:
         yield batch
+
+
+class AdapterType(Enum):
+    """How an importer converts tensors to Burn's form."""
+
+    PyTorch = "PyTorch"
+    """Transpose the weights of Linear layers, and rename weight and bias of norms to gamma and beta."""
+    NoAdapter = "NoAdapter"
+    """Leave them unchanged."""
+
+
+class LoadArgs:
+    """What an importer loads and how; methods change it and return it.
+
+    >>> args = LoadArgs("conv2d.pt").with_key_remap(r"conv\\.(.*)", "$1").with_top_level_key("my_state_dict")
+    >>> args
+    LoadArgs('conv2d.pt')
+    """
+
+    def __init__(self, file: str | os.PathLike[str]) -> None:
+        self.file = os.fsdecode(file)
+        self.remapper = KeyRemapper()
+        self.top_level_key: str | None = None
+        self.adapter_type = AdapterType.PyTorch
+        self.debug: Callable[[str], object] | None = None
+
+    def with_key_remap(self, pattern: str | re.Pattern[str], replacement: str) -> LoadArgs:
+        """Replace the matches of a pattern in every name of the file; rules are applied in order."""
+        self.remapper.add_pattern(pattern, replacement)
+        return self
+
+    def with_top_level_key(self, key: str) -> LoadArgs:
+        """Take the tensors below this key of a PyTorch file."""
+        if not isinstance(key, str):
+            raise TypeError(f"a top-level key is a str, not {type(key).__name__}")
+        self.top_level_key = key
+        return self
+
+    def with_adapter_type(self, adapter_type: AdapterType) -> LoadArgs:
+        """Choose how tensors are converted to Burn's form; by default as those of PyTorch."""
+        if not isinstance(adapter_type, AdapterType):
+            raise TypeError(f"adapter_type is AdapterType.PyTorch or AdapterType.NoAdapter, not {adapter_type!r}")
+        self.adapter_type = adapter_type
+        return self
+
+    def with_debug_print(self, write: Callable[[str], object] = print) -> LoadArgs:
+        """Print the names, old and new, with shapes and dtypes before anything is loaded."""
+        self.debug = write
+        return self
+
+    def __repr__(self) -> str:
+        return f"LoadArgs({self.file!r})"
+
+
+class _Importer(_WithSettings):
+    """The base of both importers."""
+
+    format: ClassVar[str]
+
+    def load(self, args: LoadArgs | str | os.PathLike[str], *, like: Any) -> Record:
+        """Return the record of the model that ``like`` declares, with the tensors of the file.
+
+        ``like`` itself stays unchanged. Names are remapped, indices with gaps made contiguous, names of enum variants
+        left out: the declared variant counts. Tensors that the model has no place for are left out. Raises LoadError
+        for a tensor that does not fit, MissingTensorsError for a parameter that finds none, DuplicateNameError where
+        renaming makes two names equal.
+        """
+        if not isinstance(args, LoadArgs):
+            args = LoadArgs(args)
+        model = copy.deepcopy(like)
+        with open_checkpoint(args.file, **self._options(args)) as file:
+            if file.format != self.format:
+                raise UnknownFormatError(f"expected a {self.format} file, got {file.format}", path=args.file)
+            given = list(file.values())
+            renaming = args.remapper.remap_names([snapshot.path for snapshot in given])
+            if args.debug is not None:
+                args.debug(_described(renaming.names, given))
+            names = contiguous_names(renaming.names).names
+            rows = keep_distinct(names, renaming.originals, "error")
+            adapter = PyTorchToBurnAdapter() if args.adapter_type is AdapterType.PyTorch else None
+            apply(
+                model,
+                [given[row].with_path(names[row]) for row in rows],
+                adapter=adapter,
+                skip_enum_variants=True,
+                allow_partial=False,
+                validate=True,
+            )
+        return record_of(model)
+
+    def convert(
+        self,
+        args: LoadArgs | str | os.PathLike[str],
+        path: str | os.PathLike[str],
+        *,
+        like: Any,
+        recorder: FileRecorder | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        """Load and write the record in one call; by default as MessagePack (``.mpk``) in this importer's precision."""
+        chosen = NamedMpkFileRecorder(self.settings) if recorder is None else recorder
+        chosen.record(self.load(args, like=like), path, overwrite=overwrite)
+
+    def _options(self, args: LoadArgs) -> Mapping[str, Any]:
+        return {}
+
+
+class PyTorchFileRecorder(_Importer):
+    """Load a file of ``torch.save`` as the record of a Burn model; no code in it is ever run."""
+
+    format = "pytorch"
+
+    def _options(self, args: LoadArgs) -> Mapping[str, Any]:
+        return {} if args.top_level_key is None else {"top_level_key": args.top_level_key}
+
+
+class SafetensorsFileRecorder(_Importer):
+    """Load a SafeTensors file as the record of a Burn model; unless told otherwise its tensors are PyTorch's."""
+
+    format = "safetensors"
+
+    def _options(self, args: LoadArgs) -> Mapping[str, Any]:
+        if args.top_level_key is not None:
+            raise ValueError("a SafeTensors file has no top-level keys")
+        return {}
+
+
+def _described(names: Iterable[str], given: Iterable[TensorSnapshot]) -> str:
+    """Describe every tensor by its old and new name, as Burn's importers print them."""
+    lines = ["Debug information of keys and tensor shapes:", _RULE]
+    for name, tensor in sorted(zip(names, given, strict=True), key=lambda pair: (pair[0], pair[1].path)):
+        if name == tensor.path:
+            lines.append(f"Key: {printable(name)}")
+        else:
+            lines += [f"Original Key: {printable(tensor.path)}", f"Remapped Key: {printable(name)}"]
+        lines += [f"Shape: {list(tensor.shape)}", f"Dtype: {tensor.dtype.name}", _RULE]
+    return "\n".join(lines)
