@@ -180,7 +180,7 @@ def _members(data: bytes) -> dict[str, bytes]:
 def test_a_window_of_a_view_reads_only_what_it_reaches(tmp_path: Path) -> None:
     from burnstore.checkpoint import Checkpoint
     from burnstore.limits import Limits
-    from burnstore.testing.counting import CountingSource
+    from burnstore.testing import CountingSource
 
     rows = torch.arange(1000 * 64.0).reshape(1000, 64)
     source = CountingSource(saved({"rows": rows[:, ::2], "bools": torch.ones(1000, 64, dtype=torch.bool)}))

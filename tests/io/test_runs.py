@@ -20,7 +20,7 @@ from burnstore.io.joined import JoinedSource
 from burnstore.io.pages import PAGE, page_reader
 from burnstore.io.runs import RunsSource, read_runs
 from burnstore.io.source import BytesSource, FileSource, MmapSource
-from burnstore.testing.counting import CountingSource
+from burnstore.testing import CountingSource
 
 needs_vectors = pytest.mark.skipif(
     not hasattr(os, "RWF_NOWAIT") or cached_runs._vector_copy() is None, reason="needs process_vm_writev of Linux"

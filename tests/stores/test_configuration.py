@@ -351,7 +351,7 @@ def test_a_type_that_nothing_can_be_put_into_is_a_type_error() -> None:
     class Plain:
         n: int
 
-    with pytest.raises(TypeError, match="expected a dataclass, .* got Plain"):
+    with pytest.raises(TypeError, match="expected a dataclass"):
         config_from_file(pickle.dumps({"n": 1}), into=Plain)
 
     @dataclass

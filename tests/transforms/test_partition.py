@@ -24,7 +24,7 @@ from burnstore import DType, DTypeError, ModelError, Partition, TensorData, Tens
 from burnstore.checkpoint import Checkpoint
 from burnstore.tensor.quantization import QuantBlock, QuantScheme, QuantStore
 from burnstore.tensor.snapshot import read_all
-from burnstore.testing.counting import CountingSource
+from burnstore.testing import CountingSource
 from burnstore.transforms.axes import fill, joined, sliced, transposed
 from burnstore.transforms.codes import sliced_codes
 from burnstore.transforms.precision import cast

@@ -1,4 +1,4 @@
-"""What a format can do, as class attributes that a test class overrides, and the tensors that all tests use."""
+"""The abilities of a format, as class attributes that a test class overrides, and the data that all tests use."""
 
 from __future__ import annotations
 
@@ -11,40 +11,23 @@ import numpy as np
 import pytest
 
 from ..checkpoint import Checkpoint, open_checkpoint
+from ..io.source import BytesSource, Read
 from ..limits import Limits
 from ..saving import save, serialize
 from ..tensor.data import Array, TensorData
 from ..tensor.dtype import DType
-from .counting import CountingSource
 
-SHAPES: dict[str, tuple[int, ...]] = {
-    "scalar": (),
-    "no-elements": (3, 0, 2),
-    "one-element": (1,),
-    "vector": (6,),
-    "rank-8": (2, 1, 3, 1, 1, 1, 2, 2),
-    "large": (64, 130),
-}
+SHAPES = {str(list(shape)): shape for shape in [(), (3, 0, 2), (1,), (6,), (2, 1, 3, 1, 1, 1, 2, 2), (64, 130)]}
 
 NAMES: dict[str, str] = {
-    "dots": "encoder.layers.0.weight",
-    "slashes": "a/b\\c:d",
-    "outside": "../../etc/x",
-    "spaces": " a b ",
-    "quotes": 'it\'s "quoted"',
-    "unicode": "größe.重み.🔥",
-    "combining": "e\u0301",
-    "newline": "a\nb",
-    "nul": "a\0b",
-    "escape": "\x1b[31m",
-    "one-character": "w",
+    **{repr(name): name for name in ("encoder.layers.0.weight", "a/b\\c:d", "../../etc/x", " a b ", 'it\'s "quoted"')},
+    **{ascii(name): name for name in ("größe.重み.🔥", "e\u0301", "a\nb", "a\0b", "\x1b[31m", "w", "")},
     "255-bytes": "x" * 255,
     "256-bytes": "x" * 256,
     "long": "layer." * 1000,
-    "empty": "",
 }
 
-TEXTS: dict[str, dict[str, str]] = {
+METADATA: dict[str, dict[str, str]] = {
     "none": {},
     "one": {"epochs": "100"},
     "unicode": {"ключ": "значение", "日本語": "重み", "🔥": "\U0010ffff"},
@@ -54,33 +37,50 @@ TEXTS: dict[str, dict[str, str]] = {
     "many": {f"key {number}": str(number) for number in range(300)},
 }
 
-INDICES: dict[str, Any] = {
-    "row": 3,
-    "last-row": -1,
-    "rows": slice(2, 5),
-    "every-other": slice(1, 9, 2),
-    "backwards": slice(None, None, -1),
-    "backwards-some": slice(8, 1, -3),
-    "nothing": slice(5, 5),
-    "past-the-end": slice(7, 1000),
-    "row-and-column": (4, 2),
-    "row-and-columns": (4, slice(1, 3)),
-    "rows-and-column": (slice(2, 4), 1),
-    "ellipsis": (..., 1),
-    "everything": ...,
-    "numpy-integer": np.int64(6),
-    "three": (1, slice(None), 0),
-    "one-element": (9, 3, 1),
-}
+_SLICES = [slice(2, 5), slice(1, 9, 2), slice(None, None, -1), slice(8, 1, -3), slice(5, 5), slice(7, 1000)]
+_PLACES = [(4, 2), (4, slice(1, 3)), (slice(2, 4), 1), (..., 1), ..., np.int64(6), (1, slice(None), 0), (9, 3, 1)]
+INDICES = {repr(index): index for index in (3, -1, *_SLICES, *_PLACES)}
+
+
+class CountingSource(BytesSource):
+    """Bytes in memory that record every range that is read.
+
+    >>> source = CountingSource(b"header and data")
+    >>> source.read_at(0, 6)
+    b'header'
+    >>> source.ranges, source.bytes_read
+    ([(0, 6)], 6)
+    """
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data, name="<counted bytes>")
+        self.ranges: list[tuple[int, int]] = []
+
+    @property
+    def bytes_read(self) -> int:
+        """The number of bytes read since the last `forget`; bytes read twice count twice."""
+        return sum(length for _, length in self.ranges)
+
+    def forget(self) -> None:
+        """Start counting again."""
+        self.ranges.clear()
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        self.ranges.append((offset, length))
+        return super().read_at(offset, length)
+
+    def read_into(self, reads: Sequence[Read]) -> None:
+        self.ranges.extend((offset, len(buffer)) for offset, buffer in reads)
+        super().read_into(reads)
 
 
 def f32(*values: float) -> Array:
-    """A vector of singles."""
+    """Return a vector of singles."""
     return np.array(values, np.float32)
 
 
 def layouts() -> dict[str, Callable[[Array], Array]]:
-    """Ways in which equal values can lie in memory."""
+    """Return ways to arrange equal values in memory."""
 
     def unaligned(array: Array) -> Array:
         raw = np.empty(array.nbytes + 1, np.uint8)
@@ -116,34 +116,34 @@ def layouts() -> dict[str, Callable[[Array], Array]]:
 
 
 class Abilities:
-    """What the format under test is called and what it can do; a test class overrides what differs.
+    """The name of the format under test and its abilities; a test class overrides those that differ.
 
-    A format that cannot do a thing must say so: the tests then check that asking for it raises.
+    For an ability that a format lacks, the tests check that asking for it raises.
     """
 
     format: ClassVar[str]
-    """The name under which it is registered."""
+    """The name under which the format is registered."""
     suffix: ClassVar[str]
-    """What its files end in, such as ``.bpk``."""
+    """The suffix of its files, such as ``.bpk``."""
     dtypes: ClassVar[Sequence[DType]] = (
         *(DType.F64, DType.F32, DType.F16, DType.BF16),
         *(DType.I64, DType.I32, DType.I16, DType.I8, DType.U64, DType.U32, DType.U16, DType.U8, DType.Bool),
     )
-    """The dtypes that it can hold; all others must be refused with a `DTypeError`."""
+    """The dtypes that it can hold; others must be refused with a `DTypeError`."""
     stored_as: ClassVar[Mapping[DType, DType]] = {}
-    """Dtypes that it writes under the name of another one of equal bytes, and which that is."""
+    """Dtypes that it writes as another dtype of equal bytes, and that dtype."""
     names: ClassVar[Mapping[str, str]] = NAMES
-    """Names, by a word for the test's id, that it can hold."""
+    """Names that it can hold, by the test's id."""
     holds_metadata: ClassVar[bool] = True
-    """Whether texts beside the tensors come back; if not, giving some must raise."""
+    """Whether metadata comes back; if not, giving some must raise."""
     holds_param_ids: ClassVar[bool] = True
     """Whether parameter ids come back; if not, they come back as None."""
     keeps_order: ClassVar[bool] = True
-    """Whether data lie in the order in which tensors were given, and come back in it."""
+    """Whether data are stored in the order in which tensors were given, and come back in it."""
     shares_memory: ClassVar[bool] = True
-    """Whether ``zero_copy=True`` gives views on the file (it does where bytes are stored as they are)."""
+    """Whether ``zero_copy=True`` gives views on the file."""
     reads_rows: ClassVar[bool] = True
-    """Whether a slice reads its own rows only."""
+    """Whether a slice reads only its own rows."""
     deterministic: ClassVar[bool] = True
     """Whether equal tensors give equal bytes."""
     refuses_trailing_bytes: ClassVar[bool] = True
@@ -154,24 +154,24 @@ class Abilities:
     """Options that every open is given."""
 
     def pack(self, tensors: Any, *, metadata: Mapping[str, str] | None = None) -> bytes:
-        """These tensors as the bytes of a file."""
+        """Serialize these tensors."""
         return serialize(tensors, format=self.format, metadata=metadata, **self.save_options)
 
     def save(self, tensors: Any, path: str | os.PathLike[str], **more: Any) -> None:
-        """These tensors as a file; without fsync, which tests have no use for."""
+        """Save these tensors, without fsync."""
         save(tensors, path, durable=False, format=self.format, **{**self.save_options, **more})
 
     def open(self, source: Any, **more: Any) -> Checkpoint:
-        """Such a file or its bytes, opened; the format is left to the bytes unless ``format`` is given."""
+        """Open such a file or its bytes; the bytes decide the format unless ``format`` is given."""
         return open_checkpoint(source, **{**self.open_options, **more})
 
     def open_counting(self, data: bytes) -> tuple[Checkpoint, CountingSource]:
-        """Such bytes opened, and the source that knows what was read."""
+        """Open such bytes; return the checkpoint and the source that records its reads."""
         source = CountingSource(data)
         return Checkpoint(source, None, Limits(), dict(self.open_options)), source
 
     def floats(self) -> dict[str, Array]:
-        """A few small arrays, one of them with three axes."""
+        """Return a few small arrays, one of them with three axes."""
         return {
             "z.first": np.arange(10 * 4 * 2, dtype=np.float32).reshape(10, 4, 2),
             "a.second": np.arange(5, dtype=np.float32) - 2.5,
@@ -179,7 +179,7 @@ class Abilities:
         }
 
     def any_bits(self, dtype: DType, shape: tuple[int, ...]) -> TensorData:
-        """A tensor of arbitrary bits: of floats also NaNs with payloads; of bools zeros and ones only."""
+        """Return a tensor of arbitrary bits: floats include NaNs with payloads, bools only zeros and ones."""
         size = dtype.nbytes(shape)
         raw = np.random.default_rng(size + dtype.bits).integers(0, 256, size, np.uint8)
         if dtype.is_bool:
@@ -188,13 +188,13 @@ class Abilities:
         return TensorData.from_bytes(raw.tobytes(), dtype, shape)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Give the tests their parameters out of the attributes above."""
+        """Parametrize the tests by the attributes above."""
         known: dict[str, Mapping[str, Any]] = {
             "dtype": {str(dtype): dtype for dtype in self.dtypes},
             "shape": SHAPES,
             "name": self.names,
             "layout": layouts(),
-            "texts": TEXTS if self.holds_metadata else {"none": {}},
+            "metadata": METADATA if self.holds_metadata else {"none": {}},
             "index": INDICES,
         }
         for fixture in metafunc.fixturenames:
@@ -204,11 +204,11 @@ class Abilities:
 
 
 def same_bits(first: Array, second: Array) -> bool:
-    """Whether two arrays are equal bit for bit, byte order aside."""
+    """Tell whether two arrays are equal bit for bit, byte order aside."""
     alike = first.shape == second.shape and first.dtype == second.dtype.newbyteorder("=")
     return alike and first.tobytes() == second.astype(first.dtype, copy=False).tobytes()
 
 
 def files_in(folder: Path) -> list[str]:
-    """The names in a folder, scratch files included."""
+    """Return the names in a folder, scratch files included."""
     return sorted(os.listdir(folder))

@@ -114,12 +114,12 @@ class RoundTrips(Abilities):
                 assert list(f) == list(tensors)
                 assert list(f.numpy()) == list(tensors)
 
-    def test_texts_beside_the_tensors_come_back(self, texts: dict[str, str]) -> None:
-        with self.open(self.pack({"t": f32(1)}, metadata=texts)) as f:
-            assert dict(f.metadata) == texts
+    def test_metadata_comes_back(self, metadata: dict[str, str]) -> None:
+        with self.open(self.pack({"t": f32(1)}, metadata=metadata)) as f:
+            assert dict(f.metadata) == metadata
             assert f["t"][0] == 1
 
-    def test_texts_that_cannot_be_kept_are_refused(self) -> None:
+    def test_metadata_that_cannot_be_kept_is_refused(self) -> None:
         if self.holds_metadata:
             pytest.skip("this format holds metadata")
         with pytest.raises((BurnstoreError, TypeError, ValueError)):

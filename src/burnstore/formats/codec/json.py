@@ -82,14 +82,8 @@ def parse(
     """
     with located(rule=rule):
         _check_depth(text, depth)
-        decoder = json.JSONDecoder(
-            object_pairs_hook=partial(_object, rule_of_keys),
-            parse_int=integer,
-            parse_float=_float,
-            parse_constant=constant or _constant,
-        )
         try:
-            value = decoder.decode(text)
+            value = _decoder(rule_of_keys, integer, constant).decode(text)
         except json.JSONDecodeError as error:
             at = len(text[: error.pos].encode())
             if error.msg == "Extra data":
@@ -103,25 +97,29 @@ def parse(
 
 
 def parse_texts(text: str, start: int) -> tuple[dict[str, str], int] | None:
-    """Parse the object of strings that begins at this place, without white space; return it and its end, else None."""
-    if text[start : start + 2] == "{}":
-        return {}, start + 2
-    texts: dict[str, str] = {}
-    mark, at = "{", start
+    """Parse the object of strings that begins at this place; return it and its end, None for anything else."""
     try:
-        while text[at : at + 2] == f'{mark}"':
-            key, at = json.decoder.scanstring(text, at + 2)  # type: ignore[attr-defined]
-            if text[at : at + 2] != ':"' or key in texts:
-                return None
-            texts[key], at = json.decoder.scanstring(text, at + 2)  # type: ignore[attr-defined]
-            mark = ","
-    except json.JSONDecodeError:
+        value, end = _decoder().raw_decode(text, start)
+    except (json.JSONDecodeError, RecursionError):
         return None
-    if mark == "{" or text[at : at + 1] != "}":
+    if type(value) is not dict or not all(type(each) is str for each in value.values()):
         return None
-    if "\\u" in text[start:at]:
-        _refuse_lone_surrogates(texts)
-    return texts, at + 1
+    if "\\u" in text[start:end]:
+        _refuse_lone_surrogates(value)
+    return value, end
+
+
+def _decoder(
+    rule_of_keys: str | None = None,
+    integer: Callable[[str], int | float] = serde_integer,
+    constant: Callable[[str], Tree] | None = None,
+) -> json.JSONDecoder:
+    return json.JSONDecoder(
+        object_pairs_hook=partial(_object, rule_of_keys),
+        parse_int=integer,
+        parse_float=_float,
+        parse_constant=constant or _constant,
+    )
 
 
 def quote(text: str) -> str:
