@@ -34,7 +34,7 @@ def test_what_is_no_plain_data_is_left_out_and_named(file: Path, capsys: Capture
     assert list(json.loads(told.out)) == ["my_config"]
     assert told.err == "burnstore: left out values that are not plain data: 1 of numpy.ndarray; the first is w\n"
     assert main(["config", str(file), "--key", "w"]) == 2
-    assert "no plain data" in capsys.readouterr().err
+    assert "expected plain data" in capsys.readouterr().err
 
 
 def test_the_configuration_is_written(file: Path, tmp_path: Path, capsys: Captured) -> None:

@@ -118,7 +118,7 @@ def test_values_become_plain_data_and_the_rest_says_what_it_is() -> None:
         "class": Opaque("torch.float32"),
         "function": Opaque("__builtin__.len"),
         "range": Opaque("range"),
-        "odd": Opaque("dict", "with keys that are no plain values"),
+        "odd": Opaque("dict", "with keys that are not plain values"),
         1: "an integer key",
     }
     assert repr(Opaque("torch.Tensor", "F32 [2]")) == "<torch.Tensor F32 [2]>"
