@@ -246,7 +246,7 @@ def test_lora_factors_are_drawn_with_their_deviation():
 
 def test_lora_refuses_to_do_nothing_or_to_do_it_twice():
     net = nn.Linear(3, 4)
-    with pytest.raises(ModelError, match="chosen"):
+    with pytest.raises(ModelError, match="selected"):
         nn.apply_lora(net, 2, 1.0, select=lambda path: False)
     assert net.weight.require_grad
     nn.apply_lora(net, 2, 1.0)

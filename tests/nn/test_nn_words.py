@@ -55,7 +55,7 @@ REFUSED = [
     (lambda: nn.BinaryCrossEntropyLoss(smoothing=1.5), "smoothing"),
     (lambda: nn.HuberLoss(0.0), "delta"),
     (lambda: nn.LpLoss(0.0), "p"),
-    (lambda: nn.MultiMarginLoss(p=3), "p is 1 or 2"),
+    (lambda: nn.MultiMarginLoss(p=3), "p must be 1 or 2"),
     (lambda: nn.MarginRankingLoss(margin=-1.0), "margin"),
     (lambda: nn.PoissonNllLoss(eps=0.0), "eps"),
     (lambda: nn.SmoothL1Loss(beta=0.0), "beta"),
@@ -82,15 +82,15 @@ def test_what_burn_refuses_is_a_value_error_that_names_the_word(make, words):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: nn.Lstm(10, 20, 2), "bias is True or False"),  # PyTorch's third word is the number of layers
+        (lambda: nn.Lstm(10, 20, 2), "bias must be True or False"),  # PyTorch's third word is the number of layers
         (lambda: nn.Gru(10, 20), "bias"),
-        (lambda: nn.Linear(2.5, 3), "d_input is an integer"),
-        (lambda: nn.Linear(True, 3), "d_input is an integer"),
-        (lambda: nn.Linear(2, 3, bias=0), "bias is True or False"),
+        (lambda: nn.Linear(2.5, 3), "d_input must be an integer"),
+        (lambda: nn.Linear(True, 3), "d_input must be an integer"),
+        (lambda: nn.Linear(2, 3, bias=0), "bias must be True or False"),
         (lambda: nn.Linear(2, 3, False), "positional"),
-        (lambda: nn.Conv2d(3, 8), "channels is"),
-        (lambda: nn.Conv2d([3, 8], 3), "kernel_size is"),
-        (lambda: nn.Conv1d(3, 8, [3]), "kernel_size is an integer"),
+        (lambda: nn.Conv2d(3, 8), "channels must be"),
+        (lambda: nn.Conv2d([3, 8], 3), "kernel_size must be"),
+        (lambda: nn.Conv1d(3, 8, [3]), "kernel_size must be an integer"),
         (lambda: nn.Linear(2, 3, initializer="zeros"), "initializer"),
         (lambda: nn.Linear(2, 3, biased=True), "biased"),
         (lambda: nn.LeakyRelu(slope=0.1), "slope"),

@@ -1,8 +1,8 @@
 """Burn's layers as holders of parameters: declare a Burn model in Python, with Burn's names, order, shapes and ids.
 
-There is no forward pass: a declared model says what a file of it holds, receives the tensors of one, and is saved as
-one that Burn loads. Constructor words and defaults are Burn's: what a config requires is positional, its options are
-keywords. Parameters are drawn when they are first used, so a large model costs nothing until then.
+There is no forward pass. A declared model describes a file, receives its tensors, and is saved as a file that Burn
+loads. Constructor arguments and defaults are Burn's: what a config requires is positional, its options are keywords.
+Parameters get their values when they are first used, so a large model costs nothing until then.
 
 >>> from burnstore import nn
 >>> class Net(nn.Module):
@@ -14,238 +14,26 @@ keywords. Parameters are drawn when they are first used, so a large model costs 
 >>> net.head.weight.shape, net.num_params()
 ((8, 10), 336)
 
-The layers are those of Burn 0.22.1. Where another version stores something else, the layer has the word
+The layers are those of Burn 0.22.1. Where another version stores something else, the layer has the argument
 ``burn_version``: `Lstm` and `BiLstm` (a coupled forget gate), `PositionWiseFeedForward` and the transformers (a learned
-activation). Words that a version lacks are simply left alone: their defaults store what that version stores.
+activation). Arguments that a version lacks can stay at their defaults, which store what that version stores.
 """
 
+# ruff: noqa: F403
 from __future__ import annotations
 
-from .activation import (
-    GLU,
-    Activation,
-    Celu,
-    Elu,
-    Gelu,
-    HardShrink,
-    HardSigmoid,
-    HardSwish,
-    Hardtanh,
-    LeakyRelu,
-    LogSigmoid,
-    Mish,
-    PRelu,
-    Relu,
-    Relu6,
-    RRelu,
-    Selu,
-    Shrink,
-    Sigmoid,
-    SiLU,
-    Softplus,
-    SoftShrink,
-    Softsign,
-    SwiGlu,
-    Tanh,
-    Tanhshrink,
-    Threshold,
-    ThresholdedRelu,
-)
-from .attention import CrossAttention, MultiHeadAttention
-from .conv import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, DeformConv2d
-from .initializer import (
-    Constant,
-    Initializer,
-    KaimingNormal,
-    KaimingUniform,
-    Normal,
-    Ones,
-    Orthogonal,
-    Uniform,
-    XavierNormal,
-    XavierUniform,
-    Zeros,
-)
-from .linear import Embedding, Linear
-from .lora import LoraAdapter, apply_lora
-from .loss import (
-    BinaryCrossEntropyLoss,
-    CosineEmbeddingLoss,
-    CrossEntropyLoss,
-    CTCLoss,
-    GaussianNLLLoss,
-    HingeEmbeddingLoss,
-    HuberLoss,
-    KLDivLoss,
-    LpLoss,
-    MarginRankingLoss,
-    MseLoss,
-    MultiMarginLoss,
-    PoissonNllLoss,
-    RNNTLoss,
-    SmoothL1Loss,
-    SoftMarginLoss,
-    TripletMarginLoss,
-)
-from .module import Enum, FixedArray, Module, num_params, variant
-from .norm import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, LocalResponseNorm, Normalization, RmsNorm
-from .param import Param, RunningState, seed
-from .parameterless import (
-    CosineSimilarity,
-    Dropout,
-    Fold4d,
-    GaussianNoise,
-    Identity,
-    Interpolate1d,
-    Interpolate2d,
-    PairwiseDistance,
-    PixelShuffle,
-    PixelUnshuffle,
-    PositionalEncoding,
-    RotaryEncoding,
-    Unfold4d,
-)
-from .pool import (
-    AdaptiveAvgPool1d,
-    AdaptiveAvgPool2d,
-    AdaptiveAvgPool3d,
-    AvgPool1d,
-    AvgPool2d,
-    AvgPool3d,
-    LpPool1d,
-    LpPool2d,
-    MaxPool1d,
-    MaxPool2d,
-    MaxPool3d,
-)
-from .rnn import BiGru, BiLstm, BiRnn, GateController, Gru, Lstm, Rnn
-from .transformer import (
-    PositionWiseFeedForward,
-    TransformerDecoder,
-    TransformerDecoderLayer,
-    TransformerEncoder,
-    TransformerEncoderLayer,
-)
+from . import activation, conv, initializer, linear, lora, module, norm, param, parameterless, rnn, transformer
+from .activation import *
+from .conv import *
+from .initializer import *
+from .linear import *
+from .lora import *
+from .module import *
+from .norm import *
+from .param import *
+from .parameterless import *
+from .rnn import *
+from .transformer import *
 
-__all__ = [
-    "GLU",
-    "Activation",
-    "AdaptiveAvgPool1d",
-    "AdaptiveAvgPool2d",
-    "AdaptiveAvgPool3d",
-    "AvgPool1d",
-    "AvgPool2d",
-    "AvgPool3d",
-    "BatchNorm",
-    "BiGru",
-    "BiLstm",
-    "BiRnn",
-    "BinaryCrossEntropyLoss",
-    "CTCLoss",
-    "Celu",
-    "Constant",
-    "Conv1d",
-    "Conv2d",
-    "Conv3d",
-    "ConvTranspose1d",
-    "ConvTranspose2d",
-    "ConvTranspose3d",
-    "CosineEmbeddingLoss",
-    "CosineSimilarity",
-    "CrossAttention",
-    "CrossEntropyLoss",
-    "DeformConv2d",
-    "Dropout",
-    "Elu",
-    "Embedding",
-    "Enum",
-    "FixedArray",
-    "Fold4d",
-    "GateController",
-    "GaussianNLLLoss",
-    "GaussianNoise",
-    "Gelu",
-    "GroupNorm",
-    "Gru",
-    "HardShrink",
-    "HardSigmoid",
-    "HardSwish",
-    "Hardtanh",
-    "HingeEmbeddingLoss",
-    "HuberLoss",
-    "Identity",
-    "Initializer",
-    "InstanceNorm",
-    "Interpolate1d",
-    "Interpolate2d",
-    "KLDivLoss",
-    "KaimingNormal",
-    "KaimingUniform",
-    "LayerNorm",
-    "LeakyRelu",
-    "Linear",
-    "LocalResponseNorm",
-    "LogSigmoid",
-    "LoraAdapter",
-    "LpLoss",
-    "LpPool1d",
-    "LpPool2d",
-    "Lstm",
-    "MarginRankingLoss",
-    "MaxPool1d",
-    "MaxPool2d",
-    "MaxPool3d",
-    "Mish",
-    "Module",
-    "MseLoss",
-    "MultiHeadAttention",
-    "MultiMarginLoss",
-    "Normal",
-    "Normalization",
-    "Ones",
-    "Orthogonal",
-    "PRelu",
-    "PairwiseDistance",
-    "Param",
-    "PixelShuffle",
-    "PixelUnshuffle",
-    "PoissonNllLoss",
-    "PositionWiseFeedForward",
-    "PositionalEncoding",
-    "RNNTLoss",
-    "RRelu",
-    "Relu",
-    "Relu6",
-    "RmsNorm",
-    "Rnn",
-    "RotaryEncoding",
-    "RunningState",
-    "Selu",
-    "Shrink",
-    "SiLU",
-    "Sigmoid",
-    "SmoothL1Loss",
-    "SoftMarginLoss",
-    "SoftShrink",
-    "Softplus",
-    "Softsign",
-    "SwiGlu",
-    "Tanh",
-    "Tanhshrink",
-    "Threshold",
-    "ThresholdedRelu",
-    "TransformerDecoder",
-    "TransformerDecoderLayer",
-    "TransformerEncoder",
-    "TransformerEncoderLayer",
-    "TripletMarginLoss",
-    "Unfold4d",
-    "Uniform",
-    "XavierNormal",
-    "XavierUniform",
-    "Zeros",
-    "apply_lora",
-    "num_params",
-    "seed",
-    "variant",
-]
+_MODULES = (activation, conv, initializer, linear, lora, module, norm, param, parameterless, rnn, transformer)
+__all__ = sorted(name for each in _MODULES for name in each.__all__)

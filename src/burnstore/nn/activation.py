@@ -1,182 +1,15 @@
-"""Activations, most of them without parameters, and the enum that holds any of them."""
+"""Activations with parameters, and the enum of every activation that other layers take."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
 from . import parameterless
-from .initializer import Constant, Initializer
-from .linear import KAIMING, Linear, LinearLayout
+from .arguments import extent
+from .initializer import KAIMING, Constant, Initializer
+from .linear import Linear, LinearLayout
 from .module import Enum, Module, fresh, variant
 from .param import Param
-from .words import extent
 
-
-@dataclass(eq=False, kw_only=True)
-class Gelu(Module):
-    """Gaussian error linear unit; the approximate one is Burn's config ``GeluApproximate``."""
-
-    approximate: bool = False
-
-
-@dataclass(eq=False)
-class Relu(Module):
-    """Rectified linear unit."""
-
-
-@dataclass(eq=False, kw_only=True)
-class LeakyRelu(Module):
-    """Rectified linear unit with a slope below zero."""
-
-    negative_slope: float = 0.01
-
-
-@dataclass(eq=False)
-class Selu(Module):
-    """Scaled exponential linear unit."""
-
-
-@dataclass(eq=False)
-class Sigmoid(Module):
-    """Logistic function."""
-
-
-@dataclass(eq=False)
-class Tanh(Module):
-    """Hyperbolic tangent."""
-
-
-@dataclass(eq=False, kw_only=True)
-class HardSigmoid(Module):
-    """Logistic function made of straight lines."""
-
-    alpha: float = 0.2
-    beta: float = 0.5
-
-
-@dataclass(eq=False)
-class HardSwish(Module):
-    """Swish made of a hard sigmoid."""
-
-
-@dataclass(eq=False, kw_only=True)
-class Softplus(Module):
-    """Smooth rectified linear unit."""
-
-    beta: float = 1.0
-
-
-@dataclass(eq=False)
-class Softsign(Module):
-    """x / (1 + \\|x\\|)."""
-
-
-@dataclass(eq=False, kw_only=True)
-class Elu(Module):
-    """Exponential linear unit."""
-
-    alpha: float = 1.0
-
-
-@dataclass(eq=False, kw_only=True)
-class Celu(Module):
-    """Continuously differentiable exponential linear unit."""
-
-    alpha: float = 1.0
-
-
-@dataclass(eq=False, kw_only=True)
-class ThresholdedRelu(Module):
-    """Zero up to ``alpha``."""
-
-    alpha: float = 1.0
-
-
-@dataclass(eq=False, kw_only=True)
-class HardShrink(Module):
-    """Zero between -lambda and lambda (Burn's word is ``lambda``)."""
-
-    lambda_: float = 0.5
-
-
-@dataclass(eq=False, kw_only=True)
-class SoftShrink(Module):
-    """Zero between -lambda and lambda, moved towards zero outside."""
-
-    lambda_: float = 0.5
-
-
-@dataclass(eq=False, kw_only=True)
-class Shrink(Module):
-    """Zero between -lambda and lambda, moved by ``bias`` outside."""
-
-    lambda_: float = 0.5
-    bias: float = 0.5
-
-
-@dataclass(eq=False)
-class GLU(Module):
-    """Gated linear unit along an axis."""
-
-    dim: int
-
-
-@dataclass(eq=False, kw_only=True)
-class Hardtanh(Module):
-    """Values held between two bounds."""
-
-    min_val: float = -1.0
-    max_val: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.min_val) and math.isfinite(self.max_val) and self.min_val <= self.max_val):
-            raise ValueError(f"min_val and max_val are finite and in order, not {self.min_val} and {self.max_val}")
-
-
-@dataclass(eq=False)
-class LogSigmoid(Module):
-    """Logarithm of the logistic function."""
-
-
-@dataclass(eq=False)
-class Mish(Module):
-    """x · tanh(softplus(x))."""
-
-
-@dataclass(eq=False)
-class Relu6(Module):
-    """Rectified linear unit that ends at 6."""
-
-
-@dataclass(eq=False, kw_only=True)
-class RRelu(Module):
-    """Leaky rectified linear unit with a random slope while training."""
-
-    lower: float = 1 / 8
-    upper: float = 1 / 3
-
-    def __post_init__(self) -> None:
-        if not self.lower <= self.upper:
-            raise ValueError(f"lower ({self.lower}) is not above upper ({self.upper})")
-
-
-@dataclass(eq=False)
-class SiLU(Module):
-    """x · sigmoid(x)."""
-
-
-@dataclass(eq=False)
-class Tanhshrink(Module):
-    """x - tanh(x)."""
-
-
-@dataclass(eq=False)
-class Threshold(Module):
-    """``value`` up to ``threshold``."""
-
-    threshold: float
-    value: float
+__all__ = ["Activation", "PRelu", "SwiGlu"]
 
 
 class PRelu(Module):
@@ -209,7 +42,7 @@ class SwiGlu(Module):
 
 
 class Activation(Enum):
-    """Any of the activations that other layers take; only PRelu and SwiGlu hold parameters.
+    """Any of the activations that other layers take; only PRelu and SwiGlu have parameters.
 
     >>> from burnstore import nn
     >>> nn.Activation.build("Gelu").variant, nn.Activation.build(nn.PRelu()).variant
@@ -217,43 +50,43 @@ class Activation(Enum):
     """
 
     Identity = variant(parameterless.Identity)
-    Gelu = variant(Gelu)
+    Gelu = variant(parameterless.Gelu)
     PRelu = variant(PRelu)
-    Relu = variant(Relu)
-    LeakyRelu = variant(LeakyRelu)
+    Relu = variant(parameterless.Relu)
+    LeakyRelu = variant(parameterless.LeakyRelu)
     SwiGlu = variant(SwiGlu)
-    Selu = variant(Selu)
-    Sigmoid = variant(Sigmoid)
-    Tanh = variant(Tanh)
-    HardSigmoid = variant(HardSigmoid)
-    HardSwish = variant(HardSwish)
-    Softplus = variant(Softplus)
-    Softsign = variant(Softsign)
-    Elu = variant(Elu)
-    Celu = variant(Celu)
-    ThresholdedRelu = variant(ThresholdedRelu)
-    HardShrink = variant(HardShrink)
-    SoftShrink = variant(SoftShrink)
-    Shrink = variant(Shrink)
+    Selu = variant(parameterless.Selu)
+    Sigmoid = variant(parameterless.Sigmoid)
+    Tanh = variant(parameterless.Tanh)
+    HardSigmoid = variant(parameterless.HardSigmoid)
+    HardSwish = variant(parameterless.HardSwish)
+    Softplus = variant(parameterless.Softplus)
+    Softsign = variant(parameterless.Softsign)
+    Elu = variant(parameterless.Elu)
+    Celu = variant(parameterless.Celu)
+    ThresholdedRelu = variant(parameterless.ThresholdedRelu)
+    HardShrink = variant(parameterless.HardShrink)
+    SoftShrink = variant(parameterless.SoftShrink)
+    Shrink = variant(parameterless.Shrink)
 
     @classmethod
     def build(cls, choice: ActivationChoice) -> Activation:
-        """The activation that a layer's word asks for: a name, an activation layer, or an `Activation`.
+        """Make the activation that a layer's argument names.
 
-        A layer or `Activation` is a pattern, as a config is in Burn: every use of it gets parameters of its own.
+        A layer or `Activation` is a pattern, as a config is in Burn: each use of it gets parameters of its own.
         """
+        if isinstance(choice, Module):
+            choice = cls.of(choice)
         if isinstance(choice, Activation):
             return fresh(choice)
-        if isinstance(choice, Module):
-            return fresh(cls.of(choice))
         if choice == "GeluApproximate":
-            return cls("Gelu", Gelu(approximate=True))
+            return cls("Gelu", parameterless.Gelu(approximate=True))
         kind = cls.variants().get(choice)
         if kind is None or kind.payload_type is None:
             known = ", ".join(["GeluApproximate", *cls.variants()])
-            raise ValueError(f"{choice!r} is not an activation; one of {known}")
+            raise ValueError(f"{choice!r} is not an activation; expected one of {known}")
         if kind.payload_type is SwiGlu:
-            raise ValueError("SwiGlu needs its sizes; give SwiGlu(d_input, d_output)")
+            raise ValueError("SwiGlu needs its sizes; pass SwiGlu(d_input, d_output)")
         return cls(choice, kind.payload_type())
 
 

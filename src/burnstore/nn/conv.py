@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from .initializer import Initializer
-from .linear import KAIMING
+from .arguments import Padding, check_divisible, extent, extents, flag, padding_of
+from .initializer import KAIMING, Initializer
 from .module import Module
 from .param import Param
-from .words import Padding, checked_padding, divisible, extent, extents, flag
+
+__all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "DeformConv2d"]
 
 _AXES = {1: "length", 2: "height, width", 3: "depth, height, width"}
 _Size = int | Sequence[int]
@@ -21,7 +22,7 @@ class _Convolution(Module):
     def __init__(
         self,
         axes: int,
-        channels: Sequence[int],
+        channels: tuple[int, ...],
         kernel_size: _Size,
         stride: _Size,
         dilation: _Size,
@@ -32,25 +33,23 @@ class _Convolution(Module):
         transposed: bool = False,
     ) -> None:
         (c_in, c_out), kernel = channels, _sizes("kernel_size", kernel_size, axes)
-        divisible("channels in", c_in, "groups", groups)
-        divisible("channels out", c_out, "groups", groups)
+        check_divisible("channels in", c_in, "groups", groups)
+        check_divisible("channels out", c_out, "groups", groups)
         first, second = (c_in, c_out) if transposed else (c_out, c_in)
         fan_in = second // groups * math.prod(kernel)
         # Burn passes no fan_out to transposed convolutions nor to the bias of Conv1d, so Xavier fails on them.
         fan_out = None if transposed else first // groups * math.prod(kernel)
         self.weight = Param([first, second // groups, *kernel], initializer, fan_in=fan_in, fan_out=fan_out)
-        self.bias = (
-            Param([c_out], initializer, fan_in=fan_in, fan_out=None if axes == 1 else fan_out)
-            if flag("bias", bias)
-            else None
-        )
+        bias_fan_out = None if axes == 1 else fan_out
+        has_bias = flag("bias", bias)
+        self.bias = Param([c_out], initializer, fan_in=fan_in, fan_out=bias_fan_out) if has_bias else None
         self.stride = _constant(_sizes("stride", stride, axes))
         self.kernel_size = _constant(kernel)
         self.dilation = _constant(_sizes("dilation", dilation, axes))
 
 
 class Conv1d(_Convolution):
-    """A convolution over one axis; alone among the convolutions it takes its channels as two words.
+    """A convolution over one axis; the only convolution that takes its channels as two arguments.
 
     >>> from burnstore import nn
     >>> nn.Conv1d(4, 8, 3, groups=2).weight.shape
@@ -71,10 +70,9 @@ class Conv1d(_Convolution):
         initializer: Initializer = KAIMING,
     ) -> None:
         channels = extent("channels_in", channels_in), extent("channels_out", channels_out)
-        groups = extent("groups", groups)
-        super().__init__(1, channels, kernel_size, stride, dilation, groups, bias, initializer)
-        self.groups = groups
-        self.padding = checked_padding(padding, [kernel_size])
+        self.groups = extent("groups", groups)
+        super().__init__(1, channels, kernel_size, stride, dilation, self.groups, bias, initializer)
+        self.padding = padding_of(padding, [kernel_size])
 
 
 class Conv2d(_Convolution):
@@ -97,10 +95,9 @@ class Conv2d(_Convolution):
         bias: bool = True,
         initializer: Initializer = KAIMING,
     ) -> None:
-        channels, groups = _in_out(channels), extent("groups", groups)
-        super().__init__(2, channels, kernel_size, stride, dilation, groups, bias, initializer)
-        self.groups = groups
-        self.padding = checked_padding(padding, kernel_size)
+        channels, self.groups = _in_out(channels), extent("groups", groups)
+        super().__init__(2, channels, kernel_size, stride, dilation, self.groups, bias, initializer)
+        self.padding = padding_of(padding, kernel_size)
 
 
 class Conv3d(_Convolution):
@@ -118,10 +115,9 @@ class Conv3d(_Convolution):
         bias: bool = True,
         initializer: Initializer = KAIMING,
     ) -> None:
-        channels, groups = _in_out(channels), extent("groups", groups)
-        super().__init__(3, channels, kernel_size, stride, dilation, groups, bias, initializer)
-        self.groups = groups
-        self.padding = checked_padding(padding, kernel_size, odd_for_same=True)
+        channels, self.groups = _in_out(channels), extent("groups", groups)
+        super().__init__(3, channels, kernel_size, stride, dilation, self.groups, bias, initializer)
+        self.padding = padding_of(padding, kernel_size, odd_for_same=True)
 
 
 class DeformConv2d(_Convolution):
@@ -140,17 +136,34 @@ class DeformConv2d(_Convolution):
         bias: bool = True,
         initializer: Initializer = KAIMING,
     ) -> None:
-        channels = _in_out(channels)
-        weight_groups, offset_groups = extent("weight_groups", weight_groups), extent("offset_groups", offset_groups)
-        super().__init__(2, channels, kernel_size, stride, dilation, weight_groups, bias, initializer)
-        divisible("channels in", channels[0], "offset_groups", offset_groups)
-        self.weight_groups = weight_groups
-        self.offset_groups = offset_groups
-        self.padding = checked_padding(padding, kernel_size, odd_for_same=True)
+        channels, self.weight_groups = _in_out(channels), extent("weight_groups", weight_groups)
+        self.offset_groups = extent("offset_groups", offset_groups)
+        super().__init__(2, channels, kernel_size, stride, dilation, self.weight_groups, bias, initializer)
+        check_divisible("channels in", channels[0], "offset_groups", self.offset_groups)
+        self.padding = padding_of(padding, kernel_size, odd_for_same=True)
 
 
-class ConvTranspose1d(_Convolution):
-    """A transposed convolution over one axis; channels are ``[in, out]``, padding is a plain integer.
+class _Transposed(_Convolution):
+    """The constants that only transposed convolutions have."""
+
+    def _build(
+        self,
+        axes: int,
+        channels: Sequence[int],
+        sizes: tuple[_Size, _Size, _Size],
+        groups: int,
+        paddings: tuple[_Size, _Size],
+        bias: bool,
+        initializer: Initializer,
+    ) -> None:
+        self.channels, self.groups = _in_out(channels), extent("groups", groups)
+        super().__init__(axes, self.channels, *sizes, self.groups, bias, initializer, transposed=True)
+        self.padding = _constant(_sizes("padding", paddings[0], axes))
+        self.padding_out = _constant(_sizes("padding_out", paddings[1], axes))
+
+
+class ConvTranspose1d(_Transposed):
+    """A transposed convolution over one axis; channels are ``[in, out]``, padding is an integer.
 
     >>> from burnstore import nn
     >>> nn.ConvTranspose1d([4, 8], 3, groups=2).weight.shape
@@ -170,15 +183,11 @@ class ConvTranspose1d(_Convolution):
         bias: bool = True,
         initializer: Initializer = KAIMING,
     ) -> None:
-        channels, groups = _in_out(channels), extent("groups", groups)
-        super().__init__(1, channels, kernel_size, stride, dilation, groups, bias, initializer, transposed=True)
-        self.groups = groups
-        self.padding = extent("padding", padding)
-        self.padding_out = extent("padding_out", padding_out)
-        self.channels = channels
+        sizes = kernel_size, stride, dilation
+        self._build(1, channels, sizes, groups, (padding, padding_out), bias, initializer)
 
 
-class ConvTranspose2d(_Convolution):
+class ConvTranspose2d(_Transposed):
     """A transposed convolution over height and width."""
 
     def __init__(
@@ -194,15 +203,11 @@ class ConvTranspose2d(_Convolution):
         bias: bool = True,
         initializer: Initializer = KAIMING,
     ) -> None:
-        channels, groups = _in_out(channels), extent("groups", groups)
-        super().__init__(2, channels, kernel_size, stride, dilation, groups, bias, initializer, transposed=True)
-        self.groups = groups
-        self.padding = extents("padding", padding, _AXES[2])
-        self.padding_out = extents("padding_out", padding_out, _AXES[2])
-        self.channels = channels
+        sizes = kernel_size, stride, dilation
+        self._build(2, channels, sizes, groups, (padding, padding_out), bias, initializer)
 
 
-class ConvTranspose3d(_Convolution):
+class ConvTranspose3d(_Transposed):
     """A transposed convolution over depth, height and width."""
 
     def __init__(
@@ -218,12 +223,8 @@ class ConvTranspose3d(_Convolution):
         bias: bool = True,
         initializer: Initializer = KAIMING,
     ) -> None:
-        channels, groups = _in_out(channels), extent("groups", groups)
-        super().__init__(3, channels, kernel_size, stride, dilation, groups, bias, initializer, transposed=True)
-        self.groups = groups
-        self.padding = extents("padding", padding, _AXES[3])
-        self.padding_out = extents("padding_out", padding_out, _AXES[3])
-        self.channels = channels
+        sizes = kernel_size, stride, dilation
+        self._build(3, channels, sizes, groups, (padding, padding_out), bias, initializer)
 
 
 def _in_out(channels: Sequence[int]) -> tuple[int, ...]:

@@ -1,22 +1,29 @@
-"""Initializer: how Burn fills a new parameter."""
+"""Fill new parameters as Burn does."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, np.dtype[Any]]
+from ..tensor.data import Array, Shape
+
+__all__ = [
+    *("Constant", "Initializer", "KaimingNormal", "KaimingUniform", "Normal", "Ones", "Orthogonal", "Uniform"),
+    *("XavierNormal", "XavierUniform", "Zeros"),
+]
+
+_Rng = np.random.Generator
+_Fans = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Initializer:
-    """The ways to fill a parameter, by Burn's names and formulas; each is a subclass with its numbers as fields.
+    """The base of the ways to fill a parameter, with Burn's names and formulas; the numbers are fields.
 
-    ``fan_in`` and ``fan_out`` are what the layer passes; an initializer that needs one the layer does not have raises
+    ``fan_in`` and ``fan_out`` come from the layer. An initializer that needs one the layer does not have raises
     ValueError, where Burn panics.
 
     >>> import numpy as np
@@ -26,21 +33,19 @@ class Initializer:
     ((4, 2), True)
     """
 
-    def fill(
-        self,
-        shape: Sequence[int],
-        rng: np.random.Generator,
-        *,
-        fan_in: int | None = None,
-        fan_out: int | None = None,
-    ) -> Array:
-        """Float32 values of this shape."""
-        return np.asarray(self._values(tuple(shape), rng, fan_in, fan_out), np.float32)
+    def fill(self, shape: Sequence[int], rng: _Rng, *, fan_in: int | None = None, fan_out: int | None = None) -> Array:
+        """Return float32 values of this shape."""
+        return np.asarray(self._values(tuple(shape), rng, (fan_in, fan_out)), np.float32)
 
-    def _values(
-        self, shape: tuple[int, ...], rng: np.random.Generator, fan_in: int | None, fan_out: int | None
-    ) -> Array:
-        raise TypeError("Initializer itself fills nothing; take one of its kinds")
+    def _values(self, shape: Shape, rng: _Rng, fans: _Fans) -> Array:
+        raise TypeError("Initializer is abstract; use one of its subclasses, such as Normal")
+
+    def _fan(self, fan: int | None) -> int:
+        if fan is None:
+            raise ValueError(f"{type(self).__name__} needs a fan that this parameter does not have")
+        if fan == 0:
+            raise ValueError(f"{type(self).__name__} divides by the fan, which is 0 for this parameter")
+        return fan
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +54,7 @@ class Constant(Initializer):
 
     value: float
 
-    def _values(
-        self, shape: tuple[int, ...], rng: np.random.Generator, fan_in: int | None, fan_out: int | None
-    ) -> Array:
+    def _values(self, shape: Shape, rng: _Rng, fans: _Fans) -> Array:
         return np.full(shape, self.value, np.float32)
 
 
@@ -84,9 +87,7 @@ class Uniform(Initializer):
     min: float
     max: float
 
-    def _values(
-        self, shape: tuple[int, ...], rng: np.random.Generator, fan_in: int | None, fan_out: int | None
-    ) -> Array:
+    def _values(self, shape: Shape, rng: _Rng, fans: _Fans) -> Array:
         return _uniform(rng, self.min, self.max, shape)
 
 
@@ -97,62 +98,59 @@ class Normal(Initializer):
     mean: float
     std: float
 
-    def _values(
-        self, shape: tuple[int, ...], rng: np.random.Generator, fan_in: int | None, fan_out: int | None
-    ) -> Array:
+    def _values(self, shape: Shape, rng: _Rng, fans: _Fans) -> Array:
         return _normal(rng, self.mean, self.std, shape)
 
 
 @dataclass(frozen=True, slots=True)
-class KaimingUniform(Initializer):
+class _Kaiming(Initializer):
+    gain: float = 1 / math.sqrt(3)
+    fan_out_only: bool = False
+
+    def _scale(self, fans: _Fans, factor: float = 1.0) -> float:
+        return factor * self.gain / math.sqrt(self._fan(fans[self.fan_out_only]))
+
+
+@dataclass(frozen=True, slots=True)
+class KaimingUniform(_Kaiming):
     """Uniform on [-a, a) with a = √3 · gain / √fan."""
 
-    gain: float = 1 / math.sqrt(3)
-    fan_out_only: bool = False
-
-    def _values(
-        self, shape: tuple[int, ...], rng: np.random.Generator, fan_in: int | None, fan_out: int | None
-    ) -> Array:
-        bound = math.sqrt(3) * self.gain / math.sqrt(_one_fan(self, fan_out if self.fan_out_only else fan_in))
+    def _values(self, shape: Shape, rng: _Rng, fans: _Fans) -> Array:
+        bound = self._scale(fans, math.sqrt(3))
         return _uniform(rng, -bound, bound, shape)
 
 
 @dataclass(frozen=True, slots=True)
-class KaimingNormal(Initializer):
+class KaimingNormal(_Kaiming):
     """Normal around 0 with standard deviation gain / √fan."""
 
-    gain: float = 1 / math.sqrt(3)
-    fan_out_only: bool = False
-
-    def _values(
-        self, shape: tuple[int, ...], rng: np.random.Generator, fan_in: int | None, fan_out: int | None
-    ) -> Array:
-        return _normal(rng, 0.0, self.gain / math.sqrt(_one_fan(self, fan_out if self.fan_out_only else fan_in)), shape)
+    def _values(self, shape: Shape, rng: _Rng, fans: _Fans) -> Array:
+        return _normal(rng, 0.0, self._scale(fans), shape)
 
 
 @dataclass(frozen=True, slots=True)
-class XavierUniform(Initializer):
-    """Uniform on [-a, a) with a = √3 · gain · √(2 / (fan_in + fan_out))."""
-
+class _Xavier(Initializer):
     gain: float = 1.0
 
-    def _values(
-        self, shape: tuple[int, ...], rng: np.random.Generator, fan_in: int | None, fan_out: int | None
-    ) -> Array:
-        bound = math.sqrt(3) * self.gain * math.sqrt(2 / (_one_fan(self, fan_in) + _one_fan(self, fan_out)))
+    def _scale(self, fans: _Fans, factor: float = 1.0) -> float:
+        return factor * self.gain * math.sqrt(2 / (self._fan(fans[0]) + self._fan(fans[1])))
+
+
+@dataclass(frozen=True, slots=True)
+class XavierUniform(_Xavier):
+    """Uniform on [-a, a) with a = √3 · gain · √(2 / (fan_in + fan_out))."""
+
+    def _values(self, shape: Shape, rng: _Rng, fans: _Fans) -> Array:
+        bound = self._scale(fans, math.sqrt(3))
         return _uniform(rng, -bound, bound, shape)
 
 
 @dataclass(frozen=True, slots=True)
-class XavierNormal(Initializer):
+class XavierNormal(_Xavier):
     """Normal around 0 with standard deviation gain · √(2 / (fan_in + fan_out))."""
 
-    gain: float = 1.0
-
-    def _values(
-        self, shape: tuple[int, ...], rng: np.random.Generator, fan_in: int | None, fan_out: int | None
-    ) -> Array:
-        return _normal(rng, 0.0, self.gain * math.sqrt(2 / (_one_fan(self, fan_in) + _one_fan(self, fan_out))), shape)
+    def _values(self, shape: Shape, rng: _Rng, fans: _Fans) -> Array:
+        return _normal(rng, 0.0, self._scale(fans), shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,29 +159,22 @@ class Orthogonal(Initializer):
 
     gain: float = 1.0
 
-    def _values(
-        self, shape: tuple[int, ...], rng: np.random.Generator, fan_in: int | None, fan_out: int | None
-    ) -> Array:
+    def _values(self, shape: Shape, rng: _Rng, fans: _Fans) -> Array:
         if len(shape) < 2:
-            raise ValueError(f"Orthogonal needs at least two axes, not shape {list(shape)}")
+            raise ValueError(f"Orthogonal needs at least two axes, got shape {list(shape)}")
         rows, columns = shape[0], math.prod(shape[1:])
-        drawn = rng.standard_normal((max(rows, columns), min(rows, columns)))
-        q, r = np.linalg.qr(drawn)
+        q, r = np.linalg.qr(rng.standard_normal((max(rows, columns), min(rows, columns))))
         q *= np.sign(np.diagonal(r))
         return self.gain * (q.T if rows < columns else q).reshape(shape)
 
 
-def _one_fan(initializer: Initializer, fan: int | None) -> int:
-    if fan is None:
-        raise ValueError(f"{type(initializer).__name__} needs a fan that this parameter does not have")
-    if fan == 0:
-        raise ValueError(f"{type(initializer).__name__} divides by the fan, which is 0 for this parameter")
-    return fan
+KAIMING = KaimingUniform()
+"""The default of most layers; on a fan_in f it is uniform on [-1/√f, 1/√f)."""
 
 
-def _uniform(rng: np.random.Generator, low: float, high: float, shape: tuple[int, ...]) -> Array:
+def _uniform(rng: _Rng, low: float, high: float, shape: Shape) -> Array:
     if not low < high or not _fits_float32(high - low):
-        raise ValueError(f"a uniform range needs finite bounds with min < max, not [{low}, {high})")
+        raise ValueError(f"a uniform range needs finite bounds with min < max, got [{low}, {high})")
     drawn = rng.random(shape, np.float32)
     drawn *= np.float32(high - low)
     drawn += np.float32(low)
@@ -193,9 +184,9 @@ def _uniform(rng: np.random.Generator, low: float, high: float, shape: tuple[int
     return drawn
 
 
-def _normal(rng: np.random.Generator, mean: float, std: float, shape: tuple[int, ...]) -> Array:
+def _normal(rng: _Rng, mean: float, std: float, shape: Shape) -> Array:
     if not _fits_float32(mean) or not _fits_float32(std) or std < 0:
-        raise ValueError(f"a normal distribution needs a finite mean and deviation (not negative), not {mean}, {std}")
+        raise ValueError(f"a normal distribution needs a finite mean and a finite std of 0 or more, got {mean}, {std}")
     drawn = rng.standard_normal(shape, np.float32)
     drawn *= np.float32(std)
     drawn += np.float32(mean)
@@ -203,4 +194,4 @@ def _normal(rng: np.random.Generator, mean: float, std: float, shape: tuple[int,
 
 
 def _fits_float32(value: float) -> bool:
-    return abs(value) <= float(np.finfo(np.float32).max)  # false for NaN, too
+    return abs(value) <= float(np.finfo(np.float32).max)  # False for NaN, too.

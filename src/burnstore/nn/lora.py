@@ -8,10 +8,12 @@ from typing import Any
 from ..errors import ModelError
 from ..models.plain import ArraySlot, HolderSlot, walk
 from ..tensor.dtype import DType
+from .arguments import extent
 from .initializer import Normal, Zeros
 from .module import Module
 from .param import Param, RunningState
-from .words import extent
+
+__all__ = ["LoraAdapter", "apply_lora"]
 
 NAME = "lora"
 """The segment of the path between the parameter and the two matrices."""
@@ -45,11 +47,11 @@ def apply_lora(
     init_std: float | None = None,
     select: Callable[[str], bool] | None = None,
 ) -> list[str]:
-    """Give every float parameter of two axes a `LoraAdapter` and freeze all others; the paths that got one.
+    """Give every float parameter of two axes a `LoraAdapter`, freeze all others, and return the paths that got one.
 
-    ``select`` decides by path; without it embeddings are among them, as in Burn. The parameter keeps its place in the
-    file, and ``<path>.lora.a`` and ``<path>.lora.b`` follow it. ValueError where nothing qualifies, or something has an
-    adapter already; the model is then as it was.
+    ``select`` decides by path; without it embeddings get one too, as in Burn. The parameter keeps its place in the
+    file, and ``<path>.lora.a`` and ``<path>.lora.b`` follow it. Raises ModelError, and changes nothing, where no
+    parameter qualifies or one has an adapter already.
 
     >>> from burnstore import nn
     >>> class Net(nn.Module):
@@ -70,21 +72,21 @@ def apply_lora(
         wanted = len(slot.shape) == 2 and (select is None or select(slot.path))
         if isinstance(slot, HolderSlot) and isinstance(slot.holder, Param):
             if slot.holder.reparameterization is not None:
-                raise ModelError("it has an adapter already", tensor=slot.path)
+                raise ModelError("the parameter already has an adapter", tensor=slot.path)
             floats.append(slot.holder)
             if wanted and not isinstance(slot.holder, RunningState):
                 chosen[slot.path] = slot.holder
         elif isinstance(slot, ArraySlot) and wanted:
-            raise ModelError("a bare array cannot carry an adapter", tensor=slot.path, hint="hold it in a Param")
+            raise ModelError("a bare array cannot have an adapter", tensor=slot.path, hint="wrap the array in a Param")
     if not chosen:
-        raise ModelError("no float parameter of two axes was chosen for an adapter")
-    adapters = {}
-    for path, param in chosen.items():
+        raise ModelError("no float parameter of two axes was selected for an adapter")
+    adapters = []
+    for param in chosen.values():  # all of them before the model changes: a wrong rank raises here
         dtype = param.dtype if param.dtype.is_float else DType.F32
         d_input, d_output = param.memory_shape
-        adapters[path] = LoraAdapter(d_input, d_output, rank, alpha, init_std=init_std, dtype=dtype)
+        adapters.append(LoraAdapter(d_input, d_output, rank, alpha, init_std=init_std, dtype=dtype))
     for param in floats:
         param.require_grad = False
-    for path, param in chosen.items():
-        param.reparameterization = (NAME, adapters[path])
+    for param, adapter in zip(chosen.values(), adapters, strict=True):
+        param.reparameterization = (NAME, adapter)
     return list(chosen)

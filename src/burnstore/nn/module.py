@@ -1,4 +1,4 @@
-"""Module and Enum: models declared in Python with Burn's layout."""
+"""Declare models with Burn's layout: Module, Enum and FixedArray."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from ..models.plain import HolderSlot, walk
 from ..models.structure import Struct, Variant
 from ..tensor.param_id import ParamId
 
+__all__ = ["Enum", "FixedArray", "Module", "num_params", "variant"]
+
 T = TypeVar("T")
 E = TypeVar("E", bound="Enum")
 
@@ -18,11 +20,11 @@ _RESERVED = frozenset({"field_names", "fields", "set_field", "skipped"})
 
 
 class Module(Struct):
-    """A struct of Burn: every field that holds parameters, in the order in which the fields were assigned.
+    """A struct of Burn: its fields that hold parameters, in the order in which they were assigned.
 
     Fields may be `Param`, NumPy arrays, modules, `Enum` values, lists (``Vec``), tuples, `FixedArray` (``[T; N]``),
-    dicts and None (``Option``), nested as you like; numbers and texts are constants and are not stored. A field whose
-    name Python does not allow is named in ``field_names`` (``{"type_": "r#type"}``), one that is not to be stored in
+    dicts and None (``Option``), nested to any depth; numbers and strings are constants and are not stored. Name a field
+    that Python cannot spell in ``field_names`` (``{"type_": "r#type"}``), and a field that is not stored in
     ``skipped``.
 
     >>> from burnstore import nn
@@ -39,26 +41,26 @@ class Module(Struct):
     skipped: ClassVar[frozenset[str]] = frozenset()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _RESERVED:  # such a field would hide what every walk of the model calls
+        if name in _RESERVED:  # Such a field would hide the method that reads the fields.
             raise AttributeError(
-                f"{type(self).__name__}.{name}: Module needs that name; call the field {name}_ and name it in files "
-                f'with the class attribute field_names = {{"{name}_": "{name}"}}'
+                f"{type(self).__name__}.{name}: the name is reserved by Module; call the field {name}_ and set "
+                f'field_names = {{"{name}_": "{name}"}} in the class'
             )
         super().__setattr__(name, value)
 
     def fields(self) -> Iterable[tuple[str, Any]]:
-        """The stored fields with the names they have in files."""
+        """Return the stored fields with their names in files."""
         for name, value in vars(self).items():
             if name not in self.skipped:
                 yield self.field_names.get(name, name), value
 
     def set_field(self, name: str, value: Any) -> None:
-        """Replace the field that has this name in files."""
+        """Replace the field with this name in files."""
         attribute = next((python for python, stored in self.field_names.items() if stored == name), name)
         setattr(self, attribute, value)
 
     def num_params(self) -> int:
-        """How many numbers the float parameters and running states hold, as Burn counts them."""
+        """Return how many numbers the float parameters and running states hold, as Burn counts them."""
         return num_params(self)
 
     def __repr__(self) -> str:
@@ -66,7 +68,7 @@ class Module(Struct):
 
 
 class variant:  # noqa: N801  # read as a keyword in the body of an Enum
-    """Declares a variant of an `Enum`, optionally of a given payload type; called, it makes a value of that variant."""
+    """Declare a variant of an `Enum`, optionally of one payload type; calling it makes a value of that variant."""
 
     def __init__(self, payload_type: type | None = None) -> None:
         self.payload_type = payload_type
@@ -80,7 +82,7 @@ class variant:  # noqa: N801  # read as a keyword in the body of an Enum
 
 
 class Enum(Variant):
-    """An enum module of Burn: one of several variants is live, and its name is part of the path.
+    """An enum module of Burn: it holds one of several variants, whose name is part of the path.
 
     >>> from burnstore import nn
     >>> class Feature(nn.Enum):
@@ -98,13 +100,13 @@ class Enum(Variant):
             raise ValueError(f"{type(self).__name__} has no variant {variant_name!r}; its variants are {known}")
         if declared.payload_type is not None and not isinstance(payload, declared.payload_type):
             wanted = declared.payload_type.__name__
-            raise TypeError(f"{type(self).__name__}.{variant_name} holds {wanted}, not {type(payload).__name__}")
+            raise TypeError(f"{type(self).__name__}.{variant_name} holds {wanted}, got {type(payload).__name__}")
         self.variant = variant_name
         self.payload = payload
 
     @classmethod
     def variants(cls) -> dict[str, variant]:
-        """The declared variants by name."""
+        """Return the declared variants by name."""
         found: dict[str, variant] = {}
         for owner in reversed(cls.__mro__):
             found.update((name, value) for name, value in vars(owner).items() if isinstance(value, variant))
@@ -112,7 +114,7 @@ class Enum(Variant):
 
     @classmethod
     def of(cls: type[E], payload: Any) -> E:
-        """A value of the one variant that is declared for payloads of this type."""
+        """Return a value of the one variant that is declared for payloads of this type."""
         names = [name for name, each in cls.variants().items() if each.payload_type is type(payload)]
         if len(names) != 1:
             what = "several variants hold" if names else "no variant holds"
@@ -124,15 +126,15 @@ class Enum(Variant):
 
 
 class FixedArray(list[Any]):
-    """A fixed-size array of Burn (``[T; N]``); as a list, but its container is ``Array``."""
+    """A fixed-size array of Burn (``[T; N]``): a list whose container is ``Array``."""
 
     burn_container = "Array"
 
 
 def num_params(model: Any) -> int:
-    """How many numbers the float parameters and running states of a model hold, as Burn counts them.
+    """Return how many numbers the float parameters and running states of a model hold, as Burn counts them.
 
-    Nothing is drawn; integer and bool parameters count 0, quantized ones are floats.
+    No values are drawn. Integer and bool parameters count 0, quantized ones are floats.
 
     >>> from burnstore import nn
     >>> nn.num_params(nn.BatchNorm(3))
@@ -143,7 +145,7 @@ def num_params(model: Any) -> int:
 
 
 def fresh(pattern: T) -> T:
-    """A copy of a module whose parameters are its own, with new ids, as if it had been constructed again."""
+    """Return a copy of a module with parameters and ids of its own, as if it had been constructed again."""
     made = copy.deepcopy(pattern)
     for slot in walk(made):
         if isinstance(slot, HolderSlot):

@@ -1,4 +1,4 @@
-"""Param and RunningState: one tensor of a model, with its identity, drawn when first used."""
+"""Param and RunningState: one tensor of a model with its id, drawn when first used."""
 
 from __future__ import annotations
 
@@ -15,25 +15,27 @@ from ..tensor.dtype import DType
 from ..tensor.param_id import ParamId
 from .initializer import Constant, Initializer, Zeros
 
+__all__ = ["Param", "RunningState", "seed"]
+
 _rng = np.random.default_rng()
-_drawing = threading.Lock()  # a save may read from several threads; each parameter is drawn once for all of them
+_drawing = threading.Lock()  # A save may read from several threads, which must all see the same draw.
 
 
 def seed(value: int | None) -> None:
-    """Make the values that are drawn from now on repeat from run to run; None makes them random again.
+    """Seed the values that are drawn from now on; None makes them random again.
 
-    Values are drawn when they are first used, so the order of use is part of what repeats.
+    Values are drawn when they are first used, so they repeat only if the order of use does.
     """
     global _rng
     _rng = np.random.default_rng(value)
 
 
 class Param(Holder):
-    """A parameter: a shape, a way to fill it, an id, and the value once it is used or loaded.
+    """A parameter: a shape, an initializer, an id, and the value once it is used or loaded.
 
-    Nothing is drawn before `value` is asked for, as in Burn, so declaring a large model costs nothing and loading never
-    draws in vain. Shape and value are those of the file; ``transposed`` says that the layer computes with the transpose
-    of what is stored (a `Linear` of layout ``Col``).
+    The first access to `value` draws it, as in Burn, so declaring a large model costs nothing and loading draws
+    nothing. Shape and value are those of the file; ``transposed`` is true if the layer computes with the transpose of
+    the stored form (a `Linear` of layout ``Col``).
 
     >>> param = Param([2, 3])
     >>> param.is_initialized, param.value.shape, param.is_initialized
@@ -68,11 +70,11 @@ class Param(Holder):
         self._shape: Shape = checked_shape(shape)
         self._initializer = Zeros() if initializer is None else initializer
         if not isinstance(self._initializer, Initializer):
-            raise TypeError(f"initializer is an Initializer, not {type(initializer).__name__}")
+            raise TypeError(f"initializer must be an Initializer, got {type(initializer).__name__}")
         if dtype.is_quantized or DType.of(dtype.numpy) is not dtype:
-            raise ValueError(f"NumPy draws no {dtype} values; give them with Param.from_data")
+            raise ValueError(f"NumPy cannot draw {dtype} values; pass them to Param.from_data")
         if not dtype.is_float and not isinstance(self._initializer, Constant):
-            raise ValueError(f"{type(initializer).__name__} fills floats, not {dtype}")
+            raise ValueError(f"{type(initializer).__name__} fills floats, got {dtype}")
         self._dtype = dtype
         self._fans = (fan_in, fan_out)
         self._value: Array | None = None
@@ -84,14 +86,10 @@ class Param(Holder):
 
     @staticmethod
     def from_data(value: Any, *, id: ParamId | None = None, require_grad: bool | None = None) -> Param:
-        """A parameter of these values: an array, nested lists, or `TensorData`."""
+        """Return a parameter with these values: an array, nested lists, or `TensorData`."""
         data = value if isinstance(value, TensorData) else np.asarray(value)
-        if (
-            isinstance(data, np.ndarray)
-            and data.dtype == np.float64
-            and not isinstance(value, (np.ndarray, np.generic))
-        ):
-            data = data.astype(np.float32)  # lists of Python floats: Burn's default float
+        if not isinstance(value, (np.ndarray, np.generic, TensorData)) and data.dtype == np.float64:
+            data = np.asarray(value, np.float32)  # Python floats become Burn's default float.
         param = Param(data.shape, id=id)
         param.set(data)
         floats = param.dtype.is_float or param.dtype.is_quantized
@@ -100,34 +98,34 @@ class Param(Holder):
 
     @property
     def shape(self) -> Shape:
-        """The extents that a file holds, known before any value is."""
+        """The stored extents."""
         return self._shape
 
     @property
     def memory_shape(self) -> Shape:
-        """The extents that the layer computes with: those of the file, turned round if they are stored transposed."""
+        """The extents that the layer computes with: reversed if the value is stored transposed."""
         return self._shape[::-1] if self.transposed else self._shape
 
     @property
     def dtype(self) -> DType:
-        """The dtype of the value; the declared one before there is a value."""
+        """The dtype of the value, or the declared dtype before a value exists."""
         if self._data is not None:
             return self._data.dtype
         return self._dtype if self._value is None else DType.of(self._value.dtype)
 
     @property
     def num_elements(self) -> int:
-        """How many numbers it holds."""
+        """The number of elements."""
         return math.prod(self._shape)
 
     @property
     def is_initialized(self) -> bool:
-        """Whether there is a value already."""
+        """Whether a value exists."""
         return self._value is not None or self._data is not None
 
     @property
     def value(self) -> Array:
-        """The value; drawn now if there is none yet, dequantized if it is quantized."""
+        """The value, drawn at first access, dequantized if it is quantized."""
         value = self._value
         if value is None:
             with _drawing:
@@ -146,13 +144,13 @@ class Param(Holder):
 
     @property
     def data(self) -> TensorData | None:
-        """The stored form of a value that NumPy cannot hold as it is (quantized, Flex32, other bool stores)."""
+        """The stored form of a value that NumPy has no dtype for (quantized, Flex32, other bool stores)."""
         return self._data
 
     def set(self, value: Array | TensorData) -> None:
-        """Take this value; its shape must be the parameter's."""
+        """Replace the value; the shape must be the parameter's."""
         if tuple(value.shape) != self._shape:
-            raise ValueError(f"a value of shape {list(value.shape)} for a parameter of shape {list(self._shape)}")
+            raise ValueError(f"expected a value of shape {list(self._shape)}, got {list(value.shape)}")
         if isinstance(value, TensorData):
             self._data, self._value = value, None
         else:
@@ -165,7 +163,7 @@ class Param(Holder):
 
 
 class RunningState(Param):
-    """A running statistic: stored like a parameter, but there from the start, never trained, and its id is its own.
+    """A running statistic: stored like a parameter, but initialized at once, never trained, and it keeps its own id.
 
     >>> from burnstore import nn
     >>> nn.RunningState([2], nn.Ones()).value.tolist()
@@ -174,7 +172,7 @@ class RunningState(Param):
 
     __slots__ = ()
 
-    keeps_id = True  # Burn gives a loaded parameter the id of the file, a running state never
+    keeps_id = True  # Burn gives a loaded parameter the id of the file, but never a running state.
 
     def __init__(self, shape: Sequence[int], initializer: Initializer, *, id: ParamId | None = None) -> None:
         super().__init__(shape, initializer, require_grad=False, id=id)

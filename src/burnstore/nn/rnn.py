@@ -1,16 +1,21 @@
 """Recurrent layers: one `GateController` per gate, where PyTorch concatenates the gates.
 
 Burn's order of gates is not PyTorch's (LSTM: input, forget, output, cell; GRU: update, reset, new). There is one layer
-only: no ``num_layers``, no projection; ``bias`` must be given.
+only: no ``num_layers``, no projection; ``bias`` is required.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from .activation import Activation, ActivationChoice
+from .arguments import BURN_VERSION, flag, minor_version
 from .initializer import Initializer, XavierNormal
 from .linear import Linear
 from .module import Module
-from .words import BURN_VERSION, flag, minor_version
+
+__all__ = ["BiGru", "BiLstm", "BiRnn", "GateController", "Gru", "Lstm", "Rnn"]
 
 _XAVIER = XavierNormal(gain=1.0)
 
@@ -23,8 +28,18 @@ class GateController(Module):
         self.hidden_transform = Linear(d_output, d_output, bias=bias, initializer=initializer)
 
 
+class _Bidirectional(Module):
+    """Two layers, one for each direction."""
+
+    def __init__(self, direction: Callable[[], Module], d_hidden: int, batch_first: bool) -> None:
+        self.forward: Any = direction()
+        self.reverse: Any = direction()
+        self.d_hidden = d_hidden
+        self.batch_first = flag("batch_first", batch_first)
+
+
 class Rnn(Module):
-    """A plain recurrent layer (Burn 0.21 on)."""
+    """A plain recurrent layer (since Burn 0.21)."""
 
     def __init__(
         self,
@@ -46,8 +61,8 @@ class Rnn(Module):
         self.clip = clip
 
 
-class BiRnn(Module):
-    """Two `Rnn`, one for each direction (Burn 0.21 on)."""
+class BiRnn(_Bidirectional):
+    """Two `Rnn`, one for each direction (since Burn 0.21)."""
 
     def __init__(
         self,
@@ -60,20 +75,15 @@ class BiRnn(Module):
         clip: float | None = None,
         hidden_activation: ActivationChoice = "Tanh",
     ) -> None:
-        def one() -> Rnn:
-            return Rnn(d_input, d_hidden, bias, initializer=initializer, clip=clip, hidden_activation=hidden_activation)
-
-        self.forward = one()
-        self.reverse = one()
-        self.d_hidden = d_hidden
-        self.batch_first = flag("batch_first", batch_first)
+        options: dict[str, Any] = {"initializer": initializer, "clip": clip, "hidden_activation": hidden_activation}
+        super().__init__(lambda: Rnn(d_input, d_hidden, bias, **options), d_hidden, batch_first)
 
 
 class Lstm(Module):
     """A long short-term memory.
 
-    With ``input_forget`` there is no forget gate, from Burn 0.22 on; up to 0.21 it is stored though unused, which
-    ``burn_version`` asks for.
+    With ``input_forget`` there is no forget gate since Burn 0.22. Up to 0.21 Burn stores it although it is unused;
+    ``burn_version`` selects that.
 
     >>> from burnstore import nn
     >>> coupled = nn.Lstm(2, 3, True, input_forget=True)
@@ -101,9 +111,10 @@ class Lstm(Module):
         def gate() -> GateController:
             return GateController(d_input, d_hidden, bias, initializer)
 
-        keeps_all = minor_version(burn_version) < 22
+        self.input_forget = flag("input_forget", input_forget)
+        stores_all_gates = minor_version(burn_version) < 22
         self.input_gate = gate()
-        self.forget_gate = gate() if keeps_all or not flag("input_forget", input_forget) else None
+        self.forget_gate = gate() if stores_all_gates or not input_forget else None
         self.output_gate = gate()
         self.cell_gate = gate()
         self.gate_activation = Activation.build(gate_activation)
@@ -113,10 +124,9 @@ class Lstm(Module):
         self.batch_first = flag("batch_first", batch_first)
         self.reverse = flag("reverse", reverse)
         self.clip = clip
-        self.input_forget = input_forget
 
 
-class BiLstm(Module):
+class BiLstm(_Bidirectional):
     """Two `Lstm`, one for each direction."""
 
     def __init__(
@@ -134,24 +144,16 @@ class BiLstm(Module):
         hidden_activation: ActivationChoice = "Tanh",
         burn_version: str = BURN_VERSION,
     ) -> None:
-        def one() -> Lstm:
-            return Lstm(
-                d_input,
-                d_hidden,
-                bias,
-                initializer=initializer,
-                clip=clip,
-                input_forget=input_forget,
-                gate_activation=gate_activation,
-                cell_activation=cell_activation,
-                hidden_activation=hidden_activation,
-                burn_version=burn_version,
-            )
-
-        self.forward = one()
-        self.reverse = one()
-        self.d_hidden = d_hidden
-        self.batch_first = flag("batch_first", batch_first)
+        options: dict[str, Any] = {
+            "initializer": initializer,
+            "clip": clip,
+            "input_forget": input_forget,
+            "gate_activation": gate_activation,
+            "cell_activation": cell_activation,
+            "hidden_activation": hidden_activation,
+            "burn_version": burn_version,
+        }
+        super().__init__(lambda: Lstm(d_input, d_hidden, bias, **options), d_hidden, batch_first)
 
 
 class Gru(Module):
@@ -179,8 +181,8 @@ class Gru(Module):
         self.clip = clip
 
 
-class BiGru(Module):
-    """Two `Gru`, one for each direction (Burn 0.21 on)."""
+class BiGru(_Bidirectional):
+    """Two `Gru`, one for each direction (since Burn 0.21)."""
 
     def __init__(
         self,
@@ -195,19 +197,11 @@ class BiGru(Module):
         hidden_activation: ActivationChoice = "Tanh",
         clip: float | None = None,
     ) -> None:
-        def one() -> Gru:
-            return Gru(
-                d_input,
-                d_hidden,
-                bias,
-                reset_after=reset_after,
-                initializer=initializer,
-                gate_activation=gate_activation,
-                hidden_activation=hidden_activation,
-                clip=clip,
-            )
-
-        self.forward = one()
-        self.reverse = one()
-        self.d_hidden = d_hidden
-        self.batch_first = flag("batch_first", batch_first)
+        options: dict[str, Any] = {
+            "reset_after": reset_after,
+            "initializer": initializer,
+            "gate_activation": gate_activation,
+            "hidden_activation": hidden_activation,
+            "clip": clip,
+        }
+        super().__init__(lambda: Gru(d_input, d_hidden, bias, **options), d_hidden, batch_first)
