@@ -322,5 +322,5 @@ def test_names_with_dots_stay_names() -> None:
 
 
 def test_a_single_tensor_is_no_model() -> None:
-    with pytest.raises(TypeError, match="not a single one"):
+    with pytest.raises(TypeError, match="got a single tensor"):
         bs.collect(torch.zeros(1))

@@ -95,7 +95,7 @@ def test_names_with_dots_slashes_and_unicode_are_kept():
 
 
 def test_a_dict_with_keys_that_are_not_text_is_refused():
-    with pytest.raises(ModelError, match="keys are text"):
+    with pytest.raises(ModelError, match="must be strings"):
         paths({"a": {1: np.zeros(1)}})
 
 

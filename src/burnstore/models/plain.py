@@ -1,4 +1,4 @@
-"""Plain Python models: `burnstore.nn`, objects, dataclasses, dicts, lists and tuples that hold NumPy arrays."""
+"""The binding of plain Python models: `burnstore.nn`, objects, dataclasses, dicts, lists and tuples of NumPy arrays."""
 
 from __future__ import annotations
 
@@ -24,12 +24,30 @@ _CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, 
 Setter = Callable[[Any], None]
 
 
-class HolderSlot:
-    """A tensor in a holder, which keeps it and its id."""
+class _PlainSlot:
+    """What both kinds of slots have in common: the value's own dtype is kept, and no bytes are written in place."""
 
-    __slots__ = ("container_stack", "holder", "path")
+    __slots__ = ("container_stack", "path")
 
+    path: str
+    container_stack: tuple[str, ...]
     keeps_dtype = False
+    fixed = False
+
+    def check_fill(self, value: Array | TensorData) -> None:
+        pass
+
+    def buffer(self) -> None:
+        return None
+
+    def filled(self, param_id: int | None) -> None:
+        pass
+
+
+class HolderSlot(_PlainSlot):
+    """A tensor in a holder, which keeps the tensor and its id."""
+
+    __slots__ = ("holder",)
 
     def __init__(self, path: str, container_stack: tuple[str, ...], holder: Holder, put: Setter | None) -> None:
         self.path = path
@@ -45,31 +63,21 @@ class HolderSlot:
         return self.holder.dtype
 
     def snapshot(self) -> TensorSnapshot:
-        holder = self.holder
+        holder, stack = self.holder, self.container_stack
         if holder.data is not None:
-            return TensorSnapshot.from_data(
-                self.path, holder.data, param_id=holder.id, container_stack=self.container_stack
-            )
+            return TensorSnapshot.from_data(self.path, holder.data, param_id=holder.id, container_stack=stack)
         return TensorSnapshot.from_closure(
             self.path,
             holder.dtype,
             holder.shape,
-            lambda: holder.value,  # not drawn before it is read
+            lambda: holder.value,  # The value must not be drawn before it is read.
             param_id=holder.id,
-            container_stack=self.container_stack,
+            container_stack=stack,
         )
-
-    fixed = False
-
-    def check_fill(self, value: Array | TensorData) -> None:
-        pass
 
     def assign(self, value: Array | TensorData, param_id: int | None, *, fill: bool = False) -> None:
         self.holder.set(value)
         self.filled(param_id)
-
-    def buffer(self) -> None:
-        return None
 
     def filled(self, param_id: int | None) -> None:
         if param_id is not None and not self.holder.keeps_id:
@@ -79,12 +87,10 @@ class HolderSlot:
         return id(self.holder)
 
 
-class ArraySlot:
-    """An array that is an attribute or an item of something."""
+class ArraySlot(_PlainSlot):
+    """An array that is an attribute or an item of a container."""
 
-    __slots__ = ("array", "container_stack", "path", "put")
-
-    keeps_dtype = False
+    __slots__ = ("array", "put")
 
     def __init__(self, path: str, container_stack: tuple[str, ...], array: Array, put: Setter | None) -> None:
         self.path = path
@@ -104,7 +110,7 @@ class ArraySlot:
         return TensorSnapshot.from_numpy(self.path, self.array, container_stack=self.container_stack)
 
     @property
-    def fixed(self) -> bool:
+    def fixed(self) -> bool:  # type: ignore[override]
         return self.put is None  # in a tuple
 
     def check_fill(self, value: Array | TensorData) -> None:
@@ -113,13 +119,15 @@ class ArraySlot:
         else:
             given = value.dtype
         if self.array.dtype.newbyteorder("=") != given.newbyteorder("="):
-            reason = f"a {self.array.dtype} array that cannot take {given}"
+            reason = f"{self.array.dtype} and cannot hold {given}"
         elif not self.array.flags.writeable:
-            reason = "a read-only array"
+            reason = "read-only"
         else:
             return
         raise ModelError(
-            f"it is {reason}, in a tuple that cannot take another", tensor=self.path, hint="hold it in a list"
+            f"the array is {reason}, and its container cannot be changed",
+            tensor=self.path,
+            hint="use a list in place of a tuple",
         )
 
     def assign(self, value: Array | TensorData, param_id: int | None, *, fill: bool = False) -> None:
@@ -130,28 +138,23 @@ class ArraySlot:
             self.put(values)
             self.array = values
 
-    def buffer(self) -> None:
-        return None
-
-    def filled(self, param_id: int | None) -> None:
-        pass
-
     def identity(self) -> int:
         return id(self.array)
 
 
 def walk(model: Any, *, skip_enum_variants: bool = False) -> Iterator[Slot]:
-    """The slots of a plain model, depth first in the order of fields and items.
+    """Yield the slots of a plain model, depth first in the order of fields and items.
 
-    Iterative, so that no model is too deep; an object that contains itself is a ModelError.
+    The walk is iterative, so no model is too deep. An object that contains itself raises ModelError.
     """
     root = _KINDS[type(model)]
     if isinstance(root, type):
-        raise TypeError("a model is an object or container that holds tensors, not a single one")
-    # What is open, outermost first; one list of segments and containers for all levels, so that depth costs no square.
+        raise TypeError("expected a model (an object or container of tensors), got a single tensor")
+    # The open objects, outermost first. All levels share one list of segments and one of containers: copies per level
+    # would make deep models quadratic.
     segments: list[str] = []
     stack: list[str] = []
-    levels: list[tuple[int, int, int, Children]] = []  # the object, its share of both lists, what is left to visit
+    levels: list[tuple[int, int, int, Children]] = []  # the object, its share of both lists, the children to visit
     open_objects = {id(model)}
     try:
         levels.append((id(model), 0, 0, (root or _children(type(model)))(model)))
@@ -190,8 +193,8 @@ def walk(model: Any, *, skip_enum_variants: bool = False) -> Iterator[Slot]:
         raise
 
 
-# Options that change what a recurrent layer computes, and what they are where PyTorch has no such option.
-_USUAL = {
+# Options that change what a recurrent layer computes, with the values that equal PyTorch's behaviour.
+_TORCH_OPTIONS = {
     "reset_after": True,
     "clip": None,
     "reverse": False,
@@ -204,7 +207,7 @@ _RECURRENT = ("Lstm", "BiLstm", "Gru", "BiGru", "Rnn", "BiRnn")
 
 
 def kinds(model: Any, *, skip_enum_variants: bool = False) -> dict[str, ModuleKind]:
-    """The modules of a plain model that are, by the name of their class, of a known kind."""
+    """Return the modules of a plain model whose class has the name of a known kind."""
     found: dict[str, ModuleKind] = {}
     pending = [("", model)]
     while pending:
@@ -217,7 +220,7 @@ def kinds(model: Any, *, skip_enum_variants: bool = False) -> dict[str, ModuleKi
             if not isinstance(child, (np.ndarray, Holder)) and _KINDS[type(child)] is not None:
                 skipped = skip_enum_variants and container.startswith("Enum:")
                 below.append((path if skipped else f"{path}.{segment}" if path else segment, child))
-        pending += reversed(below)  # the first comes first: a file that goes by them has the model's order
+        pending += reversed(below)  # so that the first child is visited first, in the model's order
     return found
 
 
@@ -232,52 +235,53 @@ def _kind_of(value: Any) -> ModuleKind | None:
         options.append(("col", True))
     if name in _RECURRENT:
         layer = value.forward if name.startswith("Bi") and not callable(value.forward) else value
-        options += [("unlike_torch", True) for option in _USUAL if not _is_usual(layer, option)][:1]
+        if not all(_equals_torch(layer, option) for option in _TORCH_OPTIONS):
+            options.append(("unlike_torch", True))
     return ModuleKind(name, tuple(options))
 
 
-def _is_usual(layer: Any, option: str) -> bool:
-    found = getattr(layer, option, _USUAL[option])
-    choice = getattr(found, "variant", found)  # of an activation its name
+def _equals_torch(layer: Any, option: str) -> bool:
+    found = getattr(layer, option, _TORCH_OPTIONS[option])
+    choice = getattr(found, "variant", found)  # the name of an activation
     relu = option == "hidden_activation" and type(layer).__name__ == "Rnn" and choice == "Relu"
-    return relu or choice == _USUAL[option]
+    return relu or choice == _TORCH_OPTIONS[option]
 
 
 Children = Iterator[tuple[str, str, Any, "Setter | None"]]
-"""What lies directly in a value: segment, container entry of the owner, the child, and how to replace it."""
+"""The direct children of a value: segment, container entry of the owner, child, and a function that replaces it."""
 
 _further_kinds: list[Callable[[type], Any]] = []
 
 
 def register_kind(find: Callable[[type], Any]) -> None:
-    """Let plain models hold what a framework has: for a type, a kind of slot, a function that lists children, or None.
+    """Let plain models hold a framework's tensors: ``find`` maps a type to a slot class, a lister of children, or None.
 
-    A kind of slot is a class that is made of path, container stack, the value, and how to replace it.
+    A slot class is constructed with the path, the container stack, the value, and a function that replaces the value.
     """
     _further_kinds.append(find)
 
 
 def children(value: Any) -> Children:
-    """What lies directly in a value; nothing in a tensor or a constant."""
+    """Return the direct children of a value; a tensor or a constant has none."""
     kind = _KINDS[type(value)]
     found: Children = iter(()) if kind is None or isinstance(kind, type) else kind(value)
     return found
 
 
 class _PerType(dict[type, Any]):
-    """What follows from a type, worked out when it is first met: models hold many objects of few types."""
+    """A cache per type, filled on first use: models hold many objects of few types."""
 
-    def __init__(self, work_out: Callable[[type], Any]) -> None:
+    def __init__(self, compute: Callable[[type], Any]) -> None:
         super().__init__()
-        self._work_out = work_out
+        self._compute = compute
 
     def __missing__(self, kind: type) -> Any:
-        found = self[kind] = self._work_out(kind)
+        found = self[kind] = self._compute(kind)
         return found
 
 
 def _kind(kind: type) -> Any:
-    """What a value of this type is in a model: None for a constant, a kind of slot, or how to list what lies in it."""
+    """Return what a value of this type is in a model: None (a constant), a slot class, or a lister of children."""
     for find in _further_kinds:
         found = find(kind)
         if found is not None:
@@ -292,8 +296,8 @@ def _kind(kind: type) -> Any:
 
 
 def _children(kind: type) -> Callable[[Any], Children]:
-    # The built-in containers first, by their bases: an abstract class asks all of its subclasses before it says no, and
-    # for the first list of a model that would take longer than the rest of the walk.
+    # The built-in containers come first: an abstract class asks all of its subclasses before it answers no, which would
+    # take longer for the first list of a model than the rest of the walk.
     if not {Struct, Variant}.intersection(kind.__mro__):
         if issubclass(kind, dict):
             return _items
@@ -315,7 +319,7 @@ def _children(kind: type) -> Callable[[Any], Children]:
 
 
 def _array_like(value: Any) -> Children:
-    """The attributes of an object that stands for an array, if one of them is that array."""
+    """Return the attributes of an object that represents an array, if one of them is the array."""
     found = list(_attributes(value))
     if not any(isinstance(child, (np.ndarray, Holder)) for _, _, child, _ in found):
         return _refused(value)
@@ -323,11 +327,10 @@ def _array_like(value: Any) -> Children:
 
 
 def _refused(value: Any) -> Children:
-    """What keeps its tensors where no walk over attributes finds them would be left out without a word."""
+    """Refuse an object that keeps its tensors where a walk over attributes does not find them."""
     kind = type(value)
     raise ModelError(
-        f"a {kind.__module__}.{kind.__qualname__}, whose tensors would not be seen",
-        hint="hold NumPy arrays in its place",
+        f"cannot see the tensors of a {kind.__module__}.{kind.__qualname__}", hint="use NumPy arrays in its place"
     )
 
 
@@ -345,7 +348,7 @@ def _items(value: Mapping[Any, Any]) -> Children:
     put = value.__setitem__ if isinstance(value, MutableMapping) else None
     for key, child in value.items():
         if not isinstance(key, str):
-            raise ModelError(f"a dict with the key {key!r}; keys are text")
+            raise ModelError(f"dict keys must be strings, got {key!r}")
         yield key, "Dict", child, None if put is None else functools.partial(put, key)
 
 
@@ -357,7 +360,7 @@ def _elements(value: Sequence[Any]) -> Children:
 
 
 def _attributes(value: Any) -> Children:
-    """The public instance attributes of an object, those in slots included."""
+    """Return the public instance attributes of an object, including slots."""
     container = f"Struct:{type(value).__name__}"
     for name in (*getattr(value, "__dict__", ()), *_SLOT_NAMES[type(value)]):
         if not name.startswith("_") and hasattr(value, name):
@@ -373,7 +376,7 @@ def _slots_of(kind: type) -> tuple[str, ...]:
 
 
 def _attribute_setter(owner: Any, name: str) -> Setter:
-    # object.__setattr__: a frozen dataclass is frozen against its users, not against a load.
+    # object.__setattr__, because a load may change a frozen dataclass.
     return functools.partial(object.__setattr__, owner, name)
 
 

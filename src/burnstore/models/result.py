@@ -1,4 +1,4 @@
-"""ApplyResult: what a load did, tensor by tensor; data first, readable too."""
+"""The result of a load, tensor by tensor, as data and as text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ErrorKind = Literal["ShapeMismatch", "DTypeMismatch", "AdapterError", "LoadError
 
 
 class MissingTensor(str):
-    """The path of a parameter that found no tensor, with the types around it."""
+    """The path of a parameter without a tensor in the file, with the types that contain it."""
 
     __slots__ = ("container_path",)
 
@@ -26,7 +26,7 @@ class MissingTensor(str):
 
     @classmethod
     def at(cls, path: str, container_path: str) -> MissingTensor:
-        """A missing tensor of this path in these containers (Burn's spelling)."""
+        """Return a missing tensor with this path in these containers (Burn's spelling)."""
         missing = cls(path)
         missing.container_path = container_path
         return missing
@@ -34,7 +34,7 @@ class MissingTensor(str):
 
 @dataclass(frozen=True, slots=True)
 class ApplyError:
-    """Why one tensor could not be applied. Unpacks as (path, error)."""
+    """The reason why one tensor could not be applied. Unpacks as (path, error)."""
 
     kind: ErrorKind
     path: str
@@ -52,11 +52,11 @@ class ApplyError:
 
 @dataclass(slots=True)
 class ApplyResult:
-    """The outcome of a load.
+    """The result of a load.
 
-    ``applied`` tensors are in the model, in the model's order; ``skipped`` were left out by the filter; ``missing``
-    parameters found no tensor; ``unused`` tensors found no parameter; ``errors`` say what did not fit. ``notes`` are
-    things worth knowing that are no errors, such as a pattern that matched nothing.
+    ``applied`` tensors are in the model, in the model's order; the filter excluded ``skipped`` ones; ``missing``
+    parameters have no tensor in the file; ``unused`` tensors have no parameter; ``errors`` did not fit. ``notes`` are
+    not errors but worth knowing, such as a pattern that matched nothing.
 
     >>> print(ApplyResult(applied=["a.weight"], missing=[MissingTensor.at("a.bias", "")], unused=["a.bais"]))
     ┌─ load
@@ -86,19 +86,19 @@ class ApplyResult:
 
     @property
     def is_complete(self) -> bool:
-        """Whether there were no errors and every parameter found its tensor."""
+        """Whether there were no errors and no missing tensors."""
         return not self.errors and not self.missing
 
     def is_success(self) -> bool:
-        """Whether there were no errors; missing tensors do not matter here."""
+        """Return whether there were no errors; missing tensors do not matter here."""
         return not self.errors
 
     def suggestion(self, path: str) -> str | None:
-        """The unused tensor that a missing path most probably means."""
+        """Return the unused tensor whose name is most similar to a missing path."""
         return _suggestion(path, self.unused)
 
     def to_dict(self) -> dict[str, Any]:
-        """The outcome as plain data, ready for JSON."""
+        """Return the result as plain data for JSON."""
         return {
             "applied": list(self.applied),
             "skipped": list(self.skipped),
@@ -140,12 +140,12 @@ class ApplyResult:
         if not inside:
             return []
         return [
-            f"│    {inside} of these lie in an enum: Burn's paths carry the enum variant, PyTorch's do not.",
-            "│    Either load with skip_enum_variants(True), or insert the variant with a key remapping.",
+            f"│    {inside} of these are in an enum: Burn's paths contain the enum variant, PyTorch's do not.",
+            "│    Load with skip_enum_variants(True), or insert the variant with a key remapping.",
         ]
 
     def _repr_html_(self) -> str:
-        """The outcome for a notebook."""
+        """Return the result as HTML for a notebook."""
         rows = "".join(
             f"<tr><th style='text-align:left'>{name}</th><td>{len(values)}</td>"
             f"<td>{html.escape(', '.join(printable(str(v)) for v in values[:_SHOWN]))}"
@@ -170,24 +170,21 @@ def _suggestion(path: str, unused: Sequence[str]) -> str | None:
     segments = path.split(".")
     for at in range(1, len(segments) - 1):
         segment = segments[at]
-        # CamelCase in the middle of a path looks like an enum variant; the same path without it is exactly it.
+        # CamelCase in the middle of a path looks like an enum variant, which PyTorch's paths do not have.
         if len(segment) > 1 and segment[0].isupper() and any(c.islower() for c in segment[1:]):
             without = ".".join(segments[:at] + segments[at + 1 :])
             if without in unused:
                 return without
             break
     candidates = unused
-    if (
-        len(unused) > _MOST_COMPARED
-    ):  # a comparison takes some 20 µs: among very many look at those with the same ending
-        ending = segments[-1]
-        candidates = [other for other in unused if other.endswith(ending)][:_MOST_COMPARED]
+    if len(unused) > _MOST_COMPARED:  # A comparison takes 20 µs, so among very many compare those with the same ending.
+        candidates = [other for other in unused if other.endswith(segments[-1])][:_MOST_COMPARED]
     best, score, steps = None, _SIMILAR, _MOST_STEPS
     for other in candidates:
         shorter, longer = sorted((len(path), len(other)))
-        if (2 + shorter / (longer or 1)) / 3 < score:  # not even if all of the shorter one were found
+        if (2 + shorter / (longer or 1)) / 3 < score:  # too different in length
             continue
-        steps -= shorter * longer  # names may have 64 KiB, and there may be many: a hint is not worth minutes
+        steps -= shorter * longer  # Names may have 64 KiB, and a hint is not worth minutes.
         if steps < 0:
             break
         found = similarity(path, other)
@@ -197,14 +194,12 @@ def _suggestion(path: str, unused: Sequence[str]) -> str | None:
 
 
 def similarity(first: str, second: str) -> float:
-    """How alike two names are, from 0 to 1, by the Jaro variant that Burn's suggestions use.
+    """Return how similar two names are, from 0 to 1, by the Jaro variant that Burn's suggestions use.
 
     >>> round(similarity("dixon", "dicksonx"), 5), round(similarity("norm.gamma", "norm.weight"), 5)
     (0.76667, 0.71515)
     """
-    if not first or not second:
-        return float(first == second)
-    if len(first) == len(second) == 1:
+    if not first or not second or len(first) == len(second) == 1:
         return float(first == second)
     window = max(len(first), len(second)) // 2 - 1
     taken = [False] * len(second)

@@ -1,6 +1,6 @@
-"""What a model is made of, as far as walking it goes: structs, enum variants, holders of one tensor.
+"""The parts of a model that a walk knows: structs, enum variants, holders of one tensor.
 
-These are contracts. `burnstore.nn` implements them; a class of one's own may, too.
+These are contracts. `burnstore.nn` implements them; other classes may, too.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ class Struct(ABC):
 
     @abstractmethod
     def fields(self) -> Iterable[tuple[str, Any]]:
-        """The fields that may hold parameters, with the names they have in files, in their order."""
+        """Return the fields that may hold parameters, in order, with their names in files."""
 
     @abstractmethod
     def set_field(self, name: str, value: Any) -> None:
-        """Replace the field that has this name in files."""
+        """Replace the field with this name in files."""
 
 
 class Variant(ABC):
-    """A value of an enum type: the live variant and what it holds; in container stacks ``Enum:<type name>``."""
+    """A value of an enum type: a variant and its payload; in container stacks it is ``Enum:<type name>``."""
 
     variant: str
     payload: Any
@@ -36,8 +36,8 @@ class Variant(ABC):
 class Holder(ABC):
     """An object that holds one tensor and stays when the tensor is replaced.
 
-    ``keeps_id``: a load changes the value alone. ``reparameterization``: what is trained in place of the value, if
-    anything; its tensors follow this one, under its path and the name given here.
+    With ``keeps_id`` a load changes only the value. ``reparameterization`` is a name and a struct that is trained in
+    place of the value; its tensors follow this one, below its path and that name.
     """
 
     id: ParamId
@@ -57,7 +57,7 @@ class Holder(ABC):
     @property
     @abstractmethod
     def data(self) -> TensorData | None:
-        """The stored form, where it is not simply an array."""
+        """The stored form, if it is not an array."""
 
     @property
     @abstractmethod
@@ -66,4 +66,4 @@ class Holder(ABC):
 
     @abstractmethod
     def set(self, value: Array | TensorData) -> None:
-        """Take this value."""
+        """Replace the value."""
