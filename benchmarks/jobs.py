@@ -260,7 +260,7 @@ def verify_burnstore(job: Job) -> None:
         found = bs.verify(path)
 
     def verify() -> None:
-        if not found.is_fine:
+        if not found.ok:
             raise AssertionError(str(found))
 
     job.check(verify)

@@ -60,15 +60,14 @@ if TYPE_CHECKING:
     from .jobs.diff.difference import Difference
     from .jobs.diff.result import Diff, TensorDiff
     from .jobs.explain.explain import Explanation, LayoutChange, Move, explain
-    from .jobs.inspect.inspect import Inspection, TensorRow, Totals, inspect
-    from .jobs.inspect.tree import Outline, outline
+    from .jobs.inspect.inspect import Inspection, TensorRow, inspect
+    from .jobs.inspect.tree import Totals
     from .jobs.merge.combine import MergedTensor
     from .jobs.merge.merge import Merge, MergeSource, merge
     from .jobs.migrate import Migration, migrate
     from .jobs.report.report import Report, report
     from .jobs.scan.scan import Finding, ScanResult, scan
     from .jobs.stats import TensorStats
-    from .jobs.verify.folder import verify_folder
     from .jobs.verify.verify import TensorCheck, Verification, verify
     from .loading import load, load_from, save_into
     from .models.bindings import register_binding
@@ -211,14 +210,11 @@ _LATER = {
     "scan": "jobs.scan.scan",
     "serialize": "saving",
     "verify": "jobs.verify.verify",
-    "verify_folder": "jobs.verify.folder",
     "Inspection": "jobs.inspect.inspect",
-    "Outline": "jobs.inspect.tree",
     "TensorRow": "jobs.inspect.inspect",
     "TensorStats": "jobs.stats",
-    "Totals": "jobs.inspect.inspect",
+    "Totals": "jobs.inspect.tree",
     "inspect": "jobs.inspect.inspect",
-    "outline": "jobs.inspect.tree",
 }
 
 
@@ -294,7 +290,6 @@ __all__ = [
     "NamedMpkFileRecorder",
     "NamedMpkGzFileRecorder",
     "Opaque",
-    "Outline",
     "ParamId",
     "Partition",
     "PathFilter",
@@ -352,7 +347,6 @@ __all__ = [
     "nn",
     "open",
     "open_record",
-    "outline",
     "read_receipt",
     "record_of",
     "register_binding",
@@ -367,5 +361,4 @@ __all__ = [
     "scan",
     "serialize",
     "verify",
-    "verify_folder",
 ]

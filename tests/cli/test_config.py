@@ -53,7 +53,7 @@ def test_errors_are_told_with_the_file(file: Path, tmp_path: Path, capsys: Captu
     told = capsys.readouterr().err
     assert str(file) in told and "my_config" in told
     assert main(["config", str(tmp_path / "missing.pt")]) == 2
-    assert "there is no such file" in capsys.readouterr().err
+    assert "no such file" in capsys.readouterr().err
     (tmp_path / "nan.pt").write_bytes(pickle.dumps({"a": float("nan")}))
     assert main(["config", str(tmp_path / "nan.pt")]) == 2
     assert "a is nan" in capsys.readouterr().err

@@ -47,8 +47,8 @@ def test_differences_are_shown_as_a_table(folder: Path, capsys: Captured) -> Non
         "a.bpk -> b.bpk",
         "  5 tensors: 1 equal, 1 moved, 1 changed, 1 added, 1 removed",
         "  scalar step: none -> 7 (Int)",
-        "  text epochs: 3 -> 4",
-        "  text by: none -> me\\x1b[2J",
+        "  metadata epochs: 3 -> 4",
+        "  metadata by: none -> me\\x1b[2J",
         "",
     ]
     assert [" ".join(line.split()) for line in lines[6:]] == [
@@ -92,7 +92,7 @@ def test_the_table_can_be_limited(folder: Path, capsys: Captured) -> None:
 def test_other_dtypes_can_be_ignored(folder: Path, capsys: Captured) -> None:
     bs.save({**OLD, "w": OLD["w"].astype(np.float64)}, folder / "d.bpk")
     code, out, _ = told(capsys, "a.bpk", "d.bpk")
-    assert code == 1 and "F32 -> F64" in out and "same values" in out
+    assert code == 1 and "F32 -> F64" in out and "equal values" in out
     assert told(capsys, "a.bpk", "d.bpk", "--ignore-dtype")[0] == 0
 
 
@@ -140,14 +140,14 @@ def test_a_model_a_file_of_rules_or_keeping_the_layout_helps(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("a.bpk", "absent.bpk"), "absent.bpk: there is no such file"),
+        (("a.bpk", "absent.bpk"), "absent.bpk: no such file"),
         (("a.bpk", "broken.bpk"), "broken.bpk: "),
         (("broken.bpk", "a.bpk"), "broken.bpk: "),
         (("a.bpk", "t.safetensors", "--like", "no_such_module:Net"), "no_such_module"),
         (("a.bpk", "b.bpk", "--rules", "absent"), "absent"),
         (("a.bpk",), "the following arguments are required: B"),
-        (("a.bpk", "b.bpk", "--tolerance", "-1"), "'-1' is not a distance"),
-        (("a.bpk", "b.bpk", "--tolerance", "nan"), "'nan' is not a distance"),
+        (("a.bpk", "b.bpk", "--tolerance", "-1"), "'-1' is not a number of 0 or more"),
+        (("a.bpk", "b.bpk", "--tolerance", "nan"), "'nan' is not a number of 0 or more"),
         (("a.bpk", "b.bpk", "--filter", "("), "is not a regular expression"),
         (("a.bpk", "b.bpk", "--jobs", "0"), "is not a number of processes"),
     ],

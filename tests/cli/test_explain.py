@@ -77,15 +77,15 @@ def test_into_a_model_of_another_layout(folder: Path, capsys: Captured) -> None:
     assert out.splitlines() == [
         "net.pt: pytorch (zip), 2 tensors, 60 B",
         "  layout torch: files of the format pytorch have it",
-        "  into explained_models:Burn, which is in burn's layout",
+        "  into explained_models:Burn, in burn's layout",
         "",
         "INTO       FROM       STEPS       DTYPE  SHAPE   BYTES",
         "fc.weight  fc.weight  transposed  F32    [4, 3]     48",
-        "fc.bias    fc.bias    as it is    F32    [3]        12",
+        "fc.bias    fc.bias    unchanged   F32    [3]        12",
         "",
-        "2 tensors would be applied; a load would go well",
+        "2 tensors would be applied; a load would succeed",
         "to read: 60 B of 60 B",
-        "estimate: 108 B of memory beside the model, less than 0.01 s at 1 GB/s (supposed, not measured)",
+        "estimate: 108 B of memory besides the model, less than 0.01 s at 1 GB/s (assumed, not measured)",
     ]
 
 
@@ -105,7 +105,7 @@ def test_what_is_missing_is_found_with_the_nearest_name(folder: Path, capsys: Ca
         "--rate",
         "2GB",
     )
-    assert code == 0 and "renamed by bais => bias" in out and "at 2 GB/s (as stated, not measured)" in out
+    assert code == 0 and "renamed by bais => bias" in out and "at 2 GB/s (given, not measured)" in out
 
 
 def test_into_a_file_and_as_json(folder: Path, capsys: Captured) -> None:
@@ -120,24 +120,24 @@ def test_into_a_file_and_as_json(folder: Path, capsys: Captured) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["none.pt"], "none.pt: there is no such file"),
-        (["net.pt", "--into", "none.bpk"], "none.bpk: there is no such file"),
+        (["none.pt"], "none.pt: no such file"),
+        (["net.pt", "--into", "none.bpk"], "none.bpk: no such file"),
         (
             ["net.pt", "--into", "nowhere:Net"],
-            "nowhere:Net: there is no module 'nowhere' here or among those installed",
+            "nowhere:Net: no module 'nowhere', in the current folder or installed",
         ),
         (["net.pt", "--into", "explained_models:Touch"], "the module explained_models has no Touch"),
-        (["net.pt", "--into", "explained_models:Wide"], "Wide cannot be made without arguments"),
-        (["net.pt", "--into", "explained_models:none"], "it is a int that holds no tensors, so no model"),
-        (["net.pt", "--into", "explained_models:broken"], "making broken failed: OSError: no luck"),
+        (["net.pt", "--into", "explained_models:Wide"], "Wide cannot be called without arguments"),
+        (["net.pt", "--into", "explained_models:none"], "expected a model, got int without tensors"),
+        (["net.pt", "--into", "explained_models:broken"], "calling broken failed: OSError: no luck"),
         (
             ["net.pt", "--into", "lame:Net"],
-            "importing it failed: ModuleNotFoundError: No module named 'no_such_package'",
+            "the import failed: ModuleNotFoundError: No module named 'no_such_package'",
         ),
-        (["net.pt", "--into", "ends:Net"], "importing it failed: SystemExit: 3"),
+        (["net.pt", "--into", "ends:Net"], "the import failed: SystemExit: 3"),
         (["net.pt", "--into", "explained_models:Burn", "--filter", "("], "("),
-        (["net.pt", "--rename", "x"], "'x' is no rule for names: write OLD=>NEW"),
-        (["net.pt", "--rules", "none.rules"], "none.rules: there is no such file"),
+        (["net.pt", "--rename", "x"], "'x' is not a renaming rule: write OLD=>NEW"),
+        (["net.pt", "--rules", "none.rules"], "none.rules: no such file"),
     ],
 )
 def test_mistakes_are_told_in_one_line(folder: Path, capsys: Captured, arguments: list[str], message: str) -> None:
@@ -148,9 +148,9 @@ def test_mistakes_are_told_in_one_line(folder: Path, capsys: Captured, arguments
 
 
 def test_a_model_of_torch_is_made_without_memory_if_it_can_be(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from burnstore.cli.target import imported
+    from burnstore.cli.arguments import import_model
 
-    assert imported("explained_models:Torch").fc.weight.is_meta
+    assert import_model("explained_models:Torch").fc.weight.is_meta
     (folder / "explained_models.py").write_text(
         "import torch\n"
         "class Counted(torch.nn.Linear):\n"
@@ -158,4 +158,4 @@ def test_a_model_of_torch_is_made_without_memory_if_it_can_be(folder: Path, monk
         "        super().__init__(int(torch.ones(4).sum()), 3)\n"
     )
     sys.modules.pop("explained_models", None)
-    assert not imported("explained_models:Counted").weight.is_meta
+    assert not import_model("explained_models:Counted").weight.is_meta

@@ -325,7 +325,7 @@ def test_json_tells_of_errors_in_the_document_too(tmp_path: Path) -> None:
     assert cut["error"]["rule"].startswith("BP-")
     assert fine["error"] is None
     nothing = dict.fromkeys(["rule", "tensor", "offset", "hint"])
-    assert missing["error"] == {"kind": "FileNotFoundError", "message": "there is no such file", **nothing}
+    assert missing["error"] == {"kind": "FileNotFoundError", "message": "no such file", **nothing}
     assert done.stderr.count("burnstore: error: ") == 2
 
 
@@ -432,7 +432,7 @@ def test_output_that_cannot_be_written_is_an_error() -> None:
     with open("/dev/full", "w") as full:
         done = burnstore("inspect", BASIC, stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 2
-    assert done.stderr == "burnstore: error: the output could not be written: No space left on device\n"
+    assert done.stderr == "burnstore: error: cannot write the output: No space left on device\n"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs a POSIX shell")
@@ -476,7 +476,7 @@ def test_several_files_are_shown_one_after_another_and_errors_do_not_stop_them(t
     done = burnstore("inspect", BASIC, tmp_path / "none.bpk", FIXTURES / "0.19.1" / "bools.bpk")
     assert done.returncode == 2
     assert done.stdout.count("  format    burnpack") == 2
-    assert done.stderr == f"burnstore: error: {tmp_path / 'none.bpk'}: there is no such file\n"
+    assert done.stderr == f"burnstore: error: {tmp_path / 'none.bpk'}: no such file\n"
 
 
 def test_files_that_cannot_be_read_are_errors_with_their_reason(
@@ -492,9 +492,9 @@ def test_files_that_cannot_be_read_are_errors_with_their_reason(
         "other.bin": "no known format begins with the bytes 47 49 46 38",
         "cut.bpk": "[BP-",
         "empty": "it is a directory without SafeTensors files; a file is needed",
-        "modle.bpk": f"there is no such file; hint: did you mean {tmp_path / 'model.bpk'}?\n",
-        "folder/x.bpk": f"there is no such file; hint: nor is there a folder {tmp_path / 'folder'}\n",
-        "evil\x1b[2J.bpk": r"evil\x1b[2J.bpk: there is no such file",
+        "modle.bpk": f"no such file; hint: did you mean {tmp_path / 'model.bpk'}?\n",
+        "folder/x.bpk": f"no such file; hint: the folder {tmp_path / 'folder'} does not exist either\n",
+        "evil\x1b[2J.bpk": r"evil\x1b[2J.bpk: no such file",
     }
     for name, message in cases.items():
         code, out, err = run_here(capsys, "inspect", f"{tmp_path}/{name}")
@@ -542,11 +542,11 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_here(capsys, "--version") == (0, f"burnstore {bs.__version__}\n", "")
     code, out, _ = run_here(capsys, "--help")
     assert code == 0
-    assert re.search(r"^ +inspect +show what files hold$", out, re.MULTILINE)
+    assert re.search(r"^ +inspect +show what files contain$", out, re.MULTILINE)
     code, out, _ = run_here(capsys, "inspect", "--help")
     assert code == 0
     assert "examples:\n  burnstore inspect model.bpk\n" in out
-    assert "exit codes:\n  0  fine\n" in out
+    assert "exit codes:\n  0  ok\n" in out
     for option in (
         "--json",
         "--sort",

@@ -141,20 +141,20 @@ def test_the_first_bytes_of_a_broken_file_can_be_seen(tmp_path: Path, capsys: Ca
     (tmp_path / "none").touch()
     for name, told in (
         ("cut.bpk", "metadata, cut off"),
-        ("other", "of no known format"),
-        ("none", "the file is empty"),
+        ("other", "unknown format"),
+        ("none", "empty file"),
     ):
         code, out, err = run_here(capsys, "inspect", "--hex", tmp_path / name)
         assert (code, err) == (0, "") and told in out and "\x1b" not in out
     code, out, err = run_here(capsys, "inspect", "--hex", tmp_path / "missing")
-    assert (code, out) == (2, "") and "there is no such file" in err
+    assert (code, out) == (2, "") and "no such file" in err
 
 
 def test_json_has_the_first_bytes(capsys: Captured, tmp_path: Path) -> None:
     _, out, _ = run_here(capsys, "inspect", BASIC, tmp_path / "missing", "--hex", "--json")
     file, missing = json.loads(out)["files"]
-    assert file["anatomy"]["format"] == "burnpack" and file["error"] is None
-    assert file["anatomy"]["parts"][0] == {"offset": 0, "nbytes": 4, "meaning": "magic: NRUB", "hex": "4e525542"}
+    assert file["first_bytes"]["format"] == "burnpack" and file["error"] is None
+    assert file["first_bytes"]["parts"][0] == {"offset": 0, "nbytes": 4, "meaning": "magic: NRUB", "hex": "4e525542"}
     assert missing["error"]["kind"] == "FileNotFoundError"
 
 
@@ -280,9 +280,9 @@ def test_statistics_do_not_depend_on_who_takes_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (["--depth", "1"], "--depth is for --tree"),
-        (["--tree", "--limit", "3"], "--limit and --stats are for the table, not for --tree"),
-        (["--tree", "--stats"], "--limit and --stats are for the table, not for --tree"),
+        (["--depth", "1"], "--depth needs --tree"),
+        (["--tree", "--limit", "3"], "--limit and --stats apply to the table, not to --tree"),
+        (["--tree", "--stats"], "--limit and --stats apply to the table, not to --tree"),
         (["--hex", "--stats"], "--hex shows bytes"),
         (["--hex", "--filter", "x"], "--hex shows bytes"),
         (["--hex", "--tree"], "not allowed with argument"),

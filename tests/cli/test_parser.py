@@ -75,10 +75,7 @@ def test_a_parser_learns_of_its_arguments_once() -> None:
 
 def test_shared_arguments_are_read_and_refused_alike(capsys: Captured) -> None:
     shared = argparse.ArgumentParser(prog="x")
-    for add in (arguments.add_json, arguments.add_filter, arguments.add_limit, arguments.add_overwrite):
-        add(shared)
-    arguments.add_quiet(shared)
-    arguments.add_jobs(shared)
+    arguments.add_options(shared, "json", "filter", "limit", "overwrite", "quiet", "jobs")
     nothing = shared.parse_args([])
     assert vars(nothing) == {
         "json": False,

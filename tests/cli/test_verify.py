@@ -37,7 +37,7 @@ def told(capsys: Captured, *arguments: str) -> tuple[int, str, str]:
 def test_a_file_that_is_fine_is_said_to_be(folder: Path, capsys: Captured) -> None:
     code, out, err = told(capsys, "fine.bpk")
     assert (code, err) == (0, "")
-    assert out == "fine.bpk: fine: burnpack (0.20 .. 0.23-pre, aligned), 2 tensors, 12 B\n"
+    assert out == "fine.bpk: ok: burnpack (0.20 .. 0.23-pre, aligned), 2 tensors, 12 B\n"
 
 
 def test_what_is_not_finite_is_found(folder: Path, capsys: Captured) -> None:
@@ -54,15 +54,15 @@ def test_a_broken_file_is_an_error_with_its_rule(folder: Path, capsys: Captured)
 def test_the_worst_of_several_decides(folder: Path, capsys: Captured) -> None:
     code, out, err = told(capsys, "fine.bpk", "nan.safetensors", "cut.bpk", "absent.bpk")
     assert code == 2 and out.endswith("4 files verified\n")
-    assert err.count("burnstore: error:") == 2 and "absent.bpk: there is no such file" in err
+    assert err.count("burnstore: error:") == 2 and "absent.bpk: no such file" in err
     assert told(capsys, "fine.bpk", "nan.safetensors")[0] == 1
 
 
 def test_a_folder_is_verified_whole(folder: Path, capsys: Captured) -> None:
     code, out, err = told(capsys, ".")
-    assert code == 2 and "fine.bpk: fine" in out and "nan.safetensors: whole, with findings" in out and "cut.bpk" in err
+    assert code == 2 and "fine.bpk: ok" in out and "nan.safetensors: whole, with findings" in out and "cut.bpk" in err
     (folder / "empty").mkdir()
-    assert told(capsys, "empty") == (0, "no files of tensors\n", "")
+    assert told(capsys, "empty") == (1, "empty: the folder contains no files of tensors\n", "")
 
 
 def test_a_tensor_that_is_broken_is_named(folder: Path, capsys: Captured) -> None:
@@ -78,19 +78,19 @@ def test_a_tensor_that_is_broken_is_named(folder: Path, capsys: Captured) -> Non
 def test_an_expected_digest_is_compared(folder: Path, capsys: Captured) -> None:
     right = hashlib.sha256((folder / "fine.bpk").read_bytes()).hexdigest()
     code, out, _ = told(capsys, "fine.bpk", "--digest", right)
-    assert code == 0 and f"the digest is the expected one, sha256:{right}" in out
+    assert code == 0 and f"the digest is as expected, sha256:{right}" in out
     code, out, _ = told(capsys, "fine.bpk", "--digest", f"sha256:{'0' * 64}")
-    assert code == 1 and f"its digest is sha256:{right}, expected was sha256:{'0' * 64}" in out
+    assert code == 1 and f"expected the digest sha256:{'0' * 64}, got sha256:{right}" in out
 
 
 def test_json_has_every_digest(folder: Path, capsys: Captured) -> None:
     code, out, err = told(capsys, "fine.bpk", "cut.bpk", "absent.bpk", "--json")
     fine, cut, absent = json.loads(out)["files"]
-    assert code == 2 and fine["is_fine"] and fine["digest"].startswith("sha256:")
+    assert code == 2 and fine["ok"] and fine["digest"].startswith("sha256:")
     assert {each["name"]: each["digest"] for each in fine["tensors"]}["b"] == (
         f"sha256:{hashlib.sha256(F32([3]).tobytes()).hexdigest()}"
     )
-    assert cut["errors"][0]["rule"] == "BP-15" and absent["is_fine"] is False and err.count("error") == 2
+    assert cut["errors"][0]["rule"] == "BP-15" and absent["ok"] is False and err.count("error") == 2
 
 
 @pytest.mark.usefixtures("spawning")
@@ -105,12 +105,12 @@ def test_a_receipt_is_checked(folder: Path, capsys: Captured) -> None:
     done = bs.convert(folder / "fine.bpk", folder / "copy.safetensors", receipt=True)
     receipt = os.path.relpath(done.receipt, folder)
     code, out, _ = told(capsys, "copy.safetensors", "--receipt", receipt)
-    assert code == 0 and f"{receipt}: 2 tensors are as it says" in out
+    assert code == 0 and f"{receipt}: 2 tensors match" in out
     bs.save({"w": F32([1, 3]), "b": F32([3])}, folder / "copy.safetensors", overwrite=True)
     code, out, _ = told(capsys, "copy.safetensors", "--receipt", receipt)
-    assert code == 1 and "not everything is as it says" in out and "'w'" in out
+    assert code == 1 and "does not match" in out and "'w'" in out
     document = json.loads(told(capsys, "copy.safetensors", "--receipt", receipt, "--json")[1])
-    assert document["receipt"]["is_fine"] is False and document["receipt"]["problems"]
+    assert document["receipt"]["ok"] is False and document["receipt"]["problems"]
 
 
 def test_a_receipt_that_is_none_is_an_error(folder: Path, capsys: Captured) -> None:
@@ -173,9 +173,9 @@ def test_a_scratch_file_that_is_being_written_stays(folder: Path, capsys: Captur
     ("arguments", "said"),
     [
         ((), "the following arguments are required"),
-        (("fine.bpk", "--digest", "abc"), "'abc' is no digest"),
-        (("fine.bpk", "nan.safetensors", "--digest", "0" * 64), "--digest is of one file"),
-        ((".", "--digest", "0" * 64), "--digest is of one file"),
+        (("fine.bpk", "--digest", "abc"), "'abc' is not a digest"),
+        (("fine.bpk", "nan.safetensors", "--digest", "0" * 64), "--digest needs exactly one file"),
+        ((".", "--digest", "0" * 64), "--digest needs exactly one file"),
         (("fine.bpk", "--jobs", "many"), "'many' is not a number of processes"),
     ],
 )

@@ -509,7 +509,7 @@ if __name__ == "__main__":
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster:
         with distributed.Client(cluster) as client:
             print(json.dumps(bs.diff(*sys.argv[1:], executor=client).to_dict()))
-            assert bs.verify(sys.argv[1], executor=client).is_fine
+            assert bs.verify(sys.argv[1], executor=client).ok
 """
 
 
@@ -581,12 +581,12 @@ def test_the_text_has_a_line_for_all_that_is_not_equal() -> None:
         "6 tensors: 1 equal, 1 changed, 1 dtype changed, 1 shape changed, 1 added, 1 removed",
         "changed: a: 1 of 2 values, by at most 2 (8388608 ulp) at [1]: 2 -> 4; relative L2 0.894, cosine 0.976187",
         "shape changed: s: [2] -> [3]",
-        "dtype changed: d: I8 -> I16, the values are the same",
+        "dtype changed: d: I8 -> I16, the values are equal",
         "removed: gone (F32 [3, 3])",
         "added: new\\n (F32 [7])",
     ]
 
 
 def test_a_status_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="a status is one of"):
+    with pytest.raises(ValueError, match="a status must be one of"):
         bs.diff({}, {}).of("equals")  # type: ignore[arg-type]

@@ -9,7 +9,8 @@ import pytest
 
 import burnstore as bs
 from burnstore.jobs.inspect import inspect as inspection
-from burnstore.jobs.inspect.inspect import Totals, inspect, inspect_checkpoint
+from burnstore.jobs.inspect.inspect import inspect, inspect_checkpoint
+from burnstore.jobs.inspect.tree import Totals
 from burnstore.jobs.stats import tensor_stats
 
 FIXTURES = sorted(Path(__file__).parents[1].glob("fixtures/burn/*/*.bpk"))
@@ -165,12 +166,12 @@ def test_an_open_checkpoint_can_be_inspected_and_stays_open() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"sort": "weight"}, ValueError, "sort is one of name, size, dtype, offset, not 'weight'"),
-        ({"limit": "3"}, TypeError, "limit is an int, not str"),
-        ({"limit": -1}, ValueError, "limit must not be negative"),
-        ({"stats": 1}, TypeError, "stats is a bool, not int"),
+        ({"sort": "weight"}, ValueError, "sort must be one of name, size, dtype, offset, got 'weight'"),
+        ({"limit": "3"}, TypeError, "limit must be an int, got str"),
+        ({"limit": -1}, ValueError, "limit must be 0 or more"),
+        ({"stats": 1}, TypeError, "stats must be a bool, got int"),
         ({"pattern": "("}, ValueError, "is not a regular expression: missing"),
-        ({"pattern": b"x"}, TypeError, "a pattern is a str, not bytes"),
+        ({"pattern": b"x"}, TypeError, "pattern must be a str, got bytes"),
     ],
 )
 def test_wrong_arguments_are_refused_before_the_file_is_opened(

@@ -216,7 +216,7 @@ def test_a_chunk_may_end_inside_an_element() -> None:
 
 
 def test_statistics_take_a_snapshot() -> None:
-    with pytest.raises(TypeError, match="takes a TensorSnapshot, not ndarray"):
+    with pytest.raises(TypeError, match="expected a TensorSnapshot, got ndarray"):
         tensor_stats(np.zeros(3))  # type: ignore[arg-type]
 
 
@@ -273,10 +273,10 @@ def test_pieces_are_merged_as_blocks_are(tmp_path: Path, monkeypatch: pytest.Mon
 @given(st.lists(st.floats(width=64), min_size=1, max_size=40), st.integers(1, 8))
 def test_a_merge_is_what_one_run_would_have_been(values: list[float], size: int) -> None:
     array = np.array(values, np.float64)
-    whole = stats_module.Running()
+    whole = stats_module.RunningStats()
     with np.errstate(all="ignore"):
         for start in range(0, len(array), size):
-            part = stats_module.Running()
+            part = stats_module.RunningStats()
             part.add(array[start : start + size])
             whole.merge(part)
     merged, once = whole.result(), tensor_stats(bs.TensorSnapshot.from_numpy("t", array))

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import burnstore as bs
-from burnstore.jobs.verify.specials import count_specials
-from burnstore.jobs.verify.verify import checked_digest
+from burnstore.jobs.stats import count_specials
+from burnstore.jobs.verify.verify import parse_digest
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 F32 = np.float32
@@ -52,7 +52,7 @@ def test_files_that_burn_wrote_are_whole(file: Path) -> None:
         assert [tensor.name for tensor in found.tensors] == list(f)
         assert (found.format, found.variant, found.layout) == (f.format, f.variant, f.layout)
         counts = [count_nan(tensor.numpy()) for tensor in f.values()]
-    assert found.is_whole and found.is_expected and not found.oddities
+    assert found.is_whole and found.is_expected and not found.warnings
     assert [tensor.nan_count for tensor in found.tensors] == counts
 
 
@@ -63,7 +63,7 @@ def count_nan(values: Any) -> int:
 @pytest.mark.parametrize("name", ["model.bpk", "model.safetensors"])
 def test_files_of_ours_are_fine(folder: Path, name: str) -> None:
     found = bs.verify(folder / name)
-    assert found.is_fine and found.file_size == (folder / name).stat().st_size
+    assert found.ok and found.file_size == (folder / name).stat().st_size
     assert found.digest is None and all(tensor.digest is None for tensor in found.tensors)
 
 
@@ -75,13 +75,13 @@ def test_files_of_torch_are_fine(tmp_path: Path, options: dict[str, Any]) -> Non
         {"w": torch.randn(40, 3), "t": torch.randn(4, 5).T, "h": torch.ones(3).half()}, tmp_path / "m.pt", **options
     )
     found = bs.verify(tmp_path / "m.pt")
-    assert found.is_fine and len(found.tensors) == 3
+    assert found.ok and len(found.tensors) == 3
 
 
 def test_a_set_of_shards_is_verified_as_one(tmp_path: Path) -> None:
     bs.save({f"w{at}": rand(100 + at) for at in range(5)}, tmp_path / "m.safetensors", max_shard_size=500)
     found = bs.verify(tmp_path / "m.safetensors.index.json")
-    assert found.is_fine and len(found.tensors) == 5
+    assert found.ok and len(found.tensors) == 5
     shard = sorted(tmp_path.glob("m-*.safetensors"))[0]
     bs.save({"other": rand(3)}, shard, overwrite=True)
     broken = bs.verify(tmp_path / "m.safetensors.index.json")
@@ -100,7 +100,7 @@ def test_a_file_that_cannot_be_opened_is_told_of_with_its_rule(folder: Path) -> 
     raw = (folder / "model.bpk").read_bytes()
     (folder / "cut.bpk").write_bytes(raw[:-2])
     found = bs.verify(folder / "cut.bpk")
-    assert not found.is_whole and not found.is_fine and found.format is None
+    assert not found.is_whole and not found.ok and found.format is None
     assert found.errors[0].rule == "BP-15" and found.errors[0].path == str(folder / "cut.bpk")
     assert json.loads(json.dumps(found.to_dict()))["errors"][0]["kind"] == "TruncatedError"
 
@@ -149,7 +149,7 @@ def test_a_bit_that_was_flipped_in_a_zip_of_torch_is_found_by_its_checksum(tmp_p
 
 def test_members_that_no_tensor_refers_to_are_checked_too(tmp_path: Path) -> None:
     torch_zip(tmp_path / "m.pt", extra=b"nobody reads this")
-    assert bs.verify(tmp_path / "m.pt").is_fine
+    assert bs.verify(tmp_path / "m.pt").ok
     at = (tmp_path / "m.pt").read_bytes().index(b"nobody")
     edited(tmp_path / "m.pt", at, ord("N"))
     assert "extra" in bs.verify(tmp_path / "m.pt").errors[0].message
@@ -162,7 +162,7 @@ def test_deflated_members_are_checked(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "m.pt", "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in held.items():
             archive.writestr(name, data)
-    assert bs.verify(tmp_path / "m.pt").is_fine
+    assert bs.verify(tmp_path / "m.pt").ok
     with zipfile.ZipFile(tmp_path / "m.pt") as archive:
         info = next(each for each in archive.infolist() if each.filename.endswith("data/0"))
     at = info.header_offset + 30 + len(info.filename) + info.compress_size // 2
@@ -188,8 +188,8 @@ def test_padding_between_tensors_that_is_not_zero_is_odd(folder: Path) -> None:
         end = f.offset_of(first) + f[first].nbytes
     edited(folder / "model.bpk", end + 3, 1)
     found = bs.verify(folder / "model.bpk")
-    assert found.is_whole and not found.is_fine
-    assert found.oddities == ("1 bytes between tensors are not zero, as padding is (BP-16)",)
+    assert found.is_whole and not found.ok
+    assert found.warnings == ("1 bytes between tensors are not zero, as padding is (BP-16)",)
 
 
 def test_values_that_were_never_saved_are_told_of(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_values_that_were_never_saved_are_told_of(tmp_path: Path) -> None:
 
     torch.save({"w": torch.ones(3), "m": torch.empty(3, device="meta")}, tmp_path / "m.pt")
     found = bs.verify(tmp_path / "m.pt")
-    assert found.is_whole and not found.is_fine
+    assert found.is_whole and not found.ok
     assert [isinstance(tensor.error, bs.UnsupportedError) for tensor in found.tensors] == [False, True]
 
 
@@ -262,9 +262,9 @@ def test_the_expected_digest_is_compared(folder: Path, algorithm: str) -> None:
     expected = hashlib.new(algorithm, (folder / "model.bpk").read_bytes()).hexdigest()
     for spelled in (f"{algorithm}:{expected}", expected.upper(), f" {expected}\n"):
         found = bs.verify(folder / "model.bpk", digest=spelled)
-        assert found.is_fine and found.digest == f"{algorithm}:{expected}"
+        assert found.ok and found.digest == f"{algorithm}:{expected}"
     wrong = bs.verify(folder / "model.safetensors", digest=expected)
-    assert wrong.is_whole and not wrong.is_expected and not wrong.is_fine
+    assert wrong.is_whole and not wrong.is_expected and not wrong.ok
 
 
 def test_every_tensor_has_its_digest_if_wanted(folder: Path) -> None:
@@ -277,17 +277,17 @@ def test_every_tensor_has_its_digest_if_wanted(folder: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "sha256:12", "md5:" + "0" * 32, "sha256:" + "g" * 64, "sha512:" + "0" * 64])
 def test_what_is_no_digest_is_refused(text: str, folder: Path) -> None:
-    with pytest.raises(ValueError, match="no digest"):
+    with pytest.raises(ValueError, match="not a digest"):
         bs.verify(folder / "model.bpk", digest=text)
     with pytest.raises(TypeError):
-        checked_digest(3)  # type: ignore[arg-type]
+        parse_digest(3)  # type: ignore[arg-type]
 
 
 def test_a_set_of_shards_has_no_digest(tmp_path: Path) -> None:
     bs.save({f"w{at}": rand(100 + at) for at in range(3)}, tmp_path / "m.safetensors", max_shard_size=500)
     found = bs.verify(tmp_path, digest="0" * 64)
-    assert not found.is_fine and "no digest of its own" in str(found.errors[0])
-    assert bs.verify(tmp_path, digests=True).digest is None and bs.verify(tmp_path, digests=True).is_fine
+    assert not found.ok and "no digest of its own" in str(found.errors[0])
+    assert bs.verify(tmp_path, digests=True).digest is None and bs.verify(tmp_path, digests=True).ok
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ def test_every_file_of_tensors_below_a_folder_is_verified(folder: Path) -> None:
     (folder / "config.json").write_text("{}")
     (folder / ".hidden.bpk").write_bytes(b"?")
     (folder / "broken.pt").write_bytes(b"nothing")
-    found = {Path(each.path).relative_to(folder).as_posix(): each.is_fine for each in bs.verify_folder(folder)}
+    found = {Path(each.path).relative_to(folder).as_posix(): each.ok for each in bs.verify(folder).files}
     assert found == {
         "broken.pt": False,
         "model.bpk": True,
@@ -311,23 +311,24 @@ def test_every_file_of_tensors_below_a_folder_is_verified(folder: Path) -> None:
 def test_a_numbered_set_without_an_index_is_one(tmp_path: Path) -> None:
     for number in (1, 2):
         bs.save({f"w{number}": rand(number)}, tmp_path / f"m-0000{number}-of-00002.safetensors")
-    (found,) = bs.verify_folder(tmp_path)
-    assert found.is_fine and len(found.tensors) == 2
+    found = bs.verify(tmp_path)
+    assert found.ok and len(found.tensors) == 2
     (tmp_path / "m-00001-of-00002.safetensors").unlink()
-    missing, left = bs.verify_folder(tmp_path)
-    assert missing.errors[0].rule == "SH-05" and left.is_fine
+    missing, left = bs.verify(tmp_path).files
+    assert missing.errors[0].rule == "SH-05" and left.ok
 
 
 def test_a_broken_index_is_told_of_and_its_shards_are_verified_by_themselves(tmp_path: Path) -> None:
     bs.save({f"w{at}": rand(100 + at) for at in range(2)}, tmp_path / "m.safetensors", max_shard_size=450)
     (tmp_path / "m.safetensors.index.json").write_text('{"weight_map": 3, "total_size": 1}')
-    index, *shards = bs.verify_folder(tmp_path)
-    assert index.errors[0].rule == "SH-01" and len(shards) == 2 and all(each.is_fine for each in shards)
+    index, *shards = bs.verify(tmp_path).files
+    assert index.errors[0].rule == "SH-01" and len(shards) == 2 and all(each.ok for each in shards)
 
 
-def test_what_is_no_folder_is_refused(folder: Path) -> None:
-    with pytest.raises(NotADirectoryError):
-        list(bs.verify_folder(folder / "model.bpk"))
+def test_a_folder_without_files_of_tensors_is_not_ok(tmp_path: Path) -> None:
+    (tmp_path / "readme.md").write_text("nothing here")
+    found = bs.verify(tmp_path)
+    assert not found.ok and found.warnings == ("the folder contains no files of tensors",)
 
 
 # --- whoever does it --------------------------------------------------------------------------------------------------
@@ -364,7 +365,7 @@ bs.save([tensor(name, bytes(range(0, 120, 2))) for name in (*names, "F8_E4M3FNUZ
 found = {each.name: each.error for each in bs.verify(sys.argv[1]).tensors}
 assert all(found[name] is None for name in names), found
 assert type(found["F8_E4M3FNUZ"]).__name__ == "MissingDependencyError"
-assert bs.verify(sys.argv[1]).is_whole and not bs.verify(sys.argv[1]).is_fine
+assert bs.verify(sys.argv[1]).is_whole and not bs.verify(sys.argv[1]).ok
 for name in names:
     assert bs.diff([tensor(name, bytes(60))], [tensor(name, bytes(range(60)))]).changed[0].difference.differing
 problem = bs.diff([tensor("F8_E4M3FNUZ", bytes(4))], [tensor("F8_E4M3FNUZ", b"1234")]).changed[0].problem

@@ -1,7 +1,7 @@
 """The command line: one file per verb; the only part of the library that prints.
 
-Every verb ends with 0 (fine), 1 (it did its work and found something) or 2 (an error, told of on stderr). Two more
-follow the shell's custom: 130 after Ctrl-C, 141 when the reader of the output went away.
+Every verb exits with 0 (ok), 1 (it worked and found something) or 2 (an error, printed on stderr). Two more follow the
+shell's convention: 130 after Ctrl-C, 141 after a broken pipe.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TextIO
 
-FINE = 0
+OK = 0
 FOUND = 1
 ERROR = 2
 _INTERRUPTED = 128 + 2
@@ -27,14 +27,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     0
     """
     try:
-        # Names are escaped before they are printed; what is left fails only where the terminal knows few characters.
+        # Names are escaped before they are printed; the rest fails only on terminals with few characters.
         for stream in (sys.stdout, sys.stderr):
-            with suppress(AttributeError, ValueError):  # None, or replaced by something simpler, or detached
+            with suppress(AttributeError, ValueError):  # None, replaced by another object, or detached
                 stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         if sys.stdout is None:
-            return _complain("standard output is closed")
+            return _fail("standard output is closed")
         code = _run(argv)
-        sys.stdout.flush()  # here, where a failure can be told of, not when the interpreter ends
+        sys.stdout.flush()  # here, where a failure can be reported, not when the interpreter ends
         return code
     except BrokenPipeError:
         _silence(sys.stdout, sys.stderr)
@@ -42,14 +42,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _silence(sys.stdout)
         return _INTERRUPTED
-    except OSError as error:  # those of files are dealt with where the file is known: this one is of stdout
+    except OSError as error:  # The verbs handle errors of files, so this one is of stdout.
         _silence(sys.stdout)
-        return _complain(f"the output could not be written: {error.strerror or error}")
+        return _fail(f"cannot write the output: {error.strerror or error}")
     except Exception:
         import traceback
 
         traceback.print_exc()
-        return _complain("this is a bug in burnstore; please report it with the lines above")
+        return _fail("this is a bug in burnstore; please report it with the lines above")
 
 
 def _run(argv: Sequence[str] | None) -> int:
@@ -63,14 +63,14 @@ def _run(argv: Sequence[str] | None) -> int:
     return code
 
 
-def _complain(message: str) -> int:
+def _fail(message: str) -> int:
     with suppress(OSError, ValueError):
         print(f"burnstore: error: {message}", file=sys.stderr)
     return ERROR
 
 
 def _silence(*streams: TextIO | None) -> None:
-    """Let what is still buffered go nowhere, or the interpreter complains when it ends."""
+    """Discard buffered output, or the interpreter prints an error when it ends."""
     with suppress(OSError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for stream in streams:

@@ -1,73 +1,67 @@
-"""Arguments that several verbs take, under the same names and with the same words."""
+"""Arguments of several verbs, and their values: patterns, sizes, and models such as ``net:Net``."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import sys
 import warnings
+from contextlib import contextmanager, redirect_stdout
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ..errors import BurnstoreError, ModelError, located, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """``--json``: for programs."""
-    parser.add_argument("--json", action="store_true", help="write one JSON document")
+_COMMON: dict[str, dict[str, Any]] = {
+    "json": {"action": "store_true", "help": "write one JSON document"},
+    "filter": {"metavar": "REGEX", "help": "only tensors whose names match anywhere (Python's re)"},
+    "limit": {"metavar": "N", "help": "only the first N tensors (0: only the summary)"},
+    "overwrite": {"action": "store_true", "help": "replace existing files"},
+    "quiet": {"action": "store_true", "help": "show no progress"},
+    "jobs": {"metavar": "N", "help": "use N processes (default: threads)"},
+}
 
 
-def add_filter(parser: argparse.ArgumentParser) -> None:
-    """``--filter REGEX``: only some tensors."""
-    parser.add_argument(
-        "--filter", type=pattern, metavar="REGEX", help="only tensors in whose names this is found (Python's re)"
-    )
-
-
-def add_limit(parser: argparse.ArgumentParser) -> None:
-    """``--limit N``: a shorter table."""
-    parser.add_argument(
-        "--limit", type=tensor_count, metavar="N", help="only the first N tensors (0: only the summary)"
-    )
-
-
-def add_overwrite(parser: argparse.ArgumentParser, what: str = "the file if it exists") -> None:
-    """``--overwrite``: leave to replace."""
-    parser.add_argument("--overwrite", action="store_true", help=f"replace {what}")
-
-
-def add_quiet(parser: argparse.ArgumentParser) -> None:
-    """``--quiet``: no progress."""
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
-
-
-def add_jobs(parser: argparse.ArgumentParser) -> None:
-    """``--jobs N``: processes instead of threads."""
-    parser.add_argument("--jobs", type=job_count, metavar="N", help="work in N processes (default: in threads)")
+def add_options(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Add options that several verbs share."""
+    kinds: dict[str, Any] = {"filter": pattern, "limit": tensor_count, "jobs": job_count}
+    for name in names:
+        kind = {"type": kinds[name]} if name in kinds else {}
+        parser.add_argument(f"--{name}", **kind, **_COMMON[name])
 
 
 def pattern(text: str) -> re.Pattern[str]:
-    """A regular expression, or the reason why it is none."""
+    """Compile a regular expression."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about patterns that a future Python may read otherwise
+            warnings.simplefilter("ignore")  # about patterns that a future Python may read differently
             return re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from None
 
 
 def tensor_count(text: str) -> int:
-    """A number of tensors, which may be 0."""
-    return _whole(text, 0, "a number of tensors")
+    """Parse a number of tensors, which may be 0."""
+    return _at_least(text, 0, "a number of tensors")
 
 
 def module_depth(text: str) -> int:
-    """A number of levels, which may be 0."""
-    return _whole(text, 0, "a number of levels")
+    """Parse a number of levels, which may be 0."""
+    return _at_least(text, 0, "a number of levels")
 
 
 def job_count(text: str) -> int:
-    """A number of processes, at least 1."""
-    return _whole(text, 1, "a number of processes")
+    """Parse a number of processes, at least 1."""
+    return _at_least(text, 1, "a number of processes")
 
 
 def byte_size(text: str) -> int:
-    """A number of bytes, also as ``5GB``."""
+    """Parse a number of bytes, such as ``5GB``."""
     from ..formats.sharded.write import byte_count  # not at import: few verbs write shards
 
     try:
@@ -77,14 +71,14 @@ def byte_size(text: str) -> int:
 
 
 def key_and_text(text: str) -> tuple[str, str]:
-    """A text beside the tensors, as ``KEY=TEXT``."""
+    """Parse a metadata entry ``KEY=TEXT``."""
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise argparse.ArgumentTypeError(f"{text!r} is no text for the file: write KEY=TEXT")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a metadata entry: write KEY=TEXT")
     return key, value
 
 
-def _whole(text: str, least: int, what: str) -> int:
+def _at_least(text: str, least: int, what: str) -> int:
     try:
         number = int(text)
     except ValueError:
@@ -92,3 +86,116 @@ def _whole(text: str, least: int, what: str) -> int:
     if number < least:
         raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
     return number
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+_MODEL = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*(\.[^\W\d]\w*)*)")
+_HINT = "write MODULE:NAME, for example net:Net for the class Net in ./net.py"
+
+
+def names_object(text: str) -> bool:
+    """Return whether this names an object to import, such as ``net:Net``, and not a file.
+
+    >>> names_object("net:Net"), names_object("models.vision:Net.small"), names_object("C:\\\\net.bpk")
+    (True, True, False)
+    """
+    return _MODEL.fullmatch(text) is not None and not os.path.exists(text)
+
+
+def model_or_path(text: str | None) -> Any:
+    """Return the model that ``module:name`` names, or the text itself if it is a path or None."""
+    return import_model(text) if text is not None and names_object(text) else text
+
+
+def import_model(text: str) -> Any:
+    """Import the model ``module:name``: an object, or the result of calling a class or function without arguments.
+
+    The current folder is searched first. A torch model is built on the meta device if possible, so that it takes no
+    memory. Output of the module goes to stderr. Raises ModelError if it cannot be imported or built.
+    """
+    with located(path=text):
+        spelled = _MODEL.fullmatch(text)
+        if spelled is None:
+            raise ModelError("not the name of a model", hint=_HINT)
+        with _beside_current_folder(), redirect_stdout(sys.stderr):
+            found = _import(spelled["module"])
+            for name in spelled["name"].split("."):
+                found = _attribute(found, name, spelled["module"])
+            made = _build(found, spelled["name"]) if callable(found) and not _is_model(found) else found
+        if not _is_model(made):
+            raise ModelError(f"expected a model, got {type(made).__name__} without tensors")
+        return made
+
+
+@contextmanager
+def _beside_current_folder() -> Iterator[None]:
+    sys.path.insert(0, os.getcwd())
+    try:
+        yield
+    finally:
+        sys.path.pop(0)
+
+
+def _import(module: str) -> Any:
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module}.".startswith(f"{error.name}."):
+            raise ModelError(f"no module {error.name!r}, in the current folder or installed", hint=_HINT) from error
+        raise ModelError(f"the import failed: {_message(error)}", hint=f"install {error.name}") from error
+    except (Exception, SystemExit) as error:
+        raise ModelError(f"the import failed: {_message(error)}") from error
+
+
+def _attribute(owner: Any, name: str, module: str) -> Any:
+    found = getattr(owner, name, None)
+    if found is not None:
+        return found
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, [each for each in dir(owner) if not each.startswith("_")], n=1)
+    raise ModelError(
+        f"the module {module} has no {name}", hint=f"did you mean {printable(close[0])}?" if close else None
+    )
+
+
+def _build(factory: Callable[[], Any], name: str) -> Any:
+    import inspect
+
+    try:
+        inspect.signature(factory).bind()
+    except TypeError as error:
+        raise ModelError(
+            f"{name} cannot be called without arguments: {error}",
+            hint="write a function without arguments that returns the model, and name that",
+        ) from error
+    except ValueError:  # A class without a known signature may still work.
+        pass
+    torch = sys.modules.get("torch")
+    if hasattr(torch, "device"):
+        try:
+            with torch.device("meta"):  # type: ignore[union-attr]  # it is imported
+                made = factory()
+            if isinstance(made, torch.nn.Module):  # type: ignore[union-attr]
+                return made
+        except Exception:  # Some models compute with their values while they are built.
+            pass
+    try:
+        return factory()
+    except (Exception, SystemExit) as error:
+        raise ModelError(f"calling {name} failed: {_message(error)}") from error
+
+
+def _is_model(value: Any) -> bool:
+    from ..models.bindings import binding_for  # not at import: only verbs that take a model need it
+
+    try:
+        return next(iter(binding_for(value).walk(value)), None) is not None
+    except (BurnstoreError, TypeError):
+        return False
+
+
+def _message(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {printable(text)}" if text else type(error).__name__

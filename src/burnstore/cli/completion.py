@@ -1,4 +1,4 @@
-"""``burnstore completion``: what a shell needs to complete verbs, options and their values."""
+"""``burnstore completion``: print the script with which a shell completes verbs, options and their values."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from . import FINE
+from . import OK
 from .parser import VERBS, VerbParser, build_parser
 
 DESCRIPTION = """\
-Print the completion of this command for a shell: verbs, options, and the values of those that have a choice. Names of
-files are completed as the shell always does. It is made of what this version takes, and calls nothing while you type.
+Print the completion script for a shell: verbs, options and their choices. The shell completes file names itself. The
+script is made for this version and calls no program while you type.
 """
 
 EXAMPLES = """\
@@ -22,26 +22,26 @@ examples:
   eval "$(burnstore completion bash)"                    for this shell only
 
 exit codes:
-  0  fine
+  0  ok
   2  an error: wrong arguments
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What can be said after the verb."""
-    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell that is to complete")
+    """Declare the arguments of the verb."""
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the script."""
     verbs = [_Verb.of(name, parser) for name, parser in _parsers()]
     print("\n".join({"bash": _bash, "zsh": _zsh, "fish": _fish}[arguments.shell](verbs)))
-    return FINE
+    return OK
 
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """An option: its spellings, what it is for, and what follows it: nothing, a choice, a name of a file, or a text."""
+    """An option: its spellings, help, and value: none, a choice, a file name, or text."""
 
     flags: Sequence[str]
     help: str
@@ -52,7 +52,7 @@ class _Option:
 
 @dataclass(frozen=True, slots=True)
 class _Verb:
-    """A verb with its options, and the values of its first argument if these are a choice."""
+    """A verb with its options, and the choices of its first argument."""
 
     name: str
     options: Sequence[_Option]
@@ -81,7 +81,7 @@ class _Verb:
 def _parsers() -> Iterator[tuple[str, VerbParser]]:
     subparsers = next(action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction))
     for name, parser in subparsers.choices.items():
-        parser.learn()
+        parser.load()
         yield name, parser
 
 
@@ -93,7 +93,7 @@ def _bash(verbs: Sequence[_Verb]) -> Iterator[str]:
     yield "# Completion of burnstore for bash."
     yield "_burnstore() {"
     yield '    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} verb="" words="" at'
-    yield "    # bash takes --sort=name apart into three words"
+    yield "    # bash splits --sort=name into three words"
     yield '    if [[ $cur == "=" ]]; then cur=""; elif [[ $prev == "=" ]]; then prev=${COMP_WORDS[COMP_CWORD-2]}; fi'
     yield "    for ((at = 1; at < COMP_CWORD; at++)); do"
     yield "        if [[ ${COMP_WORDS[at]} != -* ]]; then verb=${COMP_WORDS[at]}; break; fi"
@@ -152,7 +152,7 @@ def _zsh_option(flag: str, option: _Option) -> str:
     if option.takes_value:
         values = f"({' '.join(option.choices)})" if option.choices else "_files" if option.is_file else " "
         value = f":value:{values}"
-    # Options that take a value may be given again: some add up, and zsh cannot know which.
+    # Options with a value may be repeated, because some accumulate.
     repeated = "*" if option.takes_value else ""
     return _quoted(f"{repeated}{flag}[{_zsh_text(option.help)}]{value}")
 

@@ -11,9 +11,9 @@ from typing import Any
 from ..errors import BurnstoreError
 from ..formats.pytorch.values import Opaque, opaque_values
 from ..stores.config import config_from_file, save_config, to_json
-from . import ERROR, FINE
-from .arguments import add_overwrite
-from .complaint import complain
+from . import ERROR, OK
+from .arguments import add_options
+from .errors import print_error
 from .text import escape
 
 _LEFT_OUT = object()
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="a PyTorch file, or JSON")
     parser.add_argument("--key", metavar="KEY", help="the part to show; a.b is b below a")
     parser.add_argument("-o", "--output", metavar="JSON", help="write it to this file")
-    add_overwrite(parser)
+    add_options(parser, "overwrite")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -59,11 +59,11 @@ def run(arguments: argparse.Namespace) -> int:
             save_config(kept, arguments.output, overwrite=arguments.overwrite)
             print(f"{escape(arguments.file)} -> {escape(arguments.output)}")
     except (BurnstoreError, OSError, MemoryError) as error:
-        complain(error, arguments.file)
+        print_error(error, arguments.file)
         return ERROR
     if left_out:
         _report(left_out)
-    return FINE
+    return OK
 
 
 def _without_opaque(data: Any) -> Any:

@@ -1,36 +1,38 @@
-"""``burnstore inspect``: show what files hold."""
+"""``burnstore inspect``: show what files contain."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BurnstoreError
 from ..jobs.inspect.inspect import SORTS, Inspection, TensorRow, files_of, inspect
+from ..jobs.inspect.tree import DEEPEST, ModuleTree, Totals
 from ..jobs.json_output import json_text
-from ..tensor.dtype import DType
-from . import ERROR, FINE, FOUND
-from .arguments import add_filter, add_jobs, add_json, add_limit, add_quiet, module_depth
-from .complaint import complain, in_our_words, misuse
+from . import ERROR, FOUND, OK
+from .arguments import add_options, module_depth
+from .errors import JOB_ERRORS, as_burnstore_error, misuse, print_error
 from .progress import shown_progress
-from .summary import summary_lines
 from .table import Column, render
-from .text import Screen, counted, escape, size
+from .text import SCHEMA, Screen, can_show, counted, dtype_label, escape, figure, shape_label, shorten, size, width
 
 if TYPE_CHECKING:
-    from ..jobs.inspect.anatomy import Anatomy
-    from ..jobs.inspect.tree import Outline
+    from ..jobs.inspect.first_bytes import FirstBytes
 
 _LINES_PER_WRITE = 1000
-_MOST_EXACT_DIGITS = 10  # of integers in the table; --json has every digit
-_SCHEMA = 1
+_MOST_ENTRIES_ON_SCREEN = 24
+_WIDEST_KEY_ON_SCREEN = 32
+_MARGIN = " " * 12
+_HEX_ROW = 16
+_MOST_HEX_ROWS = 4
 
 DESCRIPTION = """\
-Show what a file of tensors holds: names, dtypes, shapes, sizes, parameter ids and where the bytes lie.
-Any format is read, and its bytes tell which; an index, or a folder with shards, is shown as the one set that it is.
-Without --stats only the header is read, whatever the size of the file.
+Show what a file of tensors contains: names, dtypes, shapes, sizes, parameter ids and offsets. The format is recognized
+by the bytes; an index, or a folder with shards, is shown as one set. Without --stats only the header is read, whatever
+the size of the file.
 """
 
 EXAMPLES = """\
@@ -40,94 +42,92 @@ examples:
   burnstore inspect model.bpk --sort size --limit 10      the ten largest tensors
   burnstore inspect model.bpk --filter '^encoder\\.'       only the encoder
   burnstore inspect model.bpk --stats                     ranges; exit code 1 if there is a NaN or Inf
-  burnstore inspect model.bpk --hex                       the first bytes, and what they mean
+  burnstore inspect model.bpk --hex                       the first bytes and their meaning
   burnstore inspect model.bpk --json | jq '.files[0].total'
 
 exit codes:
-  0  fine
-  1  inspected, and found something: --filter matched no tensor, or --stats met a NaN or Inf
+  0  ok
+  1  --filter matched no tensor, or --stats found a NaN or Inf
   2  an error: a file that cannot be read, or wrong arguments
 
-In a terminal long names are shortened in the middle, and columns are left out where there is no room; into a pipe or
-a file every name and column is written in full. Figures of --stats are over the finite values and shown with four
-digits; --json has all of them, and is what programs should read. NO_COLOR is honoured.
+In a terminal long names are shortened, and columns are omitted if there is no room; a pipe or a file gets every name
+and column in full. Figures of --stats cover the finite values and have four digits; --json has all digits and is the
+output for programs. NO_COLOR is honoured.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What can be said after the verb."""
+    """Declare the arguments of the verb."""
     parser.add_argument("files", nargs="+", metavar="FILE", help="a file of tensors, or a folder of them")
-    add_json(parser)
-    parser.add_argument(
-        "--sort", choices=SORTS, help="order of the tensors; size: largest first (default: the order of the data)"
-    )
-    add_filter(parser)
-    add_limit(parser)
+    parser.add_argument("--sort", choices=SORTS, help="order of the tensors; size: largest first (default: as stored)")
+    add_options(parser, "json", "filter", "limit")
     views = parser.add_mutually_exclusive_group()
-    views.add_argument("--tree", action="store_true", help="show modules and what each holds")
-    views.add_argument("--hex", action="store_true", help="show the first bytes and what they mean, of any file")
-    parser.add_argument("--depth", type=module_depth, metavar="N", help="of --tree: only N levels (0: only the whole)")
+    views.add_argument("--tree", action="store_true", help="show modules and their totals")
+    views.add_argument("--hex", action="store_true", help="show the first bytes and their meaning, of any file")
+    parser.add_argument(
+        "--depth", type=module_depth, metavar="N", help="with --tree: only N levels (0: only the total)"
+    )
     parser.add_argument(
         "--stats", action="store_true", help="read the tensors shown: min, max, mean, std; NaN, Inf and zero counts"
     )
-    add_jobs(parser)
-    add_quiet(parser)
+    add_options(parser, "jobs", "quiet")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Inspect every file; the worst outcome decides the exit code."""
-    wrong = _misused(arguments)
-    if wrong is not None:
-        return misuse(wrong, "inspect")
+    """Inspect every file; the worst result decides the exit code."""
+    conflict = _conflict(arguments)
+    if conflict is not None:
+        return misuse(conflict, "inspect")
     output = _Document(arguments) if arguments.json else _Pages(arguments)
-    outcome, matched = FINE, False
-    for path in _expanded(arguments.files):
+    code, matched = OK, False
+    for path in _expand(arguments.files):
         try:
             if arguments.hex:
-                output.add_anatomy(_anatomy(path))
+                from ..jobs.inspect.first_bytes import read_first_bytes  # not at import: only --hex needs it
+
+                output.add_first_bytes(read_first_bytes(path))
                 continue
-            found = _inspected(path, arguments)
-        except (BurnstoreError, OSError, MemoryError) as error:
-            outcome = ERROR
-            told = in_our_words(error, path)
-            complain(told, path)
-            output.add_error(path, type(error).__name__, told)
+            found = _inspect(path, arguments)
+        except JOB_ERRORS as error:
+            code = ERROR
+            shown = as_burnstore_error(error, path)
+            print_error(shown, path)
+            output.add_error(path, type(error).__name__, shown)
             continue
         output.add(found)
         matched = matched or found.selected.tensors > 0
         for row in found.tensors:
             if row.problem is not None:
-                outcome = ERROR
-                complain(BurnstoreError(row.problem, tensor=row.name), path)
+                code = ERROR
+                print_error(BurnstoreError(row.problem, tensor=row.name), path)
             elif row.stats is not None and not row.stats.is_finite:
-                outcome = max(outcome, FOUND)
+                code = max(code, FOUND)
     output.end()
     if arguments.filter is not None and not matched:
-        outcome = max(outcome, FOUND)
-    return outcome
+        code = max(code, FOUND)
+    return code
 
 
-def _misused(arguments: argparse.Namespace) -> str | None:
-    """What does not go together, if something does not."""
+def _conflict(arguments: argparse.Namespace) -> str | None:
     if arguments.depth is not None and not arguments.tree:
-        return "--depth is for --tree"
+        return "--depth needs --tree"
     if arguments.tree and (arguments.limit is not None or arguments.stats):
-        return "--limit and --stats are for the table, not for --tree; --depth makes a tree shorter"
+        return "--limit and --stats apply to the table, not to --tree; --depth shortens a tree"
     about_tensors = (arguments.filter, arguments.sort, arguments.limit, arguments.stats or None)
     if arguments.hex and any(given is not None for given in about_tensors):
-        return "--hex shows bytes; --filter, --sort, --limit and --stats are about tensors"
+        return "--hex shows bytes; --filter, --sort, --limit and --stats apply to tensors"
     return None
 
 
-def _expanded(paths: Iterable[str]) -> Iterator[str]:
+def _expand(paths: Iterable[str]) -> Iterator[str]:
     for path in paths:
         try:
             yield from files_of(path)
         except (BurnstoreError, OSError):
-            yield path  # whoever opens it says what is wrong
+            yield path  # Opening it reports what is wrong.
 
 
-def _inspected(path: str, arguments: argparse.Namespace) -> Inspection:
+def _inspect(path: str, arguments: argparse.Namespace) -> Inspection:
     with shown_progress(os.path.basename(path), quiet=arguments.quiet) as progress:
         return inspect(
             path,
@@ -140,20 +140,12 @@ def _inspected(path: str, arguments: argparse.Namespace) -> Inspection:
         )
 
 
-def _anatomy(path: str) -> Anatomy:
-    from ..jobs.inspect.anatomy import anatomy  # not at import: --hex alone needs it
-
-    return anatomy(path)
-
-
-def _outlined(found: Inspection, arguments: argparse.Namespace) -> Outline:
-    from ..jobs.inspect.tree import DEEPEST, outline  # not at import: --tree alone needs it
-
-    return outline(found.tensors, depth=DEEPEST if arguments.depth is None else arguments.depth)
+def _tree_of(found: Inspection, arguments: argparse.Namespace) -> ModuleTree:
+    return ModuleTree.of(found.tensors, depth=DEEPEST if arguments.depth is None else arguments.depth)
 
 
 class _Pages:
-    """For people: one file after the other, a blank line between them."""
+    """The output for people: one file after the other, separated by a blank line."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
@@ -162,28 +154,29 @@ class _Pages:
 
     def add(self, found: Inspection) -> None:
         self._begin(found.path)
-        _write(summary_lines(found, self._arguments.filter, self._screen))
+        _write(_summary_lines(found, self._arguments, self._screen))
         if found.selected.tensors and (found.tensors or self._arguments.tree):
             print()
-            _write(self._tree(found) if self._arguments.tree else self._table(found))
-        left_out = found.selected.tensors - len(found.tensors)
-        if left_out:
-            print(self._screen.paint(f"({left_out:,} more; --limit {self._arguments.limit})", "2"))
-        _write(_alarm(found, self._screen))
+            if self._arguments.tree:
+                tree = _tree_of(found, self._arguments)
+                _write(_tree_lines(tree, self._screen, largest_first=self._arguments.sort == "size"))
+            else:
+                _write(render(_columns(found.tensors, self._arguments.stats), self._screen))
+        omitted = found.selected.tensors - len(found.tensors)
+        if omitted:
+            print(self._screen.paint(f"({omitted:,} more; --limit {self._arguments.limit})", "2"))
+        _write(_alarm_lines(found, self._screen))
 
-    def add_anatomy(self, found: Anatomy) -> None:
-        from .hexdump import hex_lines
-
+    def add_first_bytes(self, found: FirstBytes) -> None:
         self._begin(found.path)
-        what = found.format or "unknown"
-        _write([f"  format    {what}", f"  file      {counted(found.size, 'byte')}", ""])
-        _write(hex_lines(found, self._screen))
+        _write([f"  format    {found.format or 'unknown'}", f"  file      {counted(found.size, 'byte')}", ""])
+        _write(_hex_lines(found, self._screen))
 
     def add_error(self, path: str, kind: str, error: BurnstoreError) -> None:
-        """Nothing: stderr has it."""
+        """Do nothing: the error is on stderr."""
 
     def end(self) -> None:
-        """Nothing: the last page is complete."""
+        """Do nothing: the last page is complete."""
 
     def _begin(self, path: str) -> None:
         if self._shown:
@@ -191,18 +184,51 @@ class _Pages:
         self._shown += 1
         print(self._screen.paint(escape(path), "1"))
 
-    def _table(self, found: Inspection) -> Iterator[str]:
-        return render(_columns(found.tensors, self._arguments.stats), self._screen)
 
-    def _tree(self, found: Inspection) -> Iterator[str]:
-        from .tree import tree_lines
+class _Document:
+    """The JSON document, written file by file, one tensor per line, so that it streams and can be compared by line."""
 
-        whole = _outlined(found, self._arguments)
-        return tree_lines(whole, self._screen, largest_first=self._arguments.sort == "size")
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        import json
+
+        from burnstore import __version__
+
+        self._arguments = arguments
+        self._encode = json.JSONEncoder(allow_nan=False).encode  # ASCII, so that no terminal acts on names
+        self._files = 0
+        print(f'{{"burnstore": {self._encode(__version__)}, "schema": {SCHEMA}, "files": [')
+
+    def add(self, found: Inspection) -> None:
+        fields = found.to_dict()
+        tensors = fields.pop("tensors")
+        if self._arguments.tree:
+            fields["modules"] = _tree_of(found, self._arguments).to_dicts()
+        self._next()
+        head = self._encode({**fields, "error": None})
+        print(f'{head[:-1]}, "tensors": [')
+        _write(self._encode(row) + ("," if at < len(tensors) else "") for at, row in enumerate(tensors, 1))
+        print("]}")
+
+    def add_first_bytes(self, found: FirstBytes) -> None:
+        self._next()
+        print(self._encode({"path": json_text(found.path), "first_bytes": found.to_dict(), "error": None}))
+
+    def add_error(self, path: str, kind: str, error: BurnstoreError) -> None:
+        facts = {fact: getattr(error, fact) for fact in ("message", "rule", "tensor", "offset", "hint")}
+        self._next()
+        print(self._encode({"path": json_text(path), "error": {"kind": kind, **facts}}))
+
+    def end(self) -> None:
+        print("]}")
+
+    def _next(self) -> None:
+        if self._files:
+            print(",")
+        self._files += 1
 
 
 def _write(lines: Iterable[str]) -> None:
-    """Print the lines, many at a time: printing each by itself takes longer than making it."""
+    """Print the lines in batches, because a print per line takes longer than making the line."""
     batch: list[str] = []
     for line in lines:
         batch.append(line)
@@ -213,24 +239,78 @@ def _write(lines: Iterable[str]) -> None:
         print("\n".join(batch))
 
 
-def _alarm(found: Inspection, screen: Screen) -> Iterator[str]:
+# --- the summary ------------------------------------------------------------------------------------------------------
+
+
+def _summary_lines(found: Inspection, arguments: argparse.Namespace, screen: Screen) -> Iterator[str]:
+    has_offsets = any(row.offset is not None for row in found.tensors)
+    data = f", tensor data from byte {found.data_offset:,}" if has_offsets else ""
+    schemes = dict.fromkeys(str(row.dtype.scheme) for row in found.tensors if row.dtype.scheme is not None)
+    facts: list[tuple[str, Sequence[str]]] = [
+        ("format", [f"{found.format} ({escape(found.variant)})" if found.variant else found.format]),
+        ("layout", [found.layout or "unknown"]),
+        ("file", [_exact_size(found.file_size) + data]),
+        ("tensors", [_amount(found.total, "") if found.total.tensors else "none"]),
+        (
+            "dtypes",
+            [
+                f"{name}: {counted(part.tensors, 'tensor')}, {counted(part.elements, 'parameter')}, {size(part.nbytes)}"
+                for name, part in found.dtypes.items()
+            ],
+        ),
+        ("schemes", list(schemes)),
+        ("metadata", [_entry(key, escape(value), screen) for key, value in found.metadata.items()]),
+        ("scalars", [_entry(key, f"{one.value} ({one.kind})", screen) for key, one in found.scalars.items()]),
+        ("notes", [escape(note) for note in found.notes]),
+    ]
+    if arguments.filter is not None:
+        matches = _amount(found.selected, " tensor") if found.selected.tensors else "no tensor"
+        facts.append(("filter", [f"{escape(arguments.filter.pattern)} matches {matches}"]))
+    for title, entries in facts:
+        most = len(entries) if screen.columns is None else _MOST_ENTRIES_ON_SCREEN
+        for at, entry in enumerate(entries[:most]):
+            yield (_MARGIN if at else screen.paint(f"  {title:<10}", "2")) + entry
+        if len(entries) > most:
+            yield screen.paint(f"{_MARGIN}({len(entries) - most:,} more; pipe, or --json, shows all)", "2")
+
+
+def _amount(total: Totals, noun: str) -> str:
+    tensors = f"{total.tensors:,}{noun}{'s' if noun and total.tensors != 1 else ''}"
+    return f"{tensors} with {counted(total.elements, 'parameter')}: {_exact_size(total.nbytes)}"
+
+
+def _exact_size(nbytes: int) -> str:
+    return f"{size(nbytes)} ({nbytes:,} bytes)" if nbytes >= 1024 else counted(nbytes, "byte")
+
+
+def _entry(key: str, value: str, screen: Screen) -> str:
+    """Return a key and its value on one line, shortened only on a screen."""
+    shown = escape(key)
+    if screen.columns is not None:
+        shown = shorten(shown, _WIDEST_KEY_ON_SCREEN, screen.ellipsis)
+        room = screen.columns - len(_MARGIN) - width(shown) - len(" = ")
+        value = shorten(value, max(room, _WIDEST_KEY_ON_SCREEN), screen.ellipsis)
+    return f"{shown} = {value}"
+
+
+def _alarm_lines(found: Inspection, screen: Screen) -> Iterator[str]:
     alarming = [row.stats for row in found.tensors if row.stats is not None and not row.stats.is_finite]
     if alarming:
         nans, infs = sum(stats.nan_count for stats in alarming), sum(stats.inf_count for stats in alarming)
+        counts = f"{len(alarming):,} of {counted(len(found.tensors), 'tensor')}"
         yield ""
-        yield screen.paint(
-            f"{len(alarming):,} of {counted(len(found.tensors), 'tensor')} not finite: {nans:,} NaN, {infs:,} Inf",
-            "1;31",
-        )
+        yield screen.paint(f"{counts} not finite: {nans:,} NaN, {infs:,} Inf", "1;31")
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
 
 
 def _columns(rows: tuple[TensorRow, ...], with_stats: bool) -> list[Column]:
-    labels: dict[DType, str] = {dtype: _dtype_label(dtype) for dtype in {row.dtype for row in rows}}
+    labels = {dtype: dtype_label(dtype) for dtype in {row.dtype for row in rows}}
     columns = [
         Column("NAME", [escape(row.name) for row in rows], least=20),
         Column("DTYPE", [labels[row.dtype] for row in rows], spare=11, style="36"),
-        # Without spaces, so that a row of the table can be split at them.
-        Column("SHAPE", [f"[{','.join(map(str, row.shape))}]" for row in rows], least=16),
+        Column("SHAPE", [shape_label(row.shape) for row in rows], least=16),
         Column("SIZE", [size(row.nbytes, gap="") for row in rows], right=True, spare=6 if with_stats else 10),
         Column("BYTES", [str(row.nbytes) for row in rows], right=True, spare=1),
         Column("PARAM ID", ["-" if row.param_id is None else str(row.param_id) for row in rows], spare=3, style="2"),
@@ -253,59 +333,88 @@ def _columns(rows: tuple[TensorRow, ...], with_stats: bool) -> list[Column]:
 
 def _stat_cells(rows: tuple[TensorRow, ...], name: str) -> list[str]:
     return [
-        ("broken" if row.problem else "-") if row.stats is None else _figure(getattr(row.stats, name)) for row in rows
+        ("broken" if row.problem else "-") if row.stats is None else figure(getattr(row.stats, name)) for row in rows
     ]
 
 
-def _figure(value: Any) -> str:
-    if value is None:
-        return "-"
-    exact = isinstance(value, int) and abs(value) < 10**_MOST_EXACT_DIGITS
-    return str(value) if exact else f"{float(value):.4g}"
+# --- the tree ---------------------------------------------------------------------------------------------------------
 
 
-def _dtype_label(dtype: DType) -> str:
-    return dtype.name if dtype.scheme is None else f"{dtype.name}({dtype.scheme.value})"
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A module or a tensor in the tree."""
+
+    name: str
+    tensors: int
+    elements: int
+    nbytes: int
+    dtype: str
+    shape: str
 
 
-class _Document:
-    """The JSON document, written file by file, one tensor a line: quick to write, and easy to compare line by line."""
+def _tree_lines(whole: ModuleTree, screen: Screen, *, largest_first: bool) -> Iterator[str]:
+    """Yield the tree as a table: the total, then below each module its own tensors and its modules."""
+    branches = ("├─ ", "│  ", "└─ ", "   ")
+    if not can_show("".join(branches)):
+        branches = ("|- ", "|  ", "`- ", "   ")
+    lines = [_module_line("(all)", whole), *_below(whole, "", branches, largest_first)]
+    return render(
+        [
+            Column("MODULE", [line.name for line in lines], least=24),
+            Column("TENSORS", [f"{line.tensors:,}" for line in lines], right=True, spare=3),
+            Column("PARAMETERS", [f"{line.elements:,}" for line in lines], right=True, spare=6),
+            Column("SIZE", [size(line.nbytes, gap="") for line in lines], right=True, spare=5),
+            Column("BYTES", [str(line.nbytes) for line in lines], right=True, spare=1),
+            Column("DTYPE", [line.dtype for line in lines], least=8, spare=4, style="36"),
+            Column("SHAPE", [line.shape for line in lines], least=8, spare=2),
+        ],
+        screen,
+    )
 
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        import json
 
-        from burnstore import __version__
+def _below(module: ModuleTree, margin: str, branches: tuple[str, ...], largest_first: bool) -> Iterator[_Line]:
+    parts: list[tuple[str, Any]] = [
+        part
+        for group in (module.tensors, module.modules)
+        for part in (sorted(group.items(), key=lambda part: -part[1].nbytes) if largest_first else group.items())
+    ]
+    for at, (name, part) in enumerate(parts, 1):
+        branch, deeper = branches[:2] if at < len(parts) else branches[2:]
+        shown = margin + branch + escape(name)
+        if isinstance(part, ModuleTree):
+            yield _module_line(shown, part)
+            yield from _below(part, margin + deeper, branches, largest_first)
+        else:
+            yield _Line(shown, 1, part.elements, part.nbytes, part.dtype.name, shape_label(part.shape))
 
-        self._arguments = arguments
-        # ASCII only: whatever the names are, no terminal acts on them and no encoding fails on them.
-        self._encode = json.JSONEncoder(allow_nan=False).encode
-        self._files = 0
-        print(f'{{"burnstore": {self._encode(__version__)}, "schema": {_SCHEMA}, "files": [')
 
-    def add(self, found: Inspection) -> None:
-        fields = found.to_dict()
-        tensors = fields.pop("tensors")
-        if self._arguments.tree:
-            fields["modules"] = _outlined(found, self._arguments).to_dicts()
-        self._next()
-        head = self._encode({**fields, "error": None})
-        print(f'{head[:-1]}, "tensors": [')
-        _write(self._encode(row) + ("," if at < len(tensors) else "") for at, row in enumerate(tensors, 1))
-        print("]}")
+def _module_line(name: str, module: ModuleTree) -> _Line:
+    return _Line(name, module.count, module.elements, module.nbytes, ",".join(module.dtypes), "")
 
-    def add_anatomy(self, found: Anatomy) -> None:
-        self._next()
-        print(self._encode({"path": json_text(found.path), "anatomy": found.to_dict(), "error": None}))
 
-    def add_error(self, path: str, kind: str, error: BurnstoreError) -> None:
-        facts = {fact: getattr(error, fact) for fact in ("message", "rule", "tensor", "offset", "hint")}
-        self._next()
-        print(self._encode({"path": json_text(path), "error": {"kind": kind, **facts}}))
+# --- the first bytes --------------------------------------------------------------------------------------------------
 
-    def end(self) -> None:
-        print("]}")
 
-    def _next(self) -> None:
-        if self._files:
-            print(",")
-        self._files += 1
+def _hex_lines(found: FirstBytes, screen: Screen) -> Iterator[str]:
+    """Yield the bytes as a table: every part begins a row, and long parts are cut."""
+    rows: list[tuple[str, str, str, str]] = []
+    for part in found.parts:
+        shown = found.bytes_of(part)[: _HEX_ROW * _MOST_HEX_ROWS]
+        for start in range(0, len(shown), _HEX_ROW):
+            row = shown[start : start + _HEX_ROW]
+            text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
+            rows.append((f"{part.offset + start:08x}", row.hex(" "), text, "" if start else part.meaning))
+        if not shown:  # beyond the bytes that were read
+            rows.append((f"{part.offset:08x}", "", "", f"{part.meaning} ({part.nbytes:,} bytes)"))
+        elif len(shown) < part.nbytes:
+            rows.append((f"{part.offset + len(shown):08x}", "", "", f"({part.nbytes - len(shown):,} bytes more)"))
+    offsets, cells, texts, meanings = zip(*rows, strict=True) if rows else ((), (), (), ())
+    return render(
+        [
+            Column("OFFSET", offsets),
+            Column("BYTES", cells, least=8, style="36"),
+            Column("TEXT", texts, spare=1),
+            Column("MEANING", meanings, least=12),
+        ],
+        screen,
+    )

@@ -1,98 +1,94 @@
-"""``burnstore merge``: lay files over each other, or blend them."""
+"""``burnstore merge``: overlay or blend files."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Iterator
 from typing import Any
 
-from ..errors import BurnstoreError
 from ..jobs.merge.combine import CONFLICTS, METHODS
 from ..jobs.merge.merge import Merge, MergeSource, merge
 from ..pipeline.translation import rules_from_file
-from . import ERROR, FINE
-from .arguments import add_jobs, add_json, add_limit, add_overwrite, add_quiet, byte_size, key_and_text
-from .complaint import complain, misuse
+from . import OK
+from .arguments import add_options, byte_size, key_and_text, model_or_path
+from .errors import JOB_ERRORS, fail, misuse
 from .progress import shown_progress
 from .table import Column, render
-from .target import imported, names_object
-from .text import Screen, escape, escape_controls, size
-
-_SCHEMA = 1
+from .text import Screen, counted, escape, escape_controls, print_json, size
 
 DESCRIPTION = """\
 Write the tensors of several files into one. An overlay takes each tensor from the source that has it; the methods
-linear and slerp blend those of one name. Every tensor is computed twice and compared before the file gets its name.
-Where sources do not go together (a name in two of them, shapes that differ) it is an error, unless --conflicts says
-whose tensor counts.
+linear and slerp blend tensors of the same name. Every tensor is computed twice and compared before the file gets its
+name. Conflicts (a name in two sources, different shapes) are errors, unless --conflicts selects a source.
 """
 
 EXAMPLES = """\
 examples:
   burnstore merge encoder.bpk decoder.bpk model.bpk                         tensors of both
   burnstore merge base.bpk tuned.bpk out.bpk --only 2 '^encoder\\.' --conflicts last
-                                                                            the encoder of the second over the first
+                                                                            the second's encoder over the first
   burnstore merge a.safetensors b.safetensors c.safetensors soup.safetensors --method linear
                                                                             the mean of three
-  burnstore merge a.bpk b.bpk out.bpk --t 0.3                               3 of 10 steps from a to b
+  burnstore merge a.bpk b.bpk out.bpk --t 0.3                               30 % of the way from a to b
   burnstore merge a.bpk b.bpk out.bpk --method slerp --t 0.5 --weight '^head\\.=1,0'
-  burnstore merge a.bpk tuned.bpk base.bpk out.bpk --weights 1,0.5,-0.5     half of what tuning changed, added to a
+  burnstore merge a.bpk tuned.bpk base.bpk out.bpk --weights 1,0.5,-0.5     add half of what tuning changed to a
 
 exit codes:
-  0  fine: the target is there, and proved
-  2  an error: the target is as it was, and the line on stderr says what to do
+  0  ok: the target is written and verified
+  2  an error: the target is unchanged, and the line on stderr has a hint
 
-Weights are one for each source, in their order; they may be negative and must add up to 1, or --normalize scales them.
-A source of weight 0 plays no part. Integers, bools and quantized tensors have no mean: they must be equal.
+Weights are one per source, in their order; they may be negative and must add up to 1, or --normalize scales them. A
+source of weight 0 is ignored. Integers, bools and quantized tensors cannot be averaged: they must be equal.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What can be said after the verb."""
-    parser.add_argument("paths", nargs="+", metavar="SRC... DST", help="files, folders or indexes, and the file to be")
-    how = parser.add_argument_group("how tensors of one name become one")
-    how.add_argument("--method", choices=METHODS, help="default: overlay; linear if there are weights")
-    how.add_argument("--weights", type=_numbers, metavar="W,W...", help="one for each source (default: equal ones)")
-    how.add_argument("--t", type=float, metavar="T", help="of two sources: 0 is the first, 1 the second")
+    """Declare the arguments of the verb."""
+    parser.add_argument(
+        "paths", nargs="+", metavar="SRC... DST", help="files, folders or indexes, and the file to write"
+    )
+    how = parser.add_argument_group("method")
+    how.add_argument("--method", choices=METHODS, help="default: overlay; linear with weights")
+    how.add_argument("--weights", type=_numbers, metavar="W,W...", help="one per source (default: equal)")
+    how.add_argument("--t", type=float, metavar="T", help="for two sources: 0 is the first, 1 the second")
     how.add_argument(
         "--weight",
         action="append",
         type=_tensor_weights,
         metavar="REGEX=W,W...",
-        help="weights for tensors in whose names this is found; the last that matches counts",
+        help="weights for tensors whose names match; the last match counts",
     )
-    how.add_argument("--normalize", action="store_true", help="scale weights so that they add up to 1")
-    how.add_argument("--conflicts", choices=CONFLICTS, default="error", help="whose tensor counts (default: error)")
-    what = parser.add_argument_group("what is written")
-    what.add_argument("--only", nargs=2, action="append", metavar=("N", "REGEX"), help="of source N only these tensors")
+    how.add_argument("--normalize", action="store_true", help="scale the weights to add up to 1")
+    how.add_argument("--conflicts", choices=CONFLICTS, default="error", help="which source wins (default: error)")
+    what = parser.add_argument_group("contents")
+    what.add_argument(
+        "--only", nargs=2, action="append", metavar=("N", "REGEX"), help="take only these tensors of source N"
+    )
     what.add_argument(
         "--rename", nargs=2, action="append", metavar=("N", "OLD=>NEW"), help="rename tensors of source N"
     )
-    what.add_argument("--cast", metavar="DTYPE", help="floats in this dtype: bf16, f16, f32, f64")
-    what.add_argument(
-        "--metadata", action="append", metavar="KEY=TEXT", type=key_and_text, help="a text beside the tensors"
+    what.add_argument("--cast", metavar="DTYPE", help="convert floats to this dtype: bf16, f16, f32, f64")
+    what.add_argument("--metadata", action="append", metavar="KEY=TEXT", type=key_and_text, help="add a metadata entry")
+    layout = parser.add_argument_group("layout")
+    layout.add_argument("--like", metavar="MODULE:NAME|FILE", help="a model, or a file that records its module kinds")
+    layout.add_argument("--rules", metavar="FILE", help="module kinds, one `pattern = kind` per line")
+    layout.add_argument("--keep-layout", action="store_true", help="write the tensors unchanged")
+    layout.add_argument(
+        "--source-layout", choices=("burn", "torch"), help="the layout of sources that do not state one"
     )
-    layout = parser.add_argument_group("whose layout it has")
-    layout.add_argument("--like", metavar="MODULE:NAME|FILE", help="a model, or a file that records its modules")
-    layout.add_argument("--rules", metavar="FILE", help="which modules are of which kind, a pattern and a kind a line")
-    layout.add_argument("--keep-layout", action="store_true", help="write the tensors as they are")
-    layout.add_argument("--source-layout", choices=("burn", "torch"), help="that of sources that do not tell")
-    parser.add_argument("--format", choices=("burnpack", "safetensors"), help="the format, if its name does not tell")
-    parser.add_argument("--shard", type=byte_size, metavar="SIZE", help="SafeTensors in files of at most this size")
-    parser.add_argument("--no-verify", action="store_true", help="do not read back and compare what was written")
-    add_limit(parser)
-    add_overwrite(parser)
-    add_jobs(parser)
-    add_quiet(parser)
-    add_json(parser)
+    parser.add_argument("--format", choices=("burnpack", "safetensors"), help="the format (default: by the suffix)")
+    parser.add_argument(
+        "--shard", type=byte_size, metavar="SIZE", help="write SafeTensors in files of at most this size"
+    )
+    parser.add_argument("--no-verify", action="store_true", help="do not read back and compare the result")
+    add_options(parser, "limit", "overwrite", "jobs", "quiet", "json")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Merge, and print what every tensor was made of."""
+    """Merge, and print the sources of every tensor."""
     if len(arguments.paths) < 2:
-        return misuse("at least one source and a target are needed", "merge")
+        return misuse("expected at least one source and a target", "merge")
     *paths, target = arguments.paths
     try:
         sources = _sources(paths, arguments)
@@ -100,13 +96,14 @@ def run(arguments: argparse.Namespace) -> int:
         return misuse(str(error), "merge")
     try:
         with shown_progress(os.path.basename(target), quiet=arguments.quiet) as progress:
-            done = _merged(sources, target, arguments, progress)
-    except (BurnstoreError, OSError, MemoryError, TypeError) as error:
-        complain(error, target)
-        return ERROR
-    for line in _told(done, arguments, Screen.of_stdout()):
-        print(line)
-    return FINE
+            done = _merge(sources, target, arguments, progress)
+    except (*JOB_ERRORS, TypeError) as error:
+        return fail(error, target)
+    if arguments.json:
+        print_json({"sources": paths, "target": target, **done.to_dict()})
+    else:
+        print("\n".join(_lines(done, arguments, Screen.of_stdout())))
+    return OK
 
 
 def _sources(paths: list[str], arguments: argparse.Namespace) -> list[MergeSource]:
@@ -120,8 +117,7 @@ def _sources(paths: list[str], arguments: argparse.Namespace) -> list[MergeSourc
     return [MergeSource(path, filter=filters[at] or None, rename=renames[at] or None) for at, path in enumerate(paths)]
 
 
-def _merged(sources: list[MergeSource], target: str, arguments: argparse.Namespace, progress: Any) -> Merge:
-    like = arguments.like
+def _merge(sources: list[MergeSource], target: str, arguments: argparse.Namespace, progress: Any) -> Merge:
     has_weights = arguments.weights is not None or arguments.t is not None or arguments.weight
     return merge(
         sources,
@@ -133,7 +129,7 @@ def _merged(sources: list[MergeSource], target: str, arguments: argparse.Namespa
         normalize=arguments.normalize,
         conflicts=arguments.conflicts,
         cast=arguments.cast,
-        like=imported(like) if like is not None and names_object(like) else like,
+        like=model_or_path(arguments.like),
         rules=None if arguments.rules is None else rules_from_file(arguments.rules),
         source_layout=arguments.source_layout,
         keep_layout=arguments.keep_layout,
@@ -147,15 +143,7 @@ def _merged(sources: list[MergeSource], target: str, arguments: argparse.Namespa
     )
 
 
-def _told(done: Merge, arguments: argparse.Namespace, screen: Screen) -> Iterator[str]:
-    *paths, target = arguments.paths
-    if arguments.json:
-        from burnstore import __version__
-
-        known = {"burnstore": __version__, "schema": _SCHEMA, "sources": paths, "target": target}
-        # ASCII only: whatever the names are, no terminal acts on them.
-        yield json.dumps({**known, **done.to_dict()}, allow_nan=False)
-        return
+def _lines(done: Merge, arguments: argparse.Namespace, screen: Screen) -> Iterator[str]:
     rows = done.tensors if arguments.limit is None else done.tensors[: arguments.limit]
     if rows:
         columns = [
@@ -167,10 +155,13 @@ def _told(done: Merge, arguments: argparse.Namespace, screen: Screen) -> Iterato
             columns.append(Column("CONFLICT", [escape_controls(row.conflict or "-") for row in rows], spare=1))
         yield from render(columns, screen)
         yield ""
-    count = f"{len(done.tensors):,} {'tensor' if len(done.tensors) == 1 else 'tensors'}"
-    facts = [count, size(done.nbytes), "verified" if done.verified else "not verified"]
-    facts.insert(2, f"{done.layout}'s layout" if done.layout else "of no known layout")
-    yield f"{escape(target)}: {', '.join(facts)}"
+    facts = [
+        counted(len(done.tensors), "tensor"),
+        size(done.nbytes),
+        f"{done.layout}'s layout" if done.layout else "unknown layout",
+        "verified" if done.verified else "not verified",
+    ]
+    yield f"{escape(arguments.paths[-1])}: {', '.join(facts)}"
     for name, why in done.left_out.items():
         yield f"  left out: {escape(name)} ({escape_controls(why)})"
     for note in done.notes:
@@ -185,11 +176,11 @@ def _numbers(text: str) -> list[float]:
     try:
         return [float(number) for number in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of weights: write 0.3,0.7") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of weights: write 0.3,0.7") from None
 
 
 def _tensor_weights(text: str) -> tuple[str, list[float]]:
     pattern, equals, numbers = text.rpartition("=")
     if not equals:
-        raise argparse.ArgumentTypeError(f"{text!r} names no weights: write REGEX=0.3,0.7")
+        raise argparse.ArgumentTypeError(f"{text!r} has no weights: write REGEX=0.3,0.7")
     return pattern, _numbers(numbers)

@@ -9,9 +9,9 @@ from functools import partial
 
 from ..errors import BurnstoreError
 from ..jobs.migrate import Migration, migrate, migrate_each
-from . import ERROR, FINE, FOUND
-from .arguments import add_overwrite, add_quiet
-from .complaint import complain
+from . import ERROR, FOUND, OK
+from .arguments import add_options
+from .errors import print_error
 from .progress import ProgressDisplay
 from .text import escape, size
 
@@ -41,7 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
     parser.add_argument("source", metavar="SOURCE", help="a record, or a folder with records")
     parser.add_argument("destination", metavar="DESTINATION", help="the new file (.bpk), or a folder")
-    add_overwrite(parser, "files that exist")
     parser.add_argument("--model", metavar="RECORD", help="the record of the model that an optimizer's belongs to")
     parser.add_argument(
         "--scheduler",
@@ -53,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("F16", "I16"),
         help="the dtype of tensors that a Half record of Burn 0.13 leaves open; F16 if all are floats",
     )
-    add_quiet(parser)
+    add_options(parser, "overwrite", "quiet")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -72,12 +71,12 @@ def run(arguments: argparse.Namespace) -> int:
         total = sum(each.nbytes for each in done)
         summary = f"{len(done) - len(failed)} of {len(done)} records migrated and verified, {size(total)}"
         print(summary + (f"; {len(failed)} not, see above" if failed else ""))
-    return ERROR if failed else FINE
+    return ERROR if failed else OK
 
 
 def _print(outcome: Migration) -> None:
     if outcome.error is not None:
-        complain(outcome.error, outcome.source)
+        print_error(outcome.error, outcome.source)
         return
     what = f"{outcome.kind}, {outcome.tensors} {'tensor' if outcome.tensors == 1 else 'tensors'}"
     print(f"{escape(outcome.source)} -> {escape(outcome.destination)}: {what}, {size(outcome.nbytes)}, verified")

@@ -1,7 +1,7 @@
-"""The verbs of the command line, each a line of ``VERBS`` and a file of its name.
+"""Parse the command line. Each verb is a line of ``VERBS`` and a file of its name.
 
 A verb's file has ``DESCRIPTION`` and ``EXAMPLES`` (with its exit codes), ``add_arguments(parser)`` and
-``run(arguments)``, which returns the exit code. It is imported when its verb is called, and by nothing else.
+``run(arguments)``, which returns the exit code. The file is imported only when its verb is used.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from .text import escape_controls, terminal_columns
 
 VERBS = {
     "convert": "write tensors into another format or layout",
-    "inspect": "show what files hold",
-    "explain": "show what a load would do, before anything is read",
+    "inspect": "show what files contain",
+    "explain": "show what a load would do, without reading tensors",
     "diff": "compare two files, tensor by tensor",
-    "verify": "say whether files are whole and their numbers finite",
-    "merge": "lay files over each other, or blend them",
+    "verify": "check that files are whole and their numbers finite",
+    "merge": "overlay or blend files",
     "report": "write a page to look at in a browser",
-    "migrate": "bring old records of Burn into new files",
+    "migrate": "convert old records of Burn",
     "config": "show the configuration in a PyTorch file",
-    "scan": "say whether files would run code when loaded",
-    "completion": "print the completion for a shell",
+    "scan": "check whether files would run code when loaded",
+    "completion": "print the completion script for a shell",
 }
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says errors as every other part does, on one line and with a hint."""
+    """Print errors as every other part does, on one line and with a hint."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=_Formatter, allow_abbrev=False, **options)
@@ -40,22 +40,22 @@ class _Parser(argparse.ArgumentParser):
 
 
 class VerbParser(_Parser):
-    """The parser of one verb, which learns of its arguments from the verb's file when it has some to parse."""
+    """The parser of one verb, which imports the verb's file when it has arguments to parse."""
 
     def __init__(self, *, verb: str, **options: Any) -> None:
         super().__init__(**options)
         self._verb: str | None = verb
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse has it."""
-        self.learn()
+        """Parse, after loading the verb's arguments."""
+        self.load()
         given, unknown = super().parse_known_args(args, namespace)
-        if unknown:  # said here, where the hint is of this verb
+        if unknown:  # An error here has the hint of this verb.
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return given, unknown
 
-    def learn(self) -> None:
-        """Take what the verb's file says into this parser."""
+    def load(self) -> None:
+        """Load the verb's arguments into this parser."""
         if self._verb is None:
             return
         verb = import_module(f"{__package__}.{self._verb}")
@@ -66,13 +66,13 @@ class VerbParser(_Parser):
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Measures the terminal by our own means: argparse would import shutil for it, help wanted or not."""
+    """Measure the terminal without shutil, whose import argparse would need for every command."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, width=min(terminal_columns(), 120) - 2)
 
     def add_argument(self, action: argparse.Action) -> None:
-        """As argparse has it, which forgets that verbs are indented when it makes room for the longest."""
+        """Add an argument; argparse forgets the indentation of verbs when it computes their width."""
         super().add_argument(action)
         if isinstance(action, argparse._SubParsersAction):
             self._action_max_length += self._indent_increment
@@ -90,11 +90,11 @@ class _Version(argparse.Action):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line; what it gives has the verb's function as ``run``."""
+    """Return the parser of the command line; its result has the verb's function as ``run``."""
     parser = _Parser(
         prog="burnstore",
         description="Burn's model store for Python.",
-        epilog="burnstore VERB --help tells of a verb's options, with examples.",
+        epilog="Run burnstore VERB --help for the options of a verb, with examples.",
     )
     parser.add_argument("--version", action=_Version, dest=argparse.SUPPRESS, help="show the version and exit")
     verbs = parser.add_subparsers(prog="burnstore", metavar="VERB", required=True, parser_class=VerbParser)

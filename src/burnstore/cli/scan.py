@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from ..errors import BurnstoreError
 from ..jobs.scan.scan import CLEAN, ERROR, ScanResult, scan, scan_files
 from . import ERROR as FAILED
-from . import FINE, FOUND
-from .arguments import add_json
-from .complaint import complain
+from . import FOUND, OK
+from .arguments import add_options
+from .errors import print_error
 from .text import Screen, escape
 
 _SCHEMA = 1
@@ -40,14 +40,14 @@ exit codes:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
     parser.add_argument("paths", nargs="+", metavar="FILE|FOLDER", help="a file of any format, or a folder")
-    add_json(parser)
+    add_options(parser, "json")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Scan every file, and those below every folder; the worst outcome decides the exit code."""
     screen = Screen.of_stdout()
     encode = json.JSONEncoder(allow_nan=False).encode  # ASCII only, so that no terminal interprets it.
-    outcome, count = FINE, 0
+    outcome, count = OK, 0
     if arguments.json:
         from burnstore import __version__
 
@@ -87,7 +87,7 @@ def _show(found: ScanResult, screen: Screen) -> None:
     if len(found.findings) > _MAX_SHOWN:
         print(f"  and {len(found.findings) - _MAX_SHOWN} more; --json shows all")
     if found.error is not None and found.verdict != CLEAN:
-        complain(found.error, found.path, label="error" if found.verdict == ERROR else "note")
+        print_error(found.error, found.path, label="error" if found.verdict == ERROR else "note")
 
 
 def _about_tensors(found: ScanResult) -> str:

@@ -1,4 +1,4 @@
-"""A table of aligned columns: complete into a pipe, fitted to a terminal; quick for 100,000 rows."""
+"""Render a table of aligned columns: complete for a pipe, fitted to a terminal; fast for 100,000 rows."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from .text import Screen, shorten, width
 
 _GAP = "  "
-# Into a pipe nothing is shortened, but one name of 64 KiB must not make every line as long: it sticks out.
+# Nothing is shortened for a pipe, but one name of 64 KiB must not widen every line.
 _WIDEST_ALIGNED = 100
 _NARROWEST = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A title and its cells. ``least`` is the width that it may be shortened to, None if not at all.
+    """A title and its cells. ``least`` is the width to which cells may be shortened, None for never.
 
-    Where a terminal is narrow, columns are left out in ascending order of ``spare``; those without one stay.
+    On a narrow terminal, columns are omitted in ascending order of ``spare``; columns without one stay.
     """
 
     title: str
@@ -27,11 +27,11 @@ class Column:
     least: int | None = None
     spare: int | None = None
     style: str = ""
-    alarm: bool = False  # cells that are neither 0 nor - are shown as alarming
+    alarm: bool = False  # Cells other than 0 and - are red.
 
 
 def render(columns: Sequence[Column], screen: Screen) -> Iterator[str]:
-    """The lines of the table, header first, and a last one naming columns that had no room.
+    """Yield the lines of the table, header first, and a last line with the omitted columns.
 
     >>> rows = [Column("NAME", ["a.weight", "b"]), Column("BYTES", ["24", "1024"], right=True)]
     >>> print("\\n".join(render(rows, Screen())))
@@ -54,18 +54,18 @@ def render(columns: Sequence[Column], screen: Screen) -> Iterator[str]:
 
 
 def _natural_width(column: Column, most: int) -> int:
-    """The width of the widest cell that is not wider than ``most``; wider ones will stick out."""
+    """Return the width of the widest cell up to ``most``."""
     sizes = map(len, column.cells) if _is_plain(column.cells) else map(width, column.cells)
     return max(size for size in (width(column.title), *sizes) if size <= most)
 
 
 def _is_plain(cells: Sequence[str]) -> bool:
-    """Whether every character of the cells takes one place: Python measures and pads those at once."""
+    """Return whether every character takes one place, so that Python's own functions can measure and pad."""
     return "".join(cells).isascii()
 
 
 def _fit(chosen: list[tuple[Column, int]], room: int) -> tuple[list[tuple[Column, int]], list[str]]:
-    """The columns that have room when the others are as narrow as they may be, and the titles of the rest."""
+    """Return the columns that fit when all are as narrow as allowed, and the titles of the omitted ones."""
     kept, left_out = list(chosen), []
     for column, _ in sorted(chosen, key=lambda item: item[0].spare or 0):
         needed = sum(min(size, c.least or size) for c, size in kept) + len(_GAP) * (len(kept) - 1)
@@ -78,7 +78,7 @@ def _fit(chosen: list[tuple[Column, int]], room: int) -> tuple[list[tuple[Column
 
 
 def _shrink(chosen: list[tuple[Column, int]], room: int) -> list[tuple[Column, int]]:
-    """Widths that add up to the room: the widest of the columns that may be shortened gives way first."""
+    """Return widths that fit: the widest column that may be shortened shrinks first."""
     sizes = [size for _, size in chosen]
     excess = sum(sizes) + len(_GAP) * (len(sizes) - 1) - room
     least = {at: column.least for at, (column, _) in enumerate(chosen) if column.least is not None}
@@ -93,7 +93,7 @@ def _shrink(chosen: list[tuple[Column, int]], room: int) -> list[tuple[Column, i
 
 
 def _fitted(cells: Sequence[str], size: int, right: bool, screen: Screen) -> list[str]:
-    """The cells in their width; wider ones are shortened on screen, and stick out elsewhere."""
+    """Return the cells padded to the width; wider cells are shortened on a screen and stay wider elsewhere."""
     if screen.columns is not None:
         cells = [shorten(cell, size, screen.ellipsis) for cell in cells]
     if _is_plain(cells):

@@ -1,25 +1,32 @@
-"""Text from files, made safe to print and measured as a terminal shows it."""
+"""Make text from files safe to print, measure and shorten it for a terminal, and format numbers."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..tensor.dtype import DType
+
+SCHEMA = 1
+"""The version of every verb's JSON document."""
 
 _MOST_MARKS = 3
-# Letters and symbols that show as nothing or as a blank; the invisible ones of other categories are not printable, or
-# are marks.
+_MOST_EXACT_DIGITS = 10  # of integers in tables; --json has every digit
+# Letters and symbols that are invisible; in other categories such characters are marks, or not printable.
 _BLANKS = frozenset("\u115f\u1160\u3164\uffa0\u2800")
 _INVISIBLE_MARKS = (("\u034f", "\u034f"), ("\u17b4", "\u17b5"), ("\u180b", "\u180f"), ("\ufe00", "\ufe0f"))
 
 
 def escape(text: str) -> str:
-    r"""Text in one line of visible characters, complete; no two texts come out alike.
+    r"""Return text as one line of visible characters; no two texts have the same result.
 
-    Control, format and bidirectional characters, blanks other than the space, characters that show as nothing and marks
-    that would heap up or change their neighbours become escapes as in Python; so does all that is not ASCII in text
-    that Unicode has a shorter form of (NFC), since the two look alike. Text that is empty, or would not show where it
-    begins or ends, is quoted.
+    Control, format and bidirectional characters, blanks other than the space, invisible characters and excess marks
+    become Python escapes. So does everything that is not ASCII in text that is not in normal form (NFC), because it
+    looks like the normal form. Empty text, and text that begins or ends with a space or a quote, is quoted.
 
     >>> print(escape("layer.weight"), escape("a\x1b[31mb\n"), escape("c:\\x"), escape("e\u0301"), escape(" pad"))
     layer.weight a\x1b[31mb\n c:\\x e\u0301 " pad"
@@ -37,7 +44,7 @@ def _escaped(text: str) -> str:
 
     is_normal = unicodedata.is_normalized("NFC", text)
     pieces = []
-    marks = _MOST_MARKS  # in a row; full where there is nothing that a mark could belong to
+    marks = _MOST_MARKS  # in a row; at the maximum after a character that cannot have a mark
     for character in text:
         is_mark = not character.isascii() and unicodedata.category(character) in ("Mn", "Me")
         marks = marks + 1 if is_mark else 0
@@ -66,7 +73,7 @@ def _escape_one(character: str) -> str:
 
 
 def escape_controls(message: str) -> str:
-    r"""A message of ours that may quote foreign text: whatever a terminal could take as a command is escaped.
+    r"""Return a message with everything escaped that a terminal could take as a command.
 
     >>> print(escape_controls("no such file: \x1b[2J"))
     no such file: \x1b[2J
@@ -77,7 +84,7 @@ def escape_controls(message: str) -> str:
 
 
 def width(text: str) -> int:
-    """How many cells of a terminal the text takes.
+    """Return how many cells of a terminal the text takes.
 
     >>> width("weight"), width("重み"), width("🔥")
     (6, 4, 2)
@@ -88,7 +95,7 @@ def width(text: str) -> int:
 
 
 class _Cells(dict[str, int]):
-    """How many cells each character takes, found out when it is first met."""
+    """How many cells each character takes, computed on first use."""
 
     def __missing__(self, character: str) -> int:
         import unicodedata
@@ -105,7 +112,7 @@ _CELLS = _Cells()
 
 
 def shorten(text: str, room: int, ellipsis: str = "…") -> str:
-    """The text, if it is wider than ``room`` cells with its middle left out: beginnings and ends of names tell most.
+    """Return the text, shortened in the middle if it is wider than ``room`` cells.
 
     >>> shorten("encoder.layers.11.attention.query.weight", 20)
     'encoder.l…ery.weight'
@@ -129,7 +136,7 @@ def _prefix(text: str, room: int) -> str:
 
 
 def size(nbytes: int, gap: str = " ") -> str:
-    """A number of bytes for people.
+    """Return a number of bytes in a readable unit.
 
     >>> size(0), size(1023), size(1536), size(5 << 40)
     ('0 B', '1023 B', '1.5 KiB', '5.0 TiB')
@@ -143,7 +150,7 @@ def size(nbytes: int, gap: str = " ") -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """So many of something.
+    """Return a count with its noun.
 
     >>> counted(1, "tensor"), counted(2000, "tensor")
     ('1 tensor', '2,000 tensors')
@@ -151,10 +158,41 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
+def figure(value: Any, digits: int = 4) -> str:
+    """Return a number for a table: integers in full up to ten digits, other numbers shortened.
+
+    >>> figure(None), figure(12345), figure(0.123456)
+    ('-', '12345', '0.1235')
+    """
+    if value is None:
+        return "-"
+    exact = isinstance(value, int) and abs(value) < 10**_MOST_EXACT_DIGITS
+    return str(value) if exact else f"{float(value):.{digits}g}"
+
+
+def shape_label(shape: Iterable[int]) -> str:
+    """Return a shape without spaces, so that the columns of a table can be split at spaces."""
+    return f"[{','.join(map(str, shape))}]"
+
+
+def dtype_label(dtype: DType) -> str:
+    """Return a dtype's name, with the value type of a quantized one."""
+    return dtype.name if dtype.scheme is None else f"{dtype.name}({dtype.scheme.value})"
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """Print one JSON document; it is ASCII, so that no terminal acts on names in it."""
+    import json
+
+    from burnstore import __version__
+
+    print(json.dumps({"burnstore": __version__, "schema": SCHEMA, **document}, allow_nan=False))
+
+
 def can_show(text: str) -> bool:
-    """Whether stdout has all of these characters."""
+    """Return whether the encoding of stdout has all of these characters."""
     try:
-        text.encode(sys.stdout.encoding or "utf-8")  # a text in memory has no encoding
+        text.encode(sys.stdout.encoding or "utf-8")  # A StringIO has no encoding.
     except (UnicodeEncodeError, LookupError):
         return False
     return True
@@ -162,7 +200,7 @@ def can_show(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """What is known of the place that the output goes to; ``columns`` is None unless that is a terminal."""
+    """The destination of the output; ``columns`` is None unless it is a terminal."""
 
     columns: int | None = None
     colour: bool = False
@@ -170,19 +208,19 @@ class Screen:
 
     @classmethod
     def of_stdout(cls) -> Screen:
-        """The screen behind stdout."""
+        """Return the screen of stdout."""
         stream = sys.stdout
         if not stream.isatty():
             return cls()
         return cls(terminal_columns(), _colour_wanted(), "…" if can_show("…") else "...")
 
     def paint(self, text: str, style: str) -> str:
-        """The text in a style (the parameters of an SGR sequence), if this screen shows any."""
+        """Return the text in a style (SGR parameters), if this screen has colours."""
         return f"\x1b[{style}m{text}\x1b[0m" if self.colour and style and text else text
 
 
 def terminal_columns() -> int:
-    """The width of the terminal, 80 where there is none. As shutil has it, whose import would take a while."""
+    """Return the width of the terminal, 80 if there is none; like shutil, whose import is slow."""
     try:
         columns = int(os.environ.get("COLUMNS", ""))
     except ValueError:

@@ -1,4 +1,4 @@
-"""JSON values: numbers and texts in the form that every strict reader takes, and none changes."""
+"""Make JSON values that every strict reader accepts unchanged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _SAFE_INTEGER = 1 << 53
 
 
 def json_number(value: int | float | bool | None) -> int | float | bool | str | None:
-    """A number; what JSON has no word for, or what readers round, as text.
+    """Return a number, or a string for numbers that JSON lacks or readers round.
 
     >>> json_number(0.5), json_number(float("nan")), json_number(2**64)
     (0.5, 'NaN', '18446744073709551616')
@@ -21,7 +21,7 @@ def json_number(value: int | float | bool | None) -> int | float | bool | str | 
 
 
 def json_text(name: str) -> str:
-    r"""A file's name; one that is not UTF-8 has lone surrogates in Python, which strict readers refuse.
+    r"""Return a file name without lone surrogates (from names that are not UTF-8), which strict readers refuse.
 
     >>> print(json_text("caf\udce9.bpk"))
     caf\udce9.bpk

@@ -1,11 +1,15 @@
-"""Statistics: what the numbers of a tensor are like, found part by part whatever its size."""
+"""Compute statistics of tensors block by block, in memory that does not depend on their size.
+
+`inspect`, `verify` and `report` share this module. Accumulators take blocks of values and can be merged, so that
+workers can share a large tensor.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, Protocol, TypeVar
@@ -15,24 +19,33 @@ import numpy as np
 from ..errors import BurnstoreError, CorruptError, DTypeError, UnsupportedError, located
 from ..io.workers import Workers, in_batches, run_tasks
 from ..progress import Progress
-from ..tensor.data import Array, array_from_bytes
-from ..tensor.dtype import DType
+from ..tensor.data import Array, Shape, array_from_bytes
+from ..tensor.dtype import DType, Kind
 from ..tensor.snapshot import CHUNK_BYTES, TensorSnapshot
+from ..tensor.upcast import widened
 from .json_output import json_number
 
-# Statistics work on this many elements at a time: a float64 copy of them (2 MiB) stays in a core's own cache.
+# A float64 copy of this many elements (2 MiB) fits into a core's own cache.
 BLOCK = 1 << 18
-# Squares of float64 beyond 2**±450, or a sum of many, leave the range of float64; such blocks are scaled first.
+# Squares of float64 beyond 2**±450, or sums of many, leave the range of float64; such blocks are scaled first.
 _EXTREME = 450
+# The floats whose exponent is all ones for NaN and infinities and nothing else: their width and that exponent.
+_EXPONENTS = {
+    DType.F64: ("<u8", 0x7FF0_0000_0000_0000),
+    DType.F32: ("<u4", 0x7F80_0000),
+    DType.Flex32: ("<u4", 0x7F80_0000),
+    DType.F16: ("<u2", 0x7C00),
+    DType.BF16: ("<u2", 0x7F80),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class TensorStats:
-    """What the values of one tensor are like.
+    """Statistics of the values of one tensor.
 
-    ``min``, ``max``, ``mean`` and ``std`` (of the population) are taken over the finite values, in float64, and are
-    None where there are none, or where the numbers are complex; NaN and infinities are counted apart. Quantized tensors
-    count as the numbers that they stand for, bools as 0 and 1.
+    ``min``, ``max``, ``mean`` and ``std`` (of the population) cover the finite values, in float64. They are None if no
+    value is finite or the numbers are complex; NaN and infinities are counted separately. Quantized tensors count as
+    their dequantized values, bools as 0 and 1.
     """
 
     min: int | float | None
@@ -45,11 +58,11 @@ class TensorStats:
 
     @property
     def is_finite(self) -> bool:
-        """Whether there is neither a NaN nor an infinity."""
+        """Whether no value is NaN or infinite."""
         return self.nan_count == 0 and self.inf_count == 0
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data for JSON; integers beyond 2**53 as decimal text, so that no reader rounds them."""
+        """Return plain data for JSON; integers beyond 2**53 are strings, so that no reader rounds them."""
         return {
             "min": json_number(self.min),
             "max": json_number(self.max),
@@ -62,18 +75,18 @@ class TensorStats:
 
 
 def tensor_stats(snapshot: TensorSnapshot, *, progress: Callable[[int], None] | None = None) -> TensorStats:
-    """The range, mean and spread of a tensor's values, and how many are NaN, infinite or zero.
+    """Return range, mean and spread of a tensor's values, and how many are NaN, infinite or zero.
 
-    The tensor is read in parts, so that its size does not matter; of a quantized one, its codes are held. ``progress``
-    is called with the bytes read so far. Raises DTypeError or UnsupportedError for values that cannot be shown,
-    CorruptError for bytes that are none of the dtype.
+    The tensor is read in parts; of a quantized tensor the codes are kept in memory. ``progress`` is called with the
+    bytes read so far. Raises DTypeError or UnsupportedError for values that cannot be represented, CorruptError for
+    bytes that are invalid for the dtype.
 
     >>> tensor_stats(TensorSnapshot.from_numpy("x", np.array([1.0, 3.0, np.nan, np.inf])))
     TensorStats(min=1.0, max=3.0, mean=2.0, std=1.0, nan_count=1, inf_count=1, zero_count=0)
     """
     if not isinstance(snapshot, TensorSnapshot):
-        raise TypeError(f"tensor_stats takes a TensorSnapshot, not {type(snapshot).__name__}")
-    running = Running()
+        raise TypeError(f"expected a TensorSnapshot, got {type(snapshot).__name__}")
+    running = RunningStats()
     with located(tensor=snapshot.path), np.errstate(all="ignore"):
         for values, position in value_runs(snapshot):
             running.add_all(values)
@@ -85,57 +98,57 @@ def tensor_stats(snapshot: TensorSnapshot, *, progress: Callable[[int], None] | 
 def all_stats(
     snapshots: Sequence[TensorSnapshot], *, workers: Workers = None, progress: Progress | None = None
 ) -> list[TensorStats | BurnstoreError]:
-    """The statistics of many tensors, or for each that has none the error that says why; done by these workers.
+    """Return the statistics of many tensors, or the error for each tensor whose values cannot be read.
 
-    Large tensors are shared out piece by piece, in the same pieces whoever does them: the figures do not depend on
-    that. ``progress`` is told the bytes read so far and in all. A file that cannot be read raises its error.
+    Workers share large tensors in pieces that do not depend on the workers, and neither do the statistics.
+    ``progress`` is called with the bytes read so far and in total. A file that cannot be read raises its error.
 
     >>> [stats.max for stats in all_stats([TensorSnapshot.from_numpy("x", np.arange(3))])]
     [2]
     """
-    found = accumulated(snapshots, Running, workers=workers, progress=progress)
+    found = accumulate(snapshots, RunningStats, workers=workers, progress=progress)
     return [each if isinstance(each, BurnstoreError) else each.result() for each in found]
 
 
 class Accumulator(Protocol):
-    """What takes values part by part, and the parts that others have taken."""
+    """An object that takes values block by block, and merges with another of its kind."""
 
     def add_all(self, values: Array) -> None:
-        """Take these values, which follow those before."""
+        """Take the next values."""
 
     def merge(self, other: Any) -> None:
-        """Take what another of the same kind has seen, as following what was seen here."""
+        """Take the values of another accumulator, which follow the values here."""
 
 
 Gathered = TypeVar("Gathered", bound=Accumulator)
 
 
-def accumulated(
+def accumulate(
     snapshots: Sequence[TensorSnapshot],
     new: Callable[[], Gathered],
     *,
     workers: Workers = None,
     progress: Progress | None = None,
 ) -> list[Gathered | BurnstoreError]:
-    """An accumulator for each tensor that has taken all its values, or the error that says why it could not.
+    """Return for each tensor an accumulator that has taken its values, or the error that prevented it.
 
-    ``new`` makes an empty one, wherever the workers are. The rest is as for `all_stats`.
+    ``new`` makes an empty accumulator and must be picklable for worker processes. The rest is as for `all_stats`.
     """
     pieces = [(at, piece) for at, snapshot in enumerate(snapshots) for piece in _pieces(snapshot)]
     tasks = list(in_batches(pieces, lambda numbered: numbered[1].nbytes, CHUNK_BYTES))
     total, done = sum(snapshot.nbytes for snapshot in snapshots), 0
     found: list[tuple[int, Gathered | BurnstoreError]] = []
-    for task, results in zip(tasks, run_tasks(partial(_taken, new), tasks, workers), strict=True):
+    for task, results in zip(tasks, run_tasks(functools.partial(_accumulate_pieces, new), tasks, workers), strict=True):
         found += results
         done += sum(piece.nbytes for _, piece in task)
         if progress is not None:
             progress(done, total)
-    return [_merged(part for _, part in parts) for _, parts in groupby(found, itemgetter(0))]
+    return [_merge_parts(part for _, part in parts) for _, parts in groupby(found, itemgetter(0))]
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Some rows of a tensor, or all of it where no part can be read without the rest."""
+    """Some rows of a tensor, or all of it if no part can be read without the rest."""
 
     snapshot: TensorSnapshot
     rows: slice | None
@@ -148,11 +161,9 @@ class _Piece:
 
 
 def _pieces(snapshot: TensorSnapshot) -> Iterator[_Piece]:
-    nbytes = snapshot.nbytes
-    if nbytes <= CHUNK_BYTES or not snapshot.lies_in_source or snapshot.dtype.bits % 8 or snapshot.dtype.is_quantized:
-        yield _Piece(snapshot, None, nbytes)
-        return
-    if snapshot.dtype is DType.C32:  # NumPy has no dtype for it
+    nbytes, dtype = snapshot.nbytes, snapshot.dtype
+    has_rows = snapshot.lies_in_source and not (dtype.bits % 8 or dtype.is_quantized)
+    if nbytes <= CHUNK_BYTES or not has_rows or dtype is DType.C32:  # NumPy has no dtype for C32.
         yield _Piece(snapshot, None, nbytes)
         return
     count = snapshot.shape[0]
@@ -162,10 +173,10 @@ def _pieces(snapshot: TensorSnapshot) -> Iterator[_Piece]:
         yield _Piece(snapshot, slice(start, stop), nbytes // count * (stop - start))
 
 
-def _taken(
+def _accumulate_pieces(
     new: Callable[[], Gathered], pieces: Iterable[tuple[int, _Piece]]
 ) -> list[tuple[int, Gathered | BurnstoreError]]:
-    """An accumulator for each of the pieces of one task, with the number of its tensor."""
+    """Return an accumulator for each piece of one task, with the number of its tensor."""
     found: list[tuple[int, Gathered | BurnstoreError]] = []
     for at, piece in pieces:
         taken = new()
@@ -179,7 +190,7 @@ def _taken(
     return found
 
 
-def _merged(parts: Iterable[Gathered | BurnstoreError]) -> Gathered | BurnstoreError:
+def _merge_parts(parts: Iterable[Gathered | BurnstoreError]) -> Gathered | BurnstoreError:
     whole: Gathered | None = None
     for part in parts:
         if isinstance(part, BurnstoreError):
@@ -193,7 +204,7 @@ def _merged(parts: Iterable[Gathered | BurnstoreError]) -> Gathered | BurnstoreE
 
 
 def value_runs(snapshot: TensorSnapshot) -> Iterator[tuple[Array, int]]:
-    """The values, flat and in runs, each with the bytes that have been read by then."""
+    """Yield the values as flat arrays, each with the number of bytes read so far."""
     if snapshot.dtype.is_quantized:
         for values in _dequantized_runs(snapshot):
             yield values, snapshot.nbytes
@@ -202,7 +213,7 @@ def value_runs(snapshot: TensorSnapshot) -> Iterator[tuple[Array, int]]:
     rest, position = b"", 0
     for chunk in snapshot.chunks():
         position += len(chunk)
-        if rest or len(chunk) % size:  # a chunk may end inside an element
+        if rest or len(chunk) % size:  # A chunk may end inside an element.
             chunk = memoryview(rest + chunk)
             whole = len(chunk) // size * size
             chunk, rest = chunk[:whole], bytes(chunk[whole:])
@@ -221,7 +232,7 @@ def _flat(raw: memoryview, dtype: DType) -> Array:
 
 
 def _dequantized_runs(snapshot: TensorSnapshot) -> Iterator[Array]:
-    """The numbers that a quantized tensor stands for, some rows at a time: as float32 they are four times its codes."""
+    """Yield the dequantized values some rows at a time: as float32 they take four times the bytes of the codes."""
     from ..tensor.quantization import QuantizedTensor
 
     whole = snapshot.quantized()
@@ -238,11 +249,11 @@ def _dequantized_runs(snapshot: TensorSnapshot) -> Iterator[Array]:
         yield part.dequantize().reshape(-1)
 
 
-class Running:
-    """Statistics that grow block by block; mean and spread are merged as Chan, Golub and LeVeque do.
+class RunningStats:
+    """Statistics that grow block by block; mean and spread are merged by the method of Chan, Golub and LeVeque.
 
-    Mean and squares are kept in units of ``2**exponent``, which is 0 unless values are so extreme that their squares
-    would leave the range of float64.
+    Mean and squares are in units of ``2**exponent``, which is 0 unless the squares of extreme values would leave the
+    range of float64.
     """
 
     def __init__(self) -> None:
@@ -259,11 +270,8 @@ class Running:
             self.add(values[start : start + BLOCK])
 
     def add(self, block: Array) -> None:
-        if block.dtype == np.bool_:
-            block = block.view(np.uint8)
-        elif block.dtype.kind not in "iufc" or (block.dtype.kind == "f" and block.dtype.itemsize < 4):
-            block = block.astype(np.float32)  # exact for every narrower float, and NumPy is far quicker with it
-        self.zero_count += int(np.count_nonzero(block == 0))  # for floats quicker than counting what is not zero
+        block = as_numbers(block)
+        self.zero_count += int(np.count_nonzero(block == 0))  # faster for floats than counting the others
         if block.dtype.kind == "c":
             self._count_special(block)
             return
@@ -282,12 +290,12 @@ class Running:
         self._add_finite(block, float(least), float(most))
 
     def _count_special(self, block: Array) -> None:
-        nans = np.isnan(block)
-        self.nan_count += int(np.count_nonzero(nans))
-        self.inf_count += int(np.count_nonzero(np.isinf(block) & ~nans))
+        nans, infinities = count_special_values(block)
+        self.nan_count += nans
+        self.inf_count += infinities
 
-    def merge(self, other: Running) -> None:
-        """Add what another has seen."""
+    def merge(self, other: RunningStats) -> None:
+        """Add the statistics of another."""
         self.nan_count += other.nan_count
         self.inf_count += other.inf_count
         self.zero_count += other.zero_count
@@ -306,7 +314,7 @@ class Running:
             exponent = math.frexp(peak)[1]
             self._scale_to(exponent if abs(exponent) > _EXTREME else 0)
         scale = -(self.exponent or 0)
-        if least == most:  # no rounding: the mean of equal numbers is that number
+        if least == most:  # The mean of equal numbers is that number, without rounding.
             mean, squares = math.ldexp(least, scale), 0.0
         else:
             wide = block.astype(np.float64)
@@ -314,7 +322,7 @@ class Running:
                 np.ldexp(wide, scale, out=wide)
             mean = float(wide.mean())
             wide -= mean
-            # Not np.dot: its threads fight with those that do other tensors, and take ten times as long.
+            # Not np.dot: its threads compete with the workers and take ten times as long.
             squares = float(np.einsum("i,i->", wide, wide))
         self._merge(block.size, mean, squares)
 
@@ -326,7 +334,7 @@ class Running:
         self.count = count
 
     def _scale_to(self, exponent: int) -> None:
-        """Make room for numbers of this exponent; room that is there stays."""
+        """Rescale for numbers of this exponent, unless the present scale is large enough."""
         if self.exponent is None:
             self.exponent = exponent
         elif exponent > self.exponent:
@@ -340,6 +348,76 @@ class Running:
             return TensorStats(None, None, None, None, *counts)
         exponent = self.exponent or 0
         mean = float(np.ldexp(self.mean, exponent))
-        mean = min(max(mean, float(self.least)), float(self.most))  # rounding must not carry it out of the range
+        mean = min(max(mean, float(self.least)), float(self.most))  # Rounding must not move it out of the range.
         std = float(np.ldexp(math.sqrt(self.squares / self.count), exponent)) if self.least != self.most else 0.0
         return TensorStats(self.least, self.most, mean, std, *counts)
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+def as_numbers(block: Array) -> Array:
+    """Return the values in a dtype that NumPy is fast with: 0 and 1 for bools, float32 for all narrower floats."""
+    if block.dtype == np.bool_:
+        return block.view(np.uint8)
+    if block.dtype.kind in "iuc" or (block.dtype.kind == "f" and block.dtype.itemsize >= 4):
+        return block
+    return block.astype(np.float32)  # exact for every narrower float
+
+
+def count_special_values(values: Array) -> tuple[int, int]:
+    """Return how many numbers are NaN, and how many are infinite; a complex number with a NaN counts as NaN.
+
+    >>> count_special_values(np.array([complex(np.nan, np.inf), 1]))
+    (1, 0)
+    """
+    nan = np.isnan(values)
+    return int(np.count_nonzero(nan)), int(np.count_nonzero(np.isinf(values) & ~nan))
+
+
+def count_specials(raw: bytearray | memoryview | Array, dtype: DType) -> tuple[int, int]:
+    """Return the same of the elements in these bytes, from their bits and at the speed of memory.
+
+    Raises CorruptError for bytes that are not bools.
+
+    >>> count_specials(np.array([1, np.nan, -np.inf, 2], np.float32), DType.F32)
+    (1, 1)
+    """
+    data = np.frombuffer(raw, np.uint8)
+    if not data.size:
+        return 0, 0
+    if dtype in _EXPONENTS:
+        width, exponent = _EXPONENTS[dtype]
+        bits = data.view(width)
+        magnitudes = bits & (2 ** (8 * bits.itemsize - 1) - 1)
+        if magnitudes.max() < exponent:  # almost always
+            return 0, 0
+        return int(np.count_nonzero(magnitudes > exponent)), int(np.count_nonzero(magnitudes == exponent))
+    if dtype.is_bool:
+        widened(data, dtype)  # refuses bytes other than 0 and 1
+    if dtype.kind not in (Kind.FLOAT, Kind.COMPLEX) or dtype.bits < 8:  # No float of less than a byte has a NaN.
+        return 0, 0
+    if dtype.bits == 8:
+        nans, infinities = _special_codes(dtype)
+        return int(nans[data].sum()), int(infinities[data].sum())
+    return count_special_values(widened(data, dtype))
+
+
+@functools.cache
+def _special_codes(dtype: DType) -> tuple[Array, Array]:
+    """Return which codes of an 8-bit float are NaN, and which are infinite."""
+    values = widened(np.arange(256, dtype=np.uint8), dtype)
+    return np.isnan(values), np.isinf(values)
+
+
+def unravel(index: int, shape: Shape) -> Shape:
+    """Return the index of an element along each axis; exact for any size, unlike NumPy's.
+
+    >>> unravel(5, (2, 3))
+    (1, 2)
+    """
+    places = []
+    for extent in reversed(shape):
+        index, place = divmod(index, extent)
+        places.append(place)
+    return tuple(reversed(places))

@@ -1,4 +1,4 @@
-"""Comparison: many pairs of tensors compared by tasks for any executor, in pieces, so that no size is too large."""
+"""Compare many pairs of tensors in pieces, as tasks for any executor."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from ...tensor.data import Array
 from ...tensor.snapshot import SourceData, TensorSnapshot, read_all
 from ...tensor.stream import ByteStream
 from ..stats import value_runs
-from .difference import Difference, Tolerance
-from .running import RunningDifference
+from .difference import Difference, RunningDifference, Tolerance
 
-# A task has about so many bytes of each side: enough to be worth a file that is opened, few enough to be shared evenly.
+# A task has about this many bytes of each side: enough to be worth opening a file, few enough to balance the workers.
 _TASK_BYTES = 32 << 20
-# Both halves of what is compared at a time stay in a core's own cache.
+# Both sides of a block fit into a core's own cache.
 _BLOCK_BYTES = 512 << 10
 _BLOCK_ELEMENTS = 1 << 16
 # Smaller tensors are read together with their neighbours.
@@ -32,28 +31,28 @@ _SPARE = 64 << 20
 
 Pair = tuple[TensorSnapshot, TensorSnapshot]
 Advance = Callable[[int], None]
-"""Called with the bytes of the first side that are done with."""
+"""Called with the number of bytes of the first side that are done."""
 
 
 class Piece(NamedTuple):
-    """Elements from ``start`` to ``stop`` of both tensors of a pair; ``is_equal`` once that is known."""
+    """Elements from ``start`` to ``stop`` of both tensors of a pair, and whether they are known to be equal."""
 
     one: TensorSnapshot
     other: TensorSnapshot
     start: int
     stop: int
     nbytes: int
-    """How many bytes of the first tensor these are."""
+    """The bytes of these elements in the first tensor."""
     is_equal: bool = False
 
     @property
     def bytes_held(self) -> int:
-        """How many bytes of both are in memory while it is compared."""
+        """How many bytes of both are in memory during the comparison."""
         return self.one.bytes_held + self.other.bytes_held
 
 
 class Comparison:
-    """Compares pairs of tensors with some workers, and tells of the bytes that are done with."""
+    """Compare pairs of tensors with workers, and report progress in bytes."""
 
     def __init__(self, pairs: Iterable[Pair], workers: Workers, advance: Advance) -> None:
         made_whole = (pair for pair in pairs if not (_is_in_file(pair[0]) and _is_in_file(pair[1])))
@@ -63,7 +62,7 @@ class Comparison:
         self._advance = advance
 
     def unequal(self, pairs: Sequence[Pair]) -> dict[int, list[Piece]]:
-        """Which of these pairs, of one dtype and shape each, differ in any byte, by their places; and their pieces."""
+        """Return the pieces of the pairs (each of one dtype and shape) that differ in any byte, by index."""
         pieces: list[tuple[int, Piece]] = []
         for row, (one, other) in enumerate(pairs):
             if _is_same_place(one, other):
@@ -71,7 +70,7 @@ class Comparison:
             else:
                 pieces += [(row, piece) for piece in pieces_of(one, other)]
         found: dict[int, list[Piece]] = {}
-        for (row, piece), is_equal in zip(pieces, self._done(_Comparer(self._room), pieces), strict=True):
+        for (row, piece), is_equal in zip(pieces, self._run(_Comparer(self._room), pieces), strict=True):
             if is_equal:
                 self._advance(piece.nbytes)
                 piece = piece._replace(is_equal=True)
@@ -79,10 +78,10 @@ class Comparison:
         return {row: parts for row, parts in found.items() if not all(part.is_equal for part in parts)}
 
     def differences(self, pieces: Sequence[Sequence[Piece]], tolerance: Tolerance | None) -> list[Difference | str]:
-        """By how much each pair differs, given by its pieces; or why that cannot be said of it."""
+        """Return the difference of each pair, given by its pieces, or the reason why it cannot be measured."""
         rows = [(row, piece) for row, parts in enumerate(pieces) for piece in parts]
         running: list[RunningDifference | str] = [RunningDifference(tolerance) for _ in pieces]
-        for (row, piece), found in zip(rows, self._done(_Measurer(self._room, tolerance), rows), strict=True):
+        for (row, piece), found in zip(rows, self._run(_Measurer(self._room, tolerance), rows), strict=True):
             if not piece.is_equal:
                 self._advance(piece.nbytes)
             so_far = running[row]
@@ -99,22 +98,22 @@ class Comparison:
         ]
 
     def checksums(self, tensors: Sequence[TensorSnapshot]) -> list[int]:
-        """A checksum of the bytes of each tensor: what differs in it differs in its bytes."""
+        """Return a checksum of the bytes of each tensor."""
         batches = list(in_batches(tensors, lambda tensor: tensor.nbytes, _TASK_BYTES))
         found: list[int] = []
-        for batch, sums in zip(batches, run_tasks(_Summer(self._room), batches, self.workers), strict=True):
+        for batch, sums in zip(batches, run_tasks(_Checksummer(self._room), batches, self.workers), strict=True):
             found += sums
             self._advance(sum(tensor.nbytes for tensor in batch))
         return found
 
-    def _done(self, task: Callable[[list[Piece]], list[Any]], rows: Sequence[tuple[int, Piece]]) -> Iterator[Any]:
+    def _run(self, task: Callable[[list[Piece]], list[Any]], rows: Sequence[tuple[int, Piece]]) -> Iterator[Any]:
         batches = in_batches([piece for _, piece in rows], lambda piece: piece.nbytes, _TASK_BYTES)
         for results in run_tasks(task, batches, self.workers):
             yield from results
 
 
 def pieces_of(one: TensorSnapshot, other: TensorSnapshot) -> list[Piece]:
-    """A pair of tensors of one shape in the pieces in which they are compared."""
+    """Split a pair of tensors of one shape into the pieces to compare."""
     elements = math.prod(one.shape)
     can_be_cut = _is_in_file(one) and _is_in_file(other) and not one.dtype.is_quantized and not other.dtype.is_quantized
     if max(one.nbytes, other.nbytes) <= _TASK_BYTES or not can_be_cut:
@@ -132,12 +131,12 @@ def _bytes_before(elements: int, tensor: TensorSnapshot) -> int:
     return elements * tensor.dtype.bits // 8
 
 
-# --- the tasks, which may be done by another process, on another machine ----------------------------------------------
+# --- tasks, which may run in another process or on another machine ----------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Comparer:
-    """The task of comparing bytes: of each piece, whether both sides are equal."""
+    """The task of comparing bytes: return for each piece whether both sides are equal."""
 
     room: Room
 
@@ -166,7 +165,7 @@ class _Comparer:
 
 @dataclass(frozen=True, slots=True)
 class _Measurer:
-    """The task of measuring: of each piece, by how much both sides differ, or why that cannot be said."""
+    """The task of measuring: return the difference of each piece, or the reason why it cannot be measured."""
 
     room: Room
     tolerance: Tolerance | None
@@ -176,12 +175,12 @@ class _Measurer:
         for piece in batch:
             try:
                 with self.room.taken(piece.bytes_held), located(tensor=piece.one.path):
-                    found.append(self._measured(piece))
+                    found.append(self._measure(piece))
             except UNSHOWN as error:
                 found.append(error.message)
         return found
 
-    def _measured(self, piece: Piece) -> RunningDifference:
+    def _measure(self, piece: Piece) -> RunningDifference:
         running = RunningDifference(self.tolerance)
         one, other = piece.one, piece.other
         if one.dtype.is_quantized or other.dtype.is_quantized:
@@ -205,8 +204,8 @@ class _Measurer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Summer:
-    """The task of checksums: one of each tensor."""
+class _Checksummer:
+    """The task of computing a checksum of each tensor."""
 
     room: Room
 
@@ -222,7 +221,7 @@ class _Summer:
 
 
 def _same(one: bytearray | memoryview, other: bytearray | memoryview) -> bool:
-    # A bytearray compares itself with any buffer in one step, twice as quickly as NumPy does.
+    # A bytearray compares with any buffer in one step, twice as fast as NumPy.
     if isinstance(one, bytearray) or isinstance(other, bytearray):
         return one == other
     return same_bytes(one, other)
@@ -244,7 +243,7 @@ def _read(tensors: list[TensorSnapshot]) -> list[Any]:
 
 
 def _side_by_side(one: TensorSnapshot, other: TensorSnapshot) -> Iterator[tuple[int, Array, Array]]:
-    """The numbers that both stand for, as many at a time of the one as of the other, and where they begin."""
+    """Yield the values of both in blocks of equal length, with the index at which each block begins."""
     start = 0
     runs = (value_runs(one), value_runs(other))
     held: list[Array] = [np.empty(0), np.empty(0)]

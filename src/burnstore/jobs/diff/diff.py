@@ -1,16 +1,15 @@
-"""Diff: what two files, models or mappings have in common, tensor by tensor, and by how much the rest differs.
+"""Compare two files, models or mappings tensor by tensor, and measure how much they differ.
 
     equal           the same name, dtype, shape and bytes
-    close           bytes differ, every value is within the tolerance that was given
-    moved           the same dtype, shape and bytes under another name; looked for among what else is added and removed
+    close           bytes differ, every value is within the given tolerance
+    moved           the same dtype, shape and bytes under another name, among the added and removed tensors
     changed         the same dtype and shape, other bytes
-    dtype changed   the same shape, another dtype; the figures say whether the values are the same
+    dtype changed   the same shape, another dtype; the difference shows whether the values are equal
     shape changed   another shape
     added, removed  only in the second, only in the first
 
-Bytes are compared first, at the speed at which they can be read; figures are worked out only of what differs. A large
-tensor is compared in pieces, by whichever worker is free; at most some megabytes of each are in memory, unless a tensor
-must be made whole (a transposed matrix).
+Bytes are compared first, at reading speed; differences are measured only where bytes differ. Workers share large
+tensors in pieces; a few megabytes of each are in memory, unless a tensor must be made whole (a transposed matrix).
 """
 
 from __future__ import annotations
@@ -49,19 +48,18 @@ def diff(
 ) -> Diff:
     """Compare two files (of any formats), open checkpoints, models, mappings of arrays or lists of snapshots.
 
-    Where one side has PyTorch's layout and the other Burn's, both are compared in Burn's: the kinds of the modules must
-    then be known from what a file records of them, or from ``like`` (a model of either layout, or a file that records
-    its modules) or ``rules`` (a pattern that is found in a module's path → kind). ``keep_layout=True`` compares the
-    tensors as they are. ``filter`` leaves those whose names, as they are compared, it matches.
+    If one side has PyTorch's layout and the other Burn's, both are compared in Burn's. The module kinds must then come
+    from the record in a file, from ``like`` (a model of either layout, or a file that records its modules) or from
+    ``rules`` (a pattern that matches in a module's path → kind). ``keep_layout=True`` compares the tensors unchanged.
+    ``filter`` keeps the tensors that match by the names under which they are compared.
 
-    With a ``tolerance`` (absolute) or a ``relative_tolerance`` tensors are close, and count as the same, if no two
-    values are further apart than one of the two allows. ``ignore_dtype=True`` takes tensors of other dtypes for the
-    same if their values are. What the figures mean, and how NaN and zeros are compared, says
-    `burnstore.jobs.diff.difference`.
+    With a ``tolerance`` (absolute) or a ``relative_tolerance``, tensors whose values are all within one of the two are
+    close, and count as equal. ``ignore_dtype=True`` counts tensors of different dtypes as equal if their values are.
+    `burnstore.jobs.diff.difference` defines the figures, and how NaN and zeros are compared.
 
-    ``executor`` is None for threads, a number of processes, or an executor in the manner of ``concurrent.futures``;
-    the last two can only be given files. Raises ModelError where the kinds of modules are not known, and what opening
-    and reading the files may.
+    ``executor`` is None for threads, a number of processes, or an executor like those of ``concurrent.futures``; the
+    last two accept only files. Raises ModelError if module kinds are needed and unknown, and the errors of opening and
+    reading files.
 
     >>> import numpy as np, burnstore as bs
     >>> old = {"a": np.zeros(3), "b": np.float32([1, 2]), "c": np.ones(2)}
@@ -77,7 +75,7 @@ def diff(
     allowed = _tolerance(tolerance, relative_tolerance)
     checked_workers(executor)
     if filter is not None and not isinstance(filter, PathFilter):
-        raise TypeError(f"filter is a PathFilter, not {type(filter).__name__}")
+        raise TypeError(f"filter must be a PathFilter, got {type(filter).__name__}")
     with opened_sides(a, b, limits) as (first, second), progress_from(progress) as report:
         tensors = filtered(aligned(first, second, like=like, rules=rules, keep_layout=keep_layout), filter)
         work = _Work(tensors, allowed, ignore_dtype)
@@ -89,7 +87,7 @@ def diff(
             if report is not None and nbytes:
                 report(done, total)
 
-        found = work.done(Comparison([*work.pairs, *work.apart], executor, advance))
+        found = work.run(Comparison([*work.pairs, *work.apart], executor, advance))
         notes = [*tensors.notes, *_notes_on_ids(work.pairs)]
         return Diff(
             first.name,
@@ -110,7 +108,7 @@ def _tolerance(absolute: float | None, relative: float | None) -> Tolerance | No
 
 
 class _Work:
-    """What is to be compared with what, by the names of both sides."""
+    """The pairs of tensors to compare, by the names of both sides."""
 
     def __init__(self, tensors: Aligned, tolerance: Tolerance | None, ignore_dtype: bool) -> None:
         self._tensors = tensors
@@ -121,9 +119,9 @@ class _Work:
         self._reshaped = [(one, other) for one, other in common if one.shape != other.shape]
         alike = [(one, other) for one, other in common if one.shape == other.shape]
         self.pairs: list[Pair] = [pair for pair in alike if _has_same_form(*pair)]
-        """Those that may be equal: of one dtype, shape and length."""
+        """Pairs of one dtype, shape and length, which may be equal."""
         self.apart: list[Pair] = [pair for pair in alike if not _has_same_form(*pair)]
-        """Those that have one shape and no more in common."""
+        """Pairs that have only their shape in common."""
         kinds = {_form(tensor) for name, tensor in second.items() if name not in first}
         self._removed = [one for name, one in first.items() if name not in second]
         self._lost = [one for one in self._removed if _form(one) in kinds]
@@ -133,12 +131,12 @@ class _Work:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes are to be compared, or looked at to find what was moved."""
+        """How many bytes to compare, or to read in search of moved tensors."""
         looked_at = [one for one, _ in [*self.pairs, *self.apart]] + self._lost + self._new
         return sum(tensor.nbytes for tensor in looked_at)
 
-    def done(self, comparison: Comparison) -> list[TensorDiff]:
-        """What became of each tensor, in the order of the first side."""
+    def run(self, comparison: Comparison) -> list[TensorDiff]:
+        """Return the status of each tensor, in the order of the first side."""
         unequal = comparison.unequal(self.pairs)
         measured = [*unequal.values(), *(pieces_of(*pair) for pair in self.apart)]
         differences = comparison.differences(measured, self._tolerance)
@@ -148,7 +146,7 @@ class _Work:
         found.update((one.path, _entry("shape changed", one, other)) for one, other in self._reshaped)
         for pieces, difference in zip(measured, differences, strict=True):
             one, other = pieces[0].one, pieces[0].other
-            found[one.path] = self._judged(one, other, difference)
+            found[one.path] = self._judge(one, other, difference)
         moved = dict(self._moved(comparison))
         for one in self._removed:
             found[one.path] = _entry("moved" if one.path in moved else "removed", one, moved.get(one.path))
@@ -156,8 +154,8 @@ class _Work:
         added = [_entry("added", None, other) for other in self._added if other.path not in taken]
         return [found[name] for name in self._tensors.first] + added
 
-    def _judged(self, one: TensorSnapshot, other: TensorSnapshot, found: Difference | str) -> TensorDiff:
-        """A pair whose bytes or dtypes differ."""
+    def _judge(self, one: TensorSnapshot, other: TensorSnapshot, found: Difference | str) -> TensorDiff:
+        """Return the status of a pair whose bytes or dtypes differ."""
         same_dtype = one.dtype is other.dtype
         if isinstance(found, str):
             return _entry("changed" if same_dtype else "dtype changed", one, other, problem=found)
@@ -171,9 +169,9 @@ class _Work:
         return _entry(status, one, other, found)
 
     def _moved(self, comparison: Comparison) -> Iterator[tuple[str, TensorSnapshot]]:
-        """The names of tensors that have another name now, and what they are there.
+        """Yield the names of tensors that have another name on the second side, with the tensor there.
 
-        Where several have the same bytes, the first is taken for the first and so on, in the order of each side.
+        Tensors with the same bytes are paired in the order of each side.
         """
         if not self._lost:
             return
@@ -186,7 +184,7 @@ class _Work:
             others = new.get((_form(one), checksum))
             if others:
                 pairs.append((one, others.pop(0)))
-        # Bytes of one checksum can differ, if somebody wants them to.
+        # Bytes with one checksum can be crafted to differ.
         unequal = Comparison(pairs, comparison.workers, lambda nbytes: None).unequal(pairs)
         yield from ((one.path, other) for row, (one, other) in enumerate(pairs) if row not in unequal)
 
@@ -222,7 +220,7 @@ def _entry(
 
 def _differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     both = {key: (first.get(key), second.get(key)) for key in [*first, *(key for key in second if key not in first)]}
-    # By what they look like: NaN equals NaN, 0.0 and -0.0 differ, as in tensors.
+    # By repr: NaN equals NaN, 0.0 and -0.0 differ, as in tensors.
     return {key: (one, other) for key, (one, other) in both.items() if repr(one) != repr(other)}
 
 

@@ -1,4 +1,4 @@
-"""The result of a diff: what became of each tensor, as data and as text."""
+"""The result of a diff: the status of each tensor, as data and as text."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from .difference import Difference, Tolerance
 
 Status = Literal["equal", "close", "moved", "changed", "dtype changed", "shape changed", "added", "removed"]
 STATUSES: tuple[Status, ...] = get_args(Status)
-_FINE: tuple[Status, ...] = ("equal", "close")
+_EQUAL: tuple[Status, ...] = ("equal", "close")
 
 
 @dataclass(frozen=True, slots=True)
 class TensorDiff:
-    """One tensor, or one of each side: what became of it.
+    """The comparison of one tensor.
 
-    ``name`` is that of the first side, ``new_name`` that of the second; one of them is None where a tensor was added or
-    removed, and they differ where it was moved. ``difference`` has the figures where values differ; ``problem`` says
-    why there are none.
+    ``name`` is its name on the first side, ``new_name`` on the second; one of them is None if the tensor was added or
+    removed, and they differ if it was moved. ``difference`` has the figures if values differ; ``problem`` is the reason
+    why they could not be computed.
 
     >>> import numpy as np, burnstore as bs
     >>> (tensor,) = bs.diff({"a": np.ones(2)}, {"a": np.zeros(2)}).tensors
@@ -45,18 +45,18 @@ class TensorDiff:
 
     @property
     def shown_name(self) -> str:
-        """The name of the first side, or of the second where that is the only one."""
+        """The name on the first side, or on the second if it is only there."""
         return self.name if self.name is not None else self.new_name or ""
 
     @property
     def has_same_values(self) -> bool:
-        """Whether no value differs, whatever became of name and dtype."""
+        """Whether no value differs; name and dtype may."""
         if self.difference is not None:
             return self.difference.differing == 0
         return self.status in ("equal", "moved")
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data for strict JSON."""
+        """Return plain data for strict JSON."""
         return {
             "status": self.status,
             "name": self.name,
@@ -73,11 +73,11 @@ class TensorDiff:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """What two files, models or mappings have in common and where they differ.
+    """The differences between two files, models or mappings.
 
-    ``tensors`` are in the order of the first side, those that were added at the end. ``layout`` is the one in which the
-    tensors were compared, where it is not that of both sides. ``metadata`` and ``scalars`` have only what differs: both
-    values, None for the side that has none. ``notes`` say what should be known about the comparison.
+    ``tensors`` are in the order of the first side, added ones at the end. ``layout`` is the layout of the comparison,
+    if it is not that of both sides. ``metadata`` and ``scalars`` have only differing entries: both values, None for a
+    side without one. ``notes`` concern the comparison.
 
     >>> import numpy as np, burnstore as bs
     >>> found = bs.diff({"a": np.ones(2), "b": np.ones(3)}, {"a": np.ones(2)})
@@ -96,17 +96,17 @@ class Diff:
 
     @property
     def is_equal(self) -> bool:
-        """Whether all tensors are equal, or close where a tolerance was given, and all scalars are.
+        """Whether all tensors are equal, or close if a tolerance was given, and all scalars are equal.
 
-        Texts (``metadata``) do not count: they say which program wrote a file, and when.
+        ``metadata`` does not count: it states which program wrote a file, and when.
         """
-        return not self.scalars and all(tensor.status in _FINE for tensor in self.tensors)
+        return not self.scalars and all(tensor.status in _EQUAL for tensor in self.tensors)
 
     def of(self, *statuses: Status) -> list[TensorDiff]:
-        """The tensors of which one of these became."""
+        """Return the tensors with one of these statuses."""
         for status in statuses:
             if status not in STATUSES:
-                raise ValueError(f"a status is one of {', '.join(map(repr, STATUSES))}, not {status!r}")
+                raise ValueError(f"a status must be one of {', '.join(map(repr, STATUSES))}, got {status!r}")
         return [tensor for tensor in self.tensors if tensor.status in statuses]
 
     @property
@@ -116,7 +116,7 @@ class Diff:
 
     @property
     def close(self) -> list[TensorDiff]:
-        """The tensors all of whose values are within the tolerance, though not all bytes are equal."""
+        """The tensors whose values are all within the tolerance, though not all bytes are equal."""
         return self.of("close")
 
     @property
@@ -151,14 +151,14 @@ class Diff:
 
     @property
     def counts(self) -> dict[Status, int]:
-        """How many tensors there are of each status."""
+        """The number of tensors of each status."""
         counted: dict[Status, int] = dict.fromkeys(STATUSES, 0)
         for tensor in self.tensors:
             counted[tensor.status] += 1
         return counted
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data for strict JSON: no NaN, no number that a reader might round (text instead)."""
+        """Return plain data for strict JSON: NaN, and numbers that a reader might round, are strings."""
         tolerance = self.tolerance
         return {
             "first": json_text(self.first),
@@ -174,17 +174,17 @@ class Diff:
         }
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        from ...tensor.notebook import changes_panel  # not at import: most programs are no notebooks
+        """Return HTML for a notebook."""
+        from ...tensor.notebook import changes_panel  # not at import: only notebooks need it
 
-        lines = [_line(tensor) for tensor in self.tensors if tensor.status not in _FINE]
+        lines = [_line(tensor) for tensor in self.tensors if tensor.status not in _EQUAL]
         return changes_panel(self.first, self.second, self.counts, lines)
 
     def __str__(self) -> str:
-        """A summary in one line, and a line for each tensor that is not equal."""
+        """Return a summary in one line, and a line for each tensor that is not equal."""
         counted = [f"{count} {status}" for status, count in self.counts.items() if count]
         lines = [f"{len(self.tensors)} tensors: {', '.join(counted) or 'none'}"]
-        lines += [_line(tensor) for tensor in self.tensors if tensor.status not in _FINE]
+        lines += [_line(tensor) for tensor in self.tensors if tensor.status not in _EQUAL]
         return "\n".join(lines)
 
 
@@ -198,8 +198,7 @@ def _line(tensor: TensorDiff) -> str:
         dtype, shape = (tensor.new_dtype, tensor.new_shape) if tensor.name is None else (tensor.dtype, tensor.shape)
         return f"{tensor.status}: {shown} ({dtype} {_list(shape)})"
     dtypes = "" if tensor.dtype is tensor.new_dtype else f"{tensor.dtype} -> {tensor.new_dtype}, "
-    told = tensor.problem if tensor.difference is None else tensor.difference
-    return f"{tensor.status}: {shown}: {dtypes}{told}"
+    return f"{tensor.status}: {shown}: {dtypes}{tensor.problem if tensor.difference is None else tensor.difference}"
 
 
 def _list(shape: Shape | None) -> str:

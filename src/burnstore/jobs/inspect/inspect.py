@@ -1,11 +1,11 @@
-"""Inspection: what a file holds, as data."""
+"""Inspect a file: its tensors, metadata and totals as data."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -24,6 +24,7 @@ from ...tensor.param_id import ParamId
 from ...tensor.scalar import Scalar
 from ..json_output import json_number, json_text
 from ..stats import TensorStats, all_stats
+from .tree import ModuleTree, Totals
 
 Sort = Literal["name", "size", "dtype", "offset"]
 SORTS: tuple[Sort, ...] = get_args(Sort)
@@ -31,11 +32,10 @@ SORTS: tuple[Sort, ...] = get_args(Sort)
 
 @dataclass(frozen=True, slots=True)
 class TensorRow:
-    """One tensor of a file: its description, where its bytes lie, and its statistics if they were asked for.
+    """One tensor of a file: its description, the place of its bytes, and its statistics if wanted.
 
-    ``offset`` is None where the bytes do not lie in the file as they are: they are compressed, or in several places.
-    ``shard`` is the file of a set in which they lie, None where there is but one. ``problem`` says why the statistics
-    could not be had although they were asked for.
+    ``offset`` is None if the bytes are compressed or in several places. ``shard`` is the file of a set that contains
+    them, None for a single file. ``problem`` is the reason why wanted statistics could not be computed.
     """
 
     name: str
@@ -50,7 +50,7 @@ class TensorRow:
     problem: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data for JSON; the id as decimal text, since JavaScript rounds numbers of 64 bits."""
+        """Return plain data for JSON; the id is a decimal string, because JavaScript rounds 64-bit numbers."""
         identity = None if self.param_id is None else {"number": f"{int(self.param_id)}", "text": str(self.param_id)}
         return {
             "name": self.name,
@@ -68,31 +68,11 @@ class TensorRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
-    """How many tensors there are, with how many elements and bytes."""
-
-    tensors: int = 0
-    elements: int = 0
-    nbytes: int = 0
-
-    @classmethod
-    def of(cls, rows: Iterable[TensorRow]) -> Totals:
-        """The totals of these tensors."""
-        rows = list(rows)
-        return cls(len(rows), sum(row.elements for row in rows), sum(row.nbytes for row in rows))
-
-    def to_dict(self) -> dict[str, int]:
-        """The same as plain data for JSON."""
-        return {"tensors": self.tensors, "elements": self.elements, "nbytes": self.nbytes}
-
-
-@dataclass(frozen=True, slots=True)
 class Inspection:
-    """What a file holds.
+    """The contents of a file.
 
-    ``total`` and ``dtypes`` speak of the whole file, ``selected`` of the tensors that the pattern left, ``tensors`` are
-    those of them that were wanted (all, unless limited), in the order asked for. ``notes`` are sentences about how the
-    tensors were found.
+    ``total`` and ``dtypes`` are of the whole file, ``selected`` of the tensors that match the pattern. ``tensors`` are
+    those in the wanted order, up to the limit. ``notes`` concern how the tensors were found.
     """
 
     path: str
@@ -109,16 +89,21 @@ class Inspection:
     tensors: tuple[TensorRow, ...] = field(repr=False)
     notes: Sequence[str] = ()
 
+    @property
+    def tree(self) -> ModuleTree:
+        """The ``tensors`` by module, with totals for each."""
+        return ModuleTree.of(self.tensors)
+
     def _repr_html_(self) -> str:
-        """What a notebook shows: the tensors that were wanted, in the order asked for."""
-        from ...tensor.notebook import tensors_panel  # not at import: most programs are no notebooks
+        """Return HTML for a notebook."""
+        from ...tensor.notebook import tensors_panel  # not at import: only notebooks need it
 
         rows = self.tensors
         columns = [row.name for row in rows], [str(row.dtype) for row in rows], [row.shape for row in rows]
         return tensors_panel(self.path, self.format, self.layout, *columns, sum(row.nbytes for row in rows))
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data for strict JSON: no NaN, no number that a reader might round (text instead)."""
+        """Return plain data for strict JSON: NaN, and numbers that a reader might round, are strings."""
         return {
             "path": json_text(self.path),
             "format": self.format,
@@ -150,15 +135,15 @@ def inspect(
     executor: Workers = None,
     progress: ProgressLike | None = None,
 ) -> Inspection:
-    """What a file (or bytes) holds; without ``stats`` only its header is read.
+    """Describe the contents of a file or of bytes; without ``stats`` only the header is read.
 
-    ``pattern`` leaves the tensors in whose names it is found. ``sort`` orders them by ``"name"`` (numbers inside names
-    by their value), ``"size"`` (largest first), ``"dtype"`` or ``"offset"``; ties, and all by default, in the order of
-    the data. ``limit`` keeps the first so many. ``stats`` reads those tensors, a part at a time; a tensor whose values
-    are broken or cannot be shown has a ``problem`` instead. ``executor`` says who reads: None for threads, a number of
-    processes, or an executor in the manner of ``concurrent.futures``. ``progress`` is told the bytes read and in all: a
-    function of two numbers, or a class of bars such as ``tqdm.tqdm``.
-    ``format`` and ``limits`` are those of `burnstore.open`, and so are the errors; an invalid pattern is a ValueError.
+    ``pattern`` keeps the tensors whose names it matches anywhere. ``sort`` orders them by ``"name"`` (numbers in names
+    by value), ``"size"`` (largest first), ``"dtype"`` or ``"offset"``; the default, and the order of ties, is the order
+    of the data. ``limit`` keeps the first tensors. ``stats`` reads them in parts; a tensor whose values are invalid or
+    cannot be represented has a ``problem`` instead. ``executor`` is None for threads, a number of processes, or an
+    executor like those of ``concurrent.futures``. ``progress`` is called with the bytes read and the total: a function
+    of two numbers, or a class of bars such as ``tqdm.tqdm``. ``format``, ``limits`` and errors are those of
+    `burnstore.open`; an invalid pattern raises ValueError.
 
     >>> import numpy as np, burnstore as bs
     >>> packed = bs.serialize({"a.bias": np.zeros(3, np.int8), "a.weight": np.eye(2)}, format="burnpack")
@@ -168,10 +153,10 @@ def inspect(
     >>> found.tensors[0].name, found.tensors[0].shape, found.tensors[0].stats.mean
     ('a.weight', (2, 2), 0.5)
     """
-    # Before the file is opened: a wrong argument is told of at the call, whatever the file is like.
-    _check_options(sort, limit, stats)
+    # Before the file is opened, so that a wrong argument is reported whatever the file is.
+    _check_options(pattern, sort, limit, stats)
     checked_workers(executor)
-    wanted = _compiled(pattern)
+    wanted = _compile(pattern)
     with progress_from(progress) as report, open_checkpoint(source, format=format, limits=limits) as checkpoint:
         return inspect_checkpoint(
             checkpoint, pattern=wanted, sort=sort, limit=limit, stats=stats, executor=executor, progress=report
@@ -179,7 +164,7 @@ def inspect(
 
 
 def files_of(path: str) -> list[str]:
-    """The files that a path stands for: itself, or in a folder that is not one set every file that begins like one.
+    """Return the files of a path: the path itself, or every file of tensors in a folder that is not a set of shards.
 
     >>> files_of("model.bpk")
     ['model.bpk']
@@ -188,14 +173,14 @@ def files_of(path: str) -> list[str]:
         locate(path)
     except ReadError:
         names = names_in(path)
-        if any(name.endswith(INDEX_SUFFIX) for name in names):  # of several sets: whoever opens it says which
+        if any(name.endswith(INDEX_SUFFIX) for name in names):  # Opening the folder reports several sets.
             return [path]
         found = [os.path.join(path, name) for name in names]
-        return [file for file in found if os.path.isfile(file) and _begins_like_one(file)] or [path]
+        return [file for file in found if os.path.isfile(file) and _has_known_bytes(file)] or [path]
     return [path]
 
 
-def _begins_like_one(file: str) -> bool:
+def _has_known_bytes(file: str) -> bool:
     source = FileSource(file)
     try:
         format_for_bytes(source.read_at(0, min(HEAD_BYTES, source.size)))
@@ -216,21 +201,21 @@ def inspect_checkpoint(
     executor: Workers = None,
     progress: ProgressLike | None = None,
 ) -> Inspection:
-    """What an open file holds; the options are those of `inspect`.
+    """Describe the contents of an open file; the options are those of `inspect`.
 
     >>> import numpy as np, burnstore as bs
     >>> with bs.open(bs.serialize({"b": np.zeros(3, np.int8)}, format="burnpack")) as checkpoint:
     ...     [(row.name, row.nbytes) for row in inspect_checkpoint(checkpoint).tensors]
     [('b', 3)]
     """
-    _check_options(sort, limit, stats)
-    wanted = _compiled(pattern)
+    _check_options(pattern, sort, limit, stats)
+    wanted = _compile(pattern)
     every = _rows(checkpoint)
     selected = every if wanted is None else [row for row in every if wanted.search(row.name)]
-    kept = _sorted(selected, sort)[:limit]
+    kept = _sort(selected, sort)[:limit]
     if stats:
         with progress_from(progress) as report:
-            kept = _with_stats(kept, checkpoint, executor, report)
+            kept = _add_stats(kept, checkpoint, executor, report)
     by_dtype: dict[str, list[TensorRow]] = {}
     for row in every:
         by_dtype.setdefault(row.dtype.name, []).append(row)
@@ -263,30 +248,29 @@ def _rows(checkpoint: Checkpoint) -> list[TensorRow]:
     return rows
 
 
-def _check_options(sort: object, limit: object, stats: object) -> None:
+def _check_options(pattern: object, sort: object, limit: Any, stats: object) -> None:
+    if not (pattern is None or isinstance(pattern, (str, re.Pattern))):
+        raise TypeError(f"pattern must be a str, got {type(pattern).__name__}")
     if sort is not None and sort not in SORTS:
-        raise ValueError(f"sort is one of {', '.join(SORTS)}, not {sort!r}")
-    if limit is not None:
-        if not isinstance(limit, int) or isinstance(limit, bool):
-            raise TypeError(f"limit is an int, not {type(limit).__name__}")
-        if limit < 0:
-            raise ValueError(f"limit must not be negative, got {limit}")
+        raise ValueError(f"sort must be one of {', '.join(SORTS)}, got {sort!r}")
+    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
+        raise TypeError(f"limit must be an int, got {type(limit).__name__}")
+    if limit is not None and limit < 0:
+        raise ValueError(f"limit must be 0 or more, got {limit}")
     if not isinstance(stats, bool):
-        raise TypeError(f"stats is a bool, not {type(stats).__name__}")
+        raise TypeError(f"stats must be a bool, got {type(stats).__name__}")
 
 
-def _compiled(pattern: str | re.Pattern[str] | None) -> re.Pattern[str] | None:
+def _compile(pattern: str | re.Pattern[str] | None) -> re.Pattern[str] | None:
     if pattern is None or isinstance(pattern, re.Pattern):
         return pattern
-    if not isinstance(pattern, str):
-        raise TypeError(f"a pattern is a str, not {type(pattern).__name__}")
     try:
         return re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
 
 
-def _sorted(rows: list[TensorRow], sort: Sort | None) -> list[TensorRow]:
+def _sort(rows: list[TensorRow], sort: Sort | None) -> list[TensorRow]:
     if sort == "name":
         return sorted(rows, key=lambda row: _natural(row.name))
     if sort == "size":
@@ -302,15 +286,15 @@ _DIGITS = re.compile("([0-9]+)")
 
 
 def _natural(name: str) -> list[Any]:
-    """A key that puts ``layers.2`` before ``layers.10``; text and numbers alternate in it, so that it compares."""
+    """Return a key that puts ``layers.2`` before ``layers.10``: text and numbers alternate in it."""
     parts: list[Any] = _DIGITS.split(name)
     for at in range(1, len(parts), 2):
         digits = parts[at].lstrip("0")
-        parts[at] = (len(digits), digits, parts[at])  # not int(): it refuses, or is slow on, thousands of digits
+        parts[at] = (len(digits), digits, parts[at])  # int() refuses thousands of digits.
     return parts
 
 
-def _with_stats(
+def _add_stats(
     rows: list[TensorRow], checkpoint: Checkpoint, workers: Workers, progress: Progress | None
 ) -> list[TensorRow]:
     with located(path=checkpoint.path):

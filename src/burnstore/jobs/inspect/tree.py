@@ -1,84 +1,101 @@
-"""Outlining: the tensors of a file by the modules that their names tell of, each with its totals."""
+"""Group the tensors of a file by the modules in their names, with totals."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .inspect import TensorRow, Totals
+if TYPE_CHECKING:
+    from .inspect import TensorRow
 
-# What is nested deeper stays one name: no file makes a tree that cannot be shown.
+# Names nested deeper are not split further, so that every tree can be shown.
 DEEPEST = 64
 
 
-@dataclass(slots=True)
-class Outline:
-    """A module: how much it holds in all, of which dtypes, and what lies in it.
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """A number of tensors, with their elements and bytes."""
 
-    ``tensors`` are its own, by the rest of their names; ``modules`` those inside it, by theirs.
+    tensors: int = 0
+    elements: int = 0
+    nbytes: int = 0
+
+    @classmethod
+    def of(cls, rows: Iterable[TensorRow]) -> Totals:
+        """Return the totals of these tensors."""
+        rows = list(rows)
+        return cls(len(rows), sum(row.elements for row in rows), sum(row.nbytes for row in rows))
+
+    def to_dict(self) -> dict[str, int]:
+        """Return plain data for JSON."""
+        return {"tensors": self.tensors, "elements": self.elements, "nbytes": self.nbytes}
+
+
+@dataclass(slots=True)
+class ModuleTree:
+    """A module: the totals of everything in it, its dtypes, its own tensors, and its modules by name.
+
+    >>> import numpy as np, burnstore as bs
+    >>> tensors = {"conv.weight": np.zeros((3, 3)), "conv.bias": np.zeros(3), "fc.weight": np.zeros(4)}
+    >>> tree = bs.inspect(bs.serialize(tensors, format="burnpack")).tree
+    >>> [(".".join(path), module.total.elements) for path, module in tree.walk()]
+    [('', 16), ('conv', 12), ('fc', 4)]
     """
 
     count: int = 0
     elements: int = 0
     nbytes: int = 0
     dtypes: dict[str, None] = field(default_factory=dict)
-    modules: dict[str, Outline] = field(default_factory=dict)
+    modules: dict[str, ModuleTree] = field(default_factory=dict)
     tensors: dict[str, TensorRow] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, rows: Iterable[TensorRow], *, depth: int = DEEPEST) -> ModuleTree:
+        """Return the modules of these tensors, whose names are split at dots, at most ``depth`` levels deep.
+
+        Deeper tensors count for the module above them.
+        """
+        if depth < 0:
+            raise ValueError(f"depth must be 0 or more, got {depth}")
+        whole = cls()
+        deepest = min(depth, DEEPEST)
+        for row in rows:
+            *names, last = row.name.split(".", DEEPEST)
+            module = whole
+            module._add(row)
+            for name in names[:deepest]:
+                inner = module.modules.get(name)
+                if inner is None:
+                    inner = module.modules[name] = cls()
+                module = inner
+                module._add(row)
+            if len(names) <= deepest:
+                module.tensors[last] = row
+        return whole
+
+    def _add(self, row: TensorRow) -> None:
+        self.count += 1
+        self.elements += row.elements
+        self.nbytes += row.nbytes
+        self.dtypes[row.dtype.name] = None
 
     @property
     def total(self) -> Totals:
-        """How many tensors lie in it, at any depth, with how many elements and bytes."""
+        """The totals of the tensors in the module, at any depth."""
         return Totals(self.count, self.elements, self.nbytes)
 
-    def walk(self) -> Iterator[tuple[tuple[str, ...], Outline]]:
-        """This module and all below it, each with the names on the way to it, parents first."""
-        todo: list[tuple[tuple[str, ...], Outline]] = [((), self)]
-        while todo:
-            path, module = todo.pop()
+    def walk(self) -> Iterator[tuple[tuple[str, ...], ModuleTree]]:
+        """Yield this module and all below it, parents first, each with its path."""
+        pending: list[tuple[tuple[str, ...], ModuleTree]] = [((), self)]
+        while pending:
+            path, module = pending.pop()
             yield path, module
-            todo += [((*path, name), inner) for name, inner in reversed(module.modules.items())]
+            pending += [((*path, name), inner) for name, inner in reversed(module.modules.items())]
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """The same as plain data for JSON: every module by its path, the whole first, under no name."""
+        """Return plain data for JSON: every module with its path, the whole first with an empty path."""
         return [
             {"path": ".".join(path), **module.total.to_dict(), "dtypes": list(module.dtypes)}
             for path, module in self.walk()
         ]
-
-
-def outline(rows: Iterable[TensorRow], *, depth: int = DEEPEST) -> Outline:
-    """The modules that the names of these tensors tell of, at most so many levels deep.
-
-    Names are taken apart at their dots; what lies deeper than ``depth`` counts for the module above it.
-
-    >>> import numpy as np, burnstore as bs
-    >>> tensors = {"conv.weight": np.zeros((3, 3)), "conv.bias": np.zeros(3), "fc.weight": np.zeros(4)}
-    >>> whole = bs.outline(bs.inspect(bs.serialize(tensors, format="burnpack")).tensors)
-    >>> [(".".join(path), module.total.elements) for path, module in whole.walk()]
-    [('', 16), ('conv', 12), ('fc', 4)]
-    """
-    if depth < 0:
-        raise ValueError(f"a depth is not negative, got {depth}")
-    whole = Outline()
-    deepest = min(depth, DEEPEST)
-    for row in rows:
-        *names, last = row.name.split(".", DEEPEST)
-        module = whole
-        _count(module, row)
-        for name in names[:deepest]:
-            inner = module.modules.get(name)
-            if inner is None:
-                inner = module.modules[name] = Outline()
-            module = inner
-            _count(module, row)
-        if len(names) <= deepest:
-            module.tensors[last] = row
-    return whole
-
-
-def _count(module: Outline, row: TensorRow) -> None:
-    module.count += 1
-    module.elements += row.elements
-    module.nbytes += row.nbytes
-    module.dtypes[row.dtype.name] = None

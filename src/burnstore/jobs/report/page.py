@@ -1,8 +1,7 @@
-"""Page: data and the files of this folder's ``web/`` assembled into one HTML text that needs nothing else.
+"""Page: assemble data and the files in ``web/`` into one HTML document without external files.
 
-Nothing is loaded from anywhere: a Content Security Policy allows the one script and the one style that stand in the
-page, by their digests, and nothing more. What comes from a file of tensors is JSON whose characters cannot end the
-element that it stands in; the script only ever puts it on the page as text.
+The page loads nothing: a Content Security Policy allows only its own script and style, by their digests. Data from a
+file of tensors is JSON whose characters cannot end their element; the script puts them on the page only as text.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from typing import Any
 from ...errors import printable
 
 _SCRIPTS = ("text.js", "rows.js", "treemap.js", "drawing.js", "detail.js", "table.js", "page.js")
-# "<" could begin a tag, "&" an entity in XHTML, ">" the end of a comment; the rest is ASCII already.
+# "<" could begin a tag, "&" an entity in XHTML, ">" the end of a comment; the rest is ASCII.
 _HARMLESS = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
 
 
 def page(title: str, overview: Any, details: Iterable[Any]) -> str:
-    """The whole page; ``details`` are what it looks at one by one, each when its tensor is shown."""
+    """Return the page; it parses each of ``details`` when the tensor is shown."""
     folder = files(__package__) / "web"
     style = (folder / "page.css").read_text("utf-8")
     script = "".join(["(() => {\n", '"use strict";\n', *((folder / s).read_text("utf-8") for s in _SCRIPTS), "})();\n"])
@@ -44,7 +43,7 @@ def page(title: str, overview: Any, details: Iterable[Any]) -> str:
         "details": "\n".join(map(_embedded, details)),
         "script": script,
     }
-    pieces = (folder / "page.html").read_text("utf-8").split("%%")  # every second piece is the name of a part
+    pieces = (folder / "page.html").read_text("utf-8").split("%%")  # Every second piece is the name of a part.
     return "".join(parts[piece] if at % 2 else piece for at, piece in enumerate(pieces))
 
 
@@ -53,5 +52,5 @@ def _digest(text: str) -> str:
 
 
 def _embedded(data: Any) -> str:
-    """Data as JSON that can stand in a script element: plain ASCII, and nothing in it looks like markup."""
+    """Return JSON for a script element: ASCII, and nothing in it looks like markup."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).translate(_HARMLESS)

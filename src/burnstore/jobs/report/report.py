@@ -1,4 +1,4 @@
-"""Report: everything that a page tells of a file, or of two, as data."""
+"""Report on a file of tensors, or on two and their differences: as data, and as one HTML page."""
 
 from __future__ import annotations
 
@@ -10,44 +10,56 @@ from typing import Any
 
 from ...checkpoint import Checkpoint, open_checkpoint
 from ...errors import BurnstoreError, SaveError, located
+from ...formats.base import LAYOUT_KEY
 from ...io.atomic import atomic_file
 from ...io.workers import Workers
 from ...limits import Limits
+from ...models.layouts import MODULES_KEY
 from ...progress import Progress, ProgressLike, progress_from
+from ...version import __version__
 from ..diff.diff import diff
 from ..diff.result import Diff
 from ..inspect.inspect import Inspection, inspect_checkpoint
-from .columns import details, overview
-from .evidence import layout_evidence
+from ..json_output import json_number
 from .page import page
 from .profile import Profile, all_profiles
 
 File = str | os.PathLike[str] | bytes | bytearray | memoryview
 Outcome = tuple[Profile | None, str | None]
-"""The profile of a tensor, or why it has none; neither where it was not asked for."""
+"""The profile of a tensor, or the reason why it has none; neither if no statistics were asked for."""
+
+_FORMAT_LAYOUTS = {
+    "burnpack": "Burnpack files have Burn's layout unless the metadata states another.",
+    "pytorch": "PyTorch files have PyTorch's layout.",
+    "record": "Records are written by Burn, in Burn's layout.",
+}
+_LAYOUT_STAMPS = (
+    ("format", "pt", "torch", "PyTorch libraries write this into SafeTensors files"),
+    ("producer", "burn", "burn", "Burn's own store writes this"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedFile:
-    """A file as a page shows it: what it holds, what speaks for its layout, and what each tensor is like."""
+    """One file of a report: its contents, the evidence for its layout, and the profile of each tensor."""
 
     inspection: Inspection
     evidence: Sequence[str]
     notes: Sequence[str]
     outcomes: Sequence[Outcome] = field(repr=False)
     places: Sequence[str] = field(repr=False)
-    """The name of the file in which each tensor lies: another for each shard."""
+    """The file name of each tensor: the shard that contains it."""
 
     @property
     def unsound(self) -> int:
-        """How many tensors have a NaN, an infinity, or values that cannot be had."""
+        """How many tensors have a NaN, an infinity, or values that cannot be read."""
         return sum(
             problem is not None or (profile is not None and not profile.stats.is_finite)
             for profile, problem in self.outcomes
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data for strict JSON."""
+        """Return plain data for strict JSON."""
         facts = self.inspection.to_dict()
         for tensor, (profile, problem) in zip(facts["tensors"], self.outcomes, strict=True):
             tensor["problem"] = problem
@@ -61,15 +73,15 @@ class ReportedFile:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What there is to see of a file of tensors, or of two and their differences.
+    """A report on a file of tensors, or on two and their differences.
 
-    ``html`` is one page that needs nothing else, `save` writes it.
+    ``html`` is one page without external files; `save` writes it.
     """
 
     files: tuple[ReportedFile, ...]
     with_stats: bool
     diff: Diff | None = None
-    """What became of each tensor from the first file to the second, where there are two."""
+    """The differences between the first file and the second, if there are two."""
 
     @property
     def found(self) -> bool:
@@ -80,21 +92,22 @@ class Report:
     def html(self) -> str:
         """The page."""
         names = [os.path.basename(file.inspection.path) for file in self.files]
-        return page(f"{' → '.join(names)} · burnstore report", overview(self), details(self))
+        details = (_page_details(profile) for file in self.files for profile, _ in file.outcomes)
+        return page(f"{' → '.join(names)} · burnstore report", _page_overview(self), details)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the page: all or nothing, as every save. Raises AlreadyExistsError unless ``overwrite``."""
+        """Write the page atomically. Raises AlreadyExistsError unless ``overwrite``."""
         text = self.html.encode()
         with atomic_file(path, overwrite=overwrite, size=len(text)) as scratch:
             scratch.write(text)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """Return HTML for a notebook."""
         changes = "" if self.diff is None else self.diff._repr_html_()
         return changes + "".join(file.inspection._repr_html_() for file in self.files)
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data for strict JSON."""
+        """Return plain data for strict JSON."""
         compared = None if self.diff is None else self.diff.to_dict()
         return {"files": [file.to_dict() for file in self.files], "diff": compared}
 
@@ -111,14 +124,14 @@ def report(
     progress: ProgressLike | None = None,
     **options: Any,
 ) -> Report:
-    """Look through a file, or through two and their differences, for a page to look at in a browser.
+    """Report on a file, or on two and their differences, as data and as a page for a browser.
 
-    Every tensor is read a part at a time, and several side by side; without ``stats`` only headers are read, unless
-    there are two files to compare. ``executor`` is who does that (threads by default), ``progress`` is told of bytes. A
-    tensor whose values are broken or cannot be shown has a problem instead of figures. Further options, such as
+    Every tensor is read in parts; ``stats=False`` reads only headers, unless two files are compared. ``executor`` is
+    None for threads, a number of processes, or an executor like those of ``concurrent.futures``; ``progress`` is called
+    with bytes. A tensor whose values cannot be read has a problem instead of statistics. Further options, such as
     ``tolerance`` or ``like``, are those of `burnstore.diff`.
 
-    The page is written to ``output``, all or nothing, if that is given; whether it can be is known before the work.
+    If ``output`` is given, the page is written there atomically; whether that is possible is checked before the work.
     Errors are those of `burnstore.open`, `burnstore.diff` and `Report.save`.
 
     >>> import os, tempfile
@@ -130,60 +143,55 @@ def report(
     (False, '<!DOCTYPE html>')
     """
     if not isinstance(stats, bool):
-        raise TypeError(f"stats is a bool, not {type(stats).__name__}")
+        raise TypeError(f"stats must be a bool, got {type(stats).__name__}")
     if options and other is None:
-        raise TypeError(f"{next(iter(options))} is an option for two files, and there is only one")
+        raise TypeError(f"{next(iter(options))} is an option for two files, got one file")
     sources = [each for each in (file, other) if each is not None]
     with ExitStack() as held:
         checkpoints = [held.enter_context(open_checkpoint(each, limits=limits)) for each in sources]
         scratch = None
         if output is not None:
-            _check_apart(output, checkpoints)
+            _check_not_a_source(output, checkpoints)
             scratch = held.enter_context(atomic_file(output, overwrite=overwrite))
         with progress_from(progress) as tell:
             compared = diff(*checkpoints, executor=executor, progress=tell, **options) if other is not None else None
-            files = _profiled_files(checkpoints, tell, executor) if stats else map(_described, checkpoints)
+            files = _profile_files(checkpoints, tell, executor) if stats else map(_describe, checkpoints)
             found = Report(tuple(files), stats, compared)
         if scratch is not None:
             scratch.write(found.html.encode())
     return found
 
 
-def _check_apart(output: str | os.PathLike[str], checkpoints: Sequence[Checkpoint]) -> None:
-    if any(_is_same_file(output, checkpoint.path) for checkpoint in checkpoints):
-        raise SaveError(
-            "the page would replace the file that it tells of",
-            stage="check",
-            path=os.fsdecode(output),
-            hint="give it another name",
-        )
+def _check_not_a_source(output: str | os.PathLike[str], checkpoints: Sequence[Checkpoint]) -> None:
+    for checkpoint in checkpoints:
+        try:
+            is_source = os.path.samefile(output, checkpoint.path)
+        except (OSError, ValueError):  # One of them does not exist, or is not a path.
+            is_source = False
+        if is_source:
+            raise SaveError(
+                "the page would replace the file that it describes",
+                stage="check",
+                path=os.fsdecode(output),
+                hint="choose another name for the page",
+            )
 
 
-def _is_same_file(path: str | os.PathLike[str], other: str) -> bool:
-    try:
-        return os.path.samefile(path, other)
-    except (OSError, ValueError):  # what is not there yet, or is no path, is not the same
-        return False
-
-
-def _profiled_files(
+def _profile_files(
     checkpoints: Sequence[Checkpoint], tell: Progress | None, workers: Workers
 ) -> Iterator[ReportedFile]:
     before, total = 0, sum(checkpoint.nbytes for checkpoint in checkpoints)
     for checkpoint in checkpoints:
-        told = None if tell is None else (lambda done, _, before=before: tell(before + done, total))
+        shifted = None if tell is None else (lambda done, _, before=before: tell(before + done, total))
         with located(path=checkpoint.path):
-            profiles = all_profiles(list(checkpoint.values()), workers=workers, progress=told)
-        yield replace(_described(checkpoint), outcomes=list(map(_outcome, profiles)))
+            profiles = all_profiles(list(checkpoint.values()), workers=workers, progress=shifted)
+        outcomes = [(None, each.message) if isinstance(each, BurnstoreError) else (each, None) for each in profiles]
+        yield replace(_describe(checkpoint), outcomes=outcomes)
         before += checkpoint.nbytes
 
 
-def _outcome(found: Profile | BurnstoreError) -> Outcome:
-    return (None, found.message) if isinstance(found, BurnstoreError) else (found, None)
-
-
-def _described(checkpoint: Checkpoint) -> ReportedFile:
-    """What the header says."""
+def _describe(checkpoint: Checkpoint) -> ReportedFile:
+    """Return what the header contains."""
     return ReportedFile(
         inspect_checkpoint(checkpoint),
         layout_evidence(checkpoint),
@@ -191,3 +199,96 @@ def _described(checkpoint: Checkpoint) -> ReportedFile:
         [(None, None)] * len(checkpoint),
         [os.path.basename(checkpoint.file_of(name)) for name in checkpoint],
     )
+
+
+def layout_evidence(checkpoint: Checkpoint) -> list[str]:
+    """Return the evidence for the checkpoint's layout, or the reason why it is unknown; one sentence each.
+
+    >>> import numpy as np, burnstore as bs
+    >>> with bs.open(bs.serialize({"w": np.zeros(2)}, format="burnpack")) as f:
+    ...     layout_evidence(f)
+    ["Burnpack files have Burn's layout unless the metadata states another."]
+    """
+    metadata, found = checkpoint.metadata, []
+    if LAYOUT_KEY in metadata:
+        known = "" if metadata[LAYOUT_KEY] == checkpoint.layout else ", which is not a known layout"
+        found.append(f"The metadata states {LAYOUT_KEY} = {metadata[LAYOUT_KEY]}{known}.")
+    elif checkpoint.format in _FORMAT_LAYOUTS:
+        found.append(_FORMAT_LAYOUTS[checkpoint.format])
+    else:
+        for key, value, layout, meaning in _LAYOUT_STAMPS:
+            if metadata.get(key) == value and checkpoint.layout == layout:
+                found.append(f"The metadata states {key} = {value}: {meaning}.")
+    if not found:
+        found.append("The file does not state the layout of its tensors.")
+    if MODULES_KEY in metadata:
+        found.append(f"The metadata records the module kinds ({MODULES_KEY}), as burnstore writes them.")
+    return found
+
+
+# --- the data of the page ---------------------------------------------------------------------------------------------
+# Tensors are columns, because the script builds its rows itself. Histograms and outliers, most of the data, are
+# separate lines, one per tensor: the script parses a line when its tensor comes into view.
+
+
+def _page_overview(report: Report) -> dict[str, Any]:
+    """Return the data that the page shows first."""
+    return {
+        "burnstore": __version__,
+        "stats": report.with_stats,
+        "files": [_file_columns(file) for file in report.files],
+        "diff": None if report.diff is None else _diff_columns(report.diff, report.files),
+    }
+
+
+def _file_columns(file: ReportedFile) -> dict[str, Any]:
+    facts = file.inspection.to_dict()
+    tensors = facts.pop("tensors")
+    profiles = [profile for profile, _ in file.outcomes]
+    stats = [{} if profile is None else profile.stats.to_dict() for profile in profiles]
+    keys = {"min": "min", "max": "max", "mean": "mean", "std": "std"}
+    keys |= {"nan": "nan_count", "inf": "inf_count", "zeros": "zero_count"}
+    facts["evidence"], facts["notes"] = list(file.evidence), list(file.notes)
+    facts["tensors"] = {
+        **{key: [tensor[key] for tensor in tensors] for key in ("name", "shape", "elements", "nbytes", "offset")},
+        "dtype": [tensor["quantization"] or tensor["dtype"] for tensor in tensors],
+        "param_id": [tensor["param_id"] and tensor["param_id"]["text"] for tensor in tensors],
+        "file": list(file.places) if len(set(file.places)) > 1 else [None] * len(tensors),
+        "problem": [problem for _, problem in file.outcomes],
+        **{short: [each.get(key) for each in stats] for short, key in keys.items()},
+        "z": [round(abs(p.outliers[0].z), 3) if p is not None and p.outliers else None for p in profiles],
+    }
+    return facts
+
+
+def _diff_columns(diff: Diff, files: Sequence[ReportedFile]) -> dict[str, Any]:
+    """Return the status of each tensor; ``before`` and ``after`` are its rows among the tensors of each file.
+
+    A row is None where the files have different layouts and the tensor was split or renamed to be compared.
+    """
+    before, after = ({row.name: at for at, row in enumerate(file.inspection.tensors)} for file in files)
+    facts = diff.to_dict()
+    rows = []
+    for tensor in facts.pop("tensors"):
+        difference = tensor.pop("difference") or {}
+        rows.append(
+            {
+                **tensor,
+                "before": before.get(tensor["name"]),
+                "after": after.get(tensor["new_name"]),
+                **{key: difference.get(key) for key in ("differing", "max_abs", "max_ulp", "rel_l2", "cosine")},
+            }
+        )
+    facts["tensors"] = {key: [row[key] for row in rows] for key in rows[0]} if rows else {"status": []}
+    return facts
+
+
+def _page_details(profile: Profile | None) -> list[Any]:
+    """Return ``[histogram, outliers]`` of a tensor."""
+    if profile is None:
+        return [None, []]
+    histogram, outliers = profile.histogram, profile.outliers
+    return [
+        None if histogram is None else [histogram.first, histogram.exponent, histogram.counts],
+        [[outlier.index, json_number(outlier.value), round(outlier.z, 3)] for outlier in outliers],
+    ]

@@ -1,49 +1,62 @@
-"""Verification: whether a file is whole, from its first byte to its last, and whether its numbers are finite.
+"""Verify files: every rule of the format, every checksum, every tensor; count NaN and infinities.
 
     opening    every rule of the format that does not need the tensors; of shards, that index and files agree
-    tensors    each is read and its values are looked at: bools that are 0 or 1, codes in range, NaN and infinities
-    checks     what the format has besides: the checksum of every member of a zip, padding that is zero
+    tensors    each tensor is read and its values are checked: bools are 0 or 1, codes in range, NaN, infinities
+    checks     the format's own checks: checksums of zip members, padding that is zero
     digest     of the whole file, if one is expected or wanted; of each tensor, if wanted
 
-All but the first are tasks for any executor. What is wrong is told, not raised, so that one finding does not hide the
-others.
+All but opening are tasks for any executor. Problems are collected in the result and not raised, so that one does not
+hide the others.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...checkpoint import Checkpoint, open_checkpoint
-from ...errors import UNSHOWN, BurnstoreError, UnsupportedError, located
+from ...errors import (
+    UNSHOWN,
+    BurnstoreError,
+    CorruptError,
+    FormatError,
+    ReadError,
+    UnknownFormatError,
+    UnsupportedError,
+    located,
+)
 from ...formats.base import Check
+from ...formats.registry import format_for_path
+from ...formats.safetensors.header import MOST_HEADER_BYTES, MOST_TENSORS
+from ...formats.sharded.locate import INDEX_SUFFIX, locate
+from ...formats.sharded.read import read_weight_map
 from ...io.memory_budget import Room
-from ...io.source import Source
+from ...io.source import FileSource, Source
 from ...io.workers import Workers, checked_workers, in_batches, run_tasks
 from ...limits import Limits
-from ...progress import ProgressLike, progress_from
+from ...progress import Progress, ProgressLike, progress_from
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
 from ...tensor.snapshot import TensorSnapshot, read_all
 from ...tensor.stream import ByteStream
 from ..json_output import json_text
-from ..stats import value_runs
-from .specials import count_special_values, count_specials
+from ..stats import count_special_values, count_specials, value_runs
 
-# A task has about so many bytes: enough to be worth a file that is opened, few enough to be shared out evenly.
+# A task has about this many bytes: enough to be worth opening a file, few enough to balance the workers.
 _TASK_BYTES = 32 << 20
 _SPARE = 64 << 20
-_SMALL = 256 << 10  # tensors that are read together with their neighbours
-_BLOCK_BYTES = 384 << 10  # stays in a core's own cache; whole elements of every dtype, also of 6 bits
+_SMALL = 256 << 10  # Smaller tensors are read together with their neighbours.
+_BLOCK_BYTES = 384 << 10  # It fits into a core's cache and has whole elements of every dtype, also of 6 bits.
 _DIGEST_LENGTHS = {"sha256": 64, "sha512": 128}
+_INDEX = ".safetensors" + INDEX_SUFFIX
 
 
 @dataclass(frozen=True, slots=True)
 class TensorCheck:
-    """What was found of one tensor; ``error`` says why its values could not be had, or what is wrong with them."""
+    """The findings about one tensor; ``error`` is the reason why its values could not be read or are invalid."""
 
     name: str
     dtype: DType
@@ -56,11 +69,11 @@ class TensorCheck:
 
     @property
     def is_finite(self) -> bool:
-        """Whether there is neither a NaN nor an infinity."""
+        """Whether no value is NaN or infinite."""
         return self.nan_count == 0 and self.inf_count == 0
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data for JSON."""
+        """Return plain data for JSON."""
         return {
             "name": self.name,
             "dtype": str(self.dtype),
@@ -69,20 +82,20 @@ class TensorCheck:
             "nan_count": self.nan_count,
             "inf_count": self.inf_count,
             "digest": self.digest,
-            "error": None if self.error is None else _told(self.error),
+            "error": None if self.error is None else error_dict(self.error),
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What was found of one file.
+    """The findings about a file, a set of shards, or a folder.
 
-    ``errors`` are what breaks a rule of its format, ``oddities`` what breaks none and is not as any writer makes it,
-    ``notes`` what should be known about how its tensors were found. ``digest`` is that of the whole file, if it was
-    wanted, and ``expected`` the one that it should have.
+    ``errors`` break a rule of the format. ``warnings`` break none, but no known writer produces them. ``notes`` concern
+    how the tensors were found. ``digest`` is that of the whole file, if wanted, and ``expected`` the required one.
+    ``files`` has a result for each file of a folder.
 
     >>> found = Verification("model.bpk", errors=(BurnstoreError("the header ends early"),))
-    >>> found.is_whole, found.is_fine, str(found.errors[0])
+    >>> found.is_whole, found.ok, str(found.errors[0])
     (False, False, 'the header ends early')
     """
 
@@ -93,38 +106,40 @@ class Verification:
     file_size: int = 0
     tensors: tuple[TensorCheck, ...] = field(default=(), repr=False)
     errors: tuple[BurnstoreError, ...] = ()
-    oddities: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     digest: str | None = None
     expected: str | None = None
+    files: tuple[Verification, ...] = field(default=(), repr=False)
 
     @property
     def is_whole(self) -> bool:
-        """Whether the file keeps all rules of its format, and every tensor in it can be read."""
+        """Whether every rule of the format is kept and every tensor can be read."""
         broken = (tensor.error for tensor in self.tensors if tensor.error is not None)
-        return not self.errors and all(isinstance(error, UNSHOWN) for error in broken)
+        own = not self.errors and all(isinstance(error, UNSHOWN) for error in broken)
+        return own and all(file.is_whole for file in self.files)
 
     @property
     def is_finite(self) -> bool:
-        """Whether there is neither a NaN nor an infinity in it."""
-        return all(tensor.is_finite for tensor in self.tensors)
+        """Whether no value is NaN or infinite."""
+        return all(tensor.is_finite for tensor in self.tensors) and all(file.is_finite for file in self.files)
 
     @property
     def is_expected(self) -> bool:
-        """Whether the file has the digest that it should have; True where none was given."""
+        """Whether the file has the expected digest; True if none was given."""
         return self.expected is None or self.digest == self.expected
 
     @property
-    def is_fine(self) -> bool:
-        """Whether nothing was found: the file is whole, as expected, finite, and nothing about it is odd."""
-        unread = any(tensor.error is not None for tensor in self.tensors)
-        return self.is_whole and self.is_expected and self.is_finite and not unread and not self.oddities
+    def ok(self) -> bool:
+        """Whether nothing was found: the file is whole, as expected, finite, fully read, and has no warnings."""
+        clean = not self.warnings and all(tensor.error is None for tensor in self.tensors)
+        return self.is_whole and self.is_expected and self.is_finite and clean and all(file.ok for file in self.files)
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data for JSON."""
+        """Return plain data for JSON."""
         return {
             "path": json_text(self.path),
-            "is_fine": self.is_fine,
+            "ok": self.ok,
             "is_whole": self.is_whole,
             "is_finite": self.is_finite,
             "is_expected": self.is_expected,
@@ -134,14 +149,16 @@ class Verification:
             "file_size": self.file_size,
             "digest": self.digest,
             "expected": self.expected,
-            "errors": [_told(error) for error in self.errors],
-            "oddities": list(self.oddities),
+            "errors": [error_dict(error) for error in self.errors],
+            "warnings": list(self.warnings),
             "notes": list(self.notes),
             "tensors": [tensor.to_dict() for tensor in self.tensors],
+            "files": [file.to_dict() for file in self.files],
         }
 
 
-def _told(error: BurnstoreError) -> dict[str, Any]:
+def error_dict(error: BurnstoreError) -> dict[str, Any]:
+    """Return an error as plain data for JSON."""
     facts = ("message", "rule", "tensor", "offset", "hint")
     return {"kind": type(error).__name__, **{fact: getattr(error, fact) for fact in facts}}
 
@@ -155,52 +172,175 @@ def verify(
     progress: ProgressLike | None = None,
     limits: Limits | None = None,
 ) -> Verification:
-    """Read a file (an index of shards, a folder with one) from its first byte to its last, and tell what is wrong.
+    """Read a file, a set of shards or every file below a folder completely, and report what is wrong.
 
-    Every rule of its format is checked, every checksum that it has, and every tensor is read; NaN and infinities are
-    counted. ``digest`` is what the whole file should have (``"sha256:..."`` or ``"sha512:..."``, of one file only).
-    ``digests=True`` gives the SHA-256 of the file and of each tensor. ``executor`` is None for threads, a number of
-    processes, or an executor in the manner of ``concurrent.futures``.
+    Every rule of the format and every checksum is checked, every tensor is read, NaN and infinities are counted.
+    ``digest`` is the expected digest of one file (``"sha256:..."`` or ``"sha512:..."``). ``digests=True`` returns the
+    SHA-256 of each file and tensor. ``executor`` is None for threads, a number of processes, or an executor like those
+    of ``concurrent.futures``.
 
-    A file that is broken is told of by the result, not raised; FileNotFoundError, and what else the system says about
-    opening the file, is raised.
+    A folder that is one set of shards is verified as that set. Of any other folder every file with a known suffix is
+    verified, a set of shards as one; names that begin with a dot and links to folders are skipped. A folder without
+    such files is not ok.
+
+    Broken files are reported in the result. Errors of the system, such as FileNotFoundError, are raised.
 
     >>> import tempfile, numpy as np, burnstore as bs
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     bs.save({"w": np.array([1, np.nan], np.float32)}, f"{folder}/model.bpk")
-    ...     found = bs.verify(f"{folder}/model.bpk")
-    >>> found.is_whole, found.is_fine, found.tensors[0].nan_count
-    (True, False, 1)
+    ...     bs.save({"w": np.ones(2)}, f"{folder}/other.safetensors")
+    ...     file, whole = bs.verify(f"{folder}/model.bpk"), bs.verify(folder)
+    >>> file.is_whole, file.ok, file.tensors[0].nan_count, [each.ok for each in whole.files]
+    (True, False, 1, [False, True])
     """
-    expected = None if digest is None else checked_digest(digest)
+    shown = os.fsdecode(path)
+    files = tuple(verify_each(path, digest, digests, executor=executor, progress=progress, limits=limits))
+    if len(files) == 1 and (not os.path.isdir(shown) or _is_about(shown, files[0])):
+        return files[0]
+    return Verification(shown, files=files, file_size=sum(file.file_size for file in files))
+
+
+def verify_each(
+    path: str | os.PathLike[str],
+    digest: str | None = None,
+    digests: bool = False,
+    *,
+    executor: Workers = None,
+    progress: ProgressLike | None = None,
+    limits: Limits | None = None,
+) -> Iterator[Verification]:
+    """Yield the result of a file, or of each file below a folder as soon as it is known; arguments as for `verify`."""
+    expected = None if digest is None else parse_digest(digest)
     checked_workers(executor)
     shown = os.fsdecode(path)
+    units = list(_units(shown)) if os.path.isdir(shown) else [_Unit(shown, 1)]
+    total, before = sum(unit.nbytes for unit in units), 0
+    with progress_from(progress) as report:
+        for unit in units:
+            if unit.problem is not None:
+                yield Verification(unit.path, warnings=(unit.problem,))
+                continue
+            scaled = report if report is None or len(units) == 1 else _scaled(report, before, unit.nbytes, total)
+            yield _verify_one(unit.path, expected, digests, executor, scaled, limits)
+            before += unit.nbytes
+
+
+def _scaled(report: Progress, before: int, nbytes: int, total: int) -> Progress:
+    return lambda done, of: report(before + nbytes * done // of, total)
+
+
+def _verify_one(
+    path: str, expected: str | None, digests: bool, executor: Workers, report: Progress | None, limits: Limits | None
+) -> Verification:
     try:
-        with open_checkpoint(path, limits=limits) as checkpoint, progress_from(progress) as report, located(path=shown):
-            work = _Work(checkpoint, expected, digests=digests)
-            return work.done(shown, executor, report)
+        with open_checkpoint(path, limits=limits) as checkpoint, located(path=path):
+            return _Work(checkpoint, expected, digests=digests).run(path, executor, report)
     except BurnstoreError as error:
-        return Verification(shown, errors=(error,), expected=expected)
+        return Verification(path, errors=(error,), expected=expected)
 
 
-def checked_digest(text: str) -> str:
-    """A digest as ``algorithm:hex``; the algorithm may be left out where the length tells it. ValueError if it is none.
+def parse_digest(text: str) -> str:
+    """Return a digest as ``algorithm:hex``; without the algorithm, the length decides. Raises ValueError.
 
-    >>> checked_digest("E3B0C44298FC1C149AFBF4C8996FB92427AE41E4649B934CA495991B7852B855")[:16]
+    >>> parse_digest("E3B0C44298FC1C149AFBF4C8996FB92427AE41E4649B934CA495991B7852B855")[:16]
     'sha256:e3b0c4429'
     """
     if not isinstance(text, str):
-        raise TypeError(f"a digest is a str, not {type(text).__name__}")
+        raise TypeError(f"a digest must be a str, got {type(text).__name__}")
     algorithm, colon, digits = text.strip().lower().rpartition(":")
     if not colon:
         algorithm = next((name for name, length in _DIGEST_LENGTHS.items() if length == len(digits)), "")
     if _DIGEST_LENGTHS.get(algorithm) != len(digits) or set(digits) - set("0123456789abcdef"):
-        raise ValueError(f"{text!r} is no digest such as sha256:9f86d081... (64 digits) or sha512:...")
+        raise ValueError(f"{text!r} is not a digest; expected sha256:9f86d081... (64 digits) or sha512:...")
     return f"{algorithm}:{digits}"
 
 
+# --- folders ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """A file or a set of shards to verify, or a folder that cannot be verified."""
+
+    path: str
+    nbytes: int = 0
+    problem: str | None = None
+
+
+def _units(folder: str) -> Iterator[_Unit]:
+    """Yield the files and sets of shards below a folder in the order of their names."""
+    unreadable: list[OSError] = []
+    found = False
+    for place, folders, names in os.walk(folder, onerror=unreadable.append):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        names = sorted(name for name in names if not name.startswith("."))
+        in_sets: set[str] = set()
+        for path, shards in _sets(place, names):
+            in_sets |= shards
+            found = True
+            yield _Unit(path, sum(_size(os.path.join(place, name)) for name in shards) or 1)
+        for name in names:
+            if name not in in_sets and _has_known_suffix(name):
+                found = True
+                yield _Unit(os.path.join(place, name), _size(os.path.join(place, name)))
+    for error in unreadable:
+        yield _Unit(os.fsdecode(error.filename), problem=f"the folder cannot be listed: {error.strerror}")
+    if not found and not unreadable:
+        yield _Unit(folder, problem="the folder contains no files of tensors")
+
+
+def _size(path: str) -> int:
+    try:
+        return max(os.path.getsize(path), 1)
+    except OSError:  # The error of opening the file is the one to report.
+        return 1
+
+
+def _sets(place: str, names: Sequence[str]) -> Iterator[tuple[str, set[str]]]:
+    """Yield the sets of shards directly in a folder, each with the names of its shards."""
+    indexes = [name for name in names if name.endswith(_INDEX)]
+    for name in indexes:
+        path = os.path.join(place, name)
+        yield path, _shards_in_index(path)
+    try:
+        shards = [] if indexes else locate(place)[1].get("shards", [])
+    except CorruptError:  # Verifying the folder reports which shard is missing.
+        yield place, set()
+    except ReadError:  # The folder has several files, or none.
+        return
+    else:
+        if shards:
+            yield place, set(shards)
+
+
+def _is_about(folder: str, found: Verification) -> bool:
+    """Return whether the result is about the folder itself, or about the set of shards that it is."""
+    return found.path == folder or (found.path.endswith(_INDEX) and os.path.dirname(found.path) == folder)
+
+
+def _shards_in_index(index: str) -> set[str]:
+    source = FileSource(index)
+    try:
+        limits = Limits().or_defaults(header_bytes=MOST_HEADER_BYTES, tensors=MOST_TENSORS)
+        return set(read_weight_map(source, limits).values())
+    except FormatError:  # Verifying the index reports what is wrong with it.
+        return set()
+    finally:
+        source.close()
+
+
+def _has_known_suffix(name: str) -> bool:
+    try:
+        return bool(format_for_path(name))
+    except UnknownFormatError:
+        return False
+
+
+# --- one file ---------------------------------------------------------------------------------------------------------
+
+
 class _Work:
-    """What is to be done for one open file, as tasks."""
+    """The tasks for one open file."""
 
     def __init__(self, checkpoint: Checkpoint, expected: str | None, *, digests: bool) -> None:
         self._checkpoint = checkpoint
@@ -215,17 +355,17 @@ class _Work:
                 raise UnsupportedError(
                     "a set of shards has no digest of its own", hint="verify each of its files with its digest"
                 )
-        checks = sorted(checkpoint.checks(), key=lambda check: -check.nbytes)  # a long one last would be waited for
+        checks = sorted(checkpoint.checks(), key=lambda check: -check.nbytes)  # the longest first, for balance
         self.tasks += [_Checks(batch) for batch in in_batches(checks, lambda check: check.nbytes, _TASK_BYTES)]
         tensors = list(checkpoint.values())
         room = Room(max((tensor.bytes_held for tensor in tensors), default=0) + _SPARE)
         batches = in_batches(tensors, lambda tensor: tensor.nbytes, _TASK_BYTES)
         self.tasks += [_Tensors(batch, digests, room) for batch in batches]
 
-    def done(self, path: str, executor: Workers, report: Callable[[int, int], None] | None) -> Verification:
+    def run(self, path: str, executor: Workers, report: Progress | None) -> Verification:
         total, done = sum(task.nbytes for task in self.tasks), 0
         found = _Found()
-        for task, outcome in zip(self.tasks, run_tasks(_done, self.tasks, executor), strict=True):
+        for task, outcome in zip(self.tasks, run_tasks(_run, self.tasks, executor), strict=True):
             found.add(outcome, path)
             done += task.nbytes
             if report is not None and task.nbytes:
@@ -239,7 +379,7 @@ class _Work:
             checkpoint.file_size,
             tuple(found.tensors),
             tuple(found.errors),
-            tuple(found.oddities),
+            tuple(found.warnings),
             tuple(checkpoint.notes),
             found.digest,
             self._expected,
@@ -248,11 +388,11 @@ class _Work:
 
 @dataclass(slots=True)
 class _Found:
-    """What a task found, or all of them."""
+    """The findings of one task, or of all."""
 
     tensors: list[TensorCheck] = field(default_factory=list)
     errors: list[BurnstoreError] = field(default_factory=list)
-    oddities: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     digest: str | None = None
 
     def add(self, other: _Found, path: str) -> None:
@@ -261,11 +401,11 @@ class _Found:
                 error.path = path
         self.tensors += other.tensors
         self.errors += other.errors
-        self.oddities += other.oddities
+        self.warnings += other.warnings
         self.digest = self.digest or other.digest
 
 
-# --- the tasks, which may be done by another process, on another machine ----------------------------------------------
+# --- tasks, which may run in another process or on another machine ----------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,11 +439,11 @@ class _Checks:
         found = _Found()
         for check in self.checks:
             try:
-                odd = check()
+                warning = check()
             except BurnstoreError as error:
                 found.errors.append(error)
             else:
-                found.oddities += [] if odd is None else [odd]
+                found.warnings += [] if warning is None else [warning]
         return found
 
 
@@ -312,7 +452,7 @@ class _Tensors:
     tensors: Sequence[TensorSnapshot]
     digests: bool
     room: Room
-    """What tensors that must be made whole may take together."""
+    """The memory that tensors which must be made whole may use together."""
 
     @property
     def nbytes(self) -> int:
@@ -322,15 +462,15 @@ class _Tensors:
         small = [tensor for tensor in self.tensors if tensor.nbytes <= _SMALL]
         with self.room.taken(sum(tensor.nbytes for tensor in small)):
             read = dict(zip((tensor.path for tensor in small), read_all(small), strict=True))
-            found = {path: self._checked(tensor, read[path]) for path, tensor in zip(read, small, strict=True)}
+            found = {path: self._check(tensor, read[path]) for path, tensor in zip(read, small, strict=True)}
         for tensor in self.tensors:
             if tensor.path not in found:
                 with self.room.taken(tensor.bytes_held):
-                    found[tensor.path] = self._checked(tensor, None)
+                    found[tensor.path] = self._check(tensor, None)
         return _Found([found[tensor.path] for tensor in self.tensors])
 
-    def _checked(self, tensor: TensorSnapshot, held: Any) -> TensorCheck:
-        """What is to be said of a tensor, whose bytes may be held already; or the error that reading them gave."""
+    def _check(self, tensor: TensorSnapshot, held: Any) -> TensorCheck:
+        """Check a tensor; ``held`` are its bytes or the error of reading them, None if they are not yet read."""
         digest = hashlib.sha256() if self.digests else None
         nans = infinities = 0
         error: BurnstoreError | None = None
@@ -343,14 +483,14 @@ class _Tensors:
                     infinities += inf_count
         except BurnstoreError as found:
             error, digest = found, None
-        told = None if digest is None else f"sha256:{digest.hexdigest()}"
-        return TensorCheck(tensor.path, tensor.dtype, tensor.shape, tensor.nbytes, nans, infinities, told, error)
+        hexed = None if digest is None else f"sha256:{digest.hexdigest()}"
+        return TensorCheck(tensor.path, tensor.dtype, tensor.shape, tensor.nbytes, nans, infinities, hexed, error)
 
 
 _Task = _FileDigest | _Checks | _Tensors
 
 
-def _done(task: _Task) -> _Found:
+def _run(task: _Task) -> _Found:
     return task()
 
 
@@ -361,13 +501,13 @@ def _parts(tensor: TensorSnapshot) -> Iterator[bytearray | memoryview]:
 
 
 def _specials(tensor: TensorSnapshot, parts: Iterable[Any], digest: Any) -> Iterator[tuple[int, int]]:
-    """How many NaN and infinities there are in each part of a tensor; all of it is read, and goes into the digest."""
+    """Yield the numbers of NaN and infinities in each part of a tensor; all of it is read and goes into the digest."""
     dtype = tensor.dtype
     for part in parts:
         if digest is not None:
             digest.update(part)
         if not dtype.is_quantized:
             yield count_specials(part, dtype)
-    if dtype.is_quantized:  # codes and scales mean something only together
+    if dtype.is_quantized:  # Codes and scales are meaningful only together.
         for values, _ in value_runs(tensor):
             yield count_special_values(values)

@@ -1,4 +1,4 @@
-"""Anatomy: the first bytes of a file and what they are, also of one that cannot be opened."""
+"""Show the first bytes of a file and their meaning, also of a file that cannot be opened."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ...io.source import FileSource
 
 
 @dataclass(frozen=True, slots=True)
-class Anatomy:
-    """The first bytes of a file, in parts that its format has names for; one part if no format begins so."""
+class FirstBytes:
+    """The first bytes of a file in the parts that its format names; one part if the format is unknown."""
 
     path: str
     size: int
@@ -26,11 +26,11 @@ class Anatomy:
     parts: Sequence[Part]
 
     def bytes_of(self, part: Part) -> bytes:
-        """The bytes of a part, as far as they are among the first of the file."""
+        """Return the bytes of a part, as far as they were read."""
         return self.head[part.offset : part.offset + part.nbytes]
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data for JSON, the bytes as hexadecimal text."""
+        """Return plain data for JSON; bytes are hexadecimal."""
         parts = [
             {"offset": part.offset, "nbytes": part.nbytes, "meaning": part.meaning, "hex": self.bytes_of(part).hex()}
             for part in self.parts
@@ -38,13 +38,13 @@ class Anatomy:
         return {"size": self.size, "format": self.format, "parts": parts}
 
 
-def anatomy(path: str | os.PathLike[str]) -> Anatomy:
-    """What a file begins with; of a set of shards, its index.
+def read_first_bytes(path: str | os.PathLike[str]) -> FirstBytes:
+    """Read the first bytes of a file, or of the index of a set of shards.
 
     >>> import tempfile, numpy as np, burnstore as bs
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     bs.save({"bias": np.zeros(3)}, f"{folder}/x.bpk")
-    ...     [(part.offset, part.meaning) for part in anatomy(f"{folder}/x.bpk").parts[:2]]
+    ...     [(part.offset, part.meaning) for part in read_first_bytes(f"{folder}/x.bpk").parts[:2]]
     [(0, 'magic: NRUB'), (4, 'version: 1')]
     """
     file, _ = locate(os.fsdecode(path))
@@ -53,9 +53,9 @@ def anatomy(path: str | os.PathLike[str]) -> Anatomy:
         head, size = source.read_at(0, min(HEAD_BYTES, source.size)), source.size
     finally:
         source.close()
-    known, parts = None, [Part(0, size, "of no known format" if size else "nothing: the file is empty")]
+    known, parts = None, [Part(0, size, "unknown format" if size else "empty file")]
     with suppress(UnknownFormatError):
         found = format_for_bytes(head)
         known = found.name
         parts = header_parts(found, head, size)
-    return Anatomy(file, size, known, head, parts)
+    return FirstBytes(file, size, known, head, parts)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import burnstore as bs
-from burnstore.jobs.inspect.inspect import TensorRow, Totals, inspect
-from burnstore.jobs.inspect.tree import DEEPEST, Outline, outline
+from burnstore.jobs.inspect.inspect import TensorRow, inspect
+from burnstore.jobs.inspect.tree import DEEPEST, ModuleTree, Totals
 
 
 def rows(**shapes: tuple[int, ...]) -> list[TensorRow]:
@@ -17,12 +17,12 @@ def row_of(name: str, shape: tuple[int, ...] = (2,), dtype: str = "F32") -> Tens
     return TensorRow(name, chosen, shape, int(np.prod(shape)), chosen.nbytes(shape), 0, None)
 
 
-def totals(whole: Outline) -> dict[str, Totals]:
+def totals(whole: ModuleTree) -> dict[str, Totals]:
     return {".".join(path): module.total for path, module in whole.walk()}
 
 
 def test_every_module_counts_what_lies_in_it_at_any_depth() -> None:
-    whole = outline(rows(a__b__w=(2, 3), a__b__v=(4,), a__w=(1,), c__w=(5,), top=(7,)))
+    whole = ModuleTree.of(rows(a__b__w=(2, 3), a__b__v=(4,), a__w=(1,), c__w=(5,), top=(7,)))
     assert totals(whole) == {
         "": Totals(5, 23, 92),
         "a": Totals(3, 11, 44),
@@ -35,12 +35,12 @@ def test_every_module_counts_what_lies_in_it_at_any_depth() -> None:
 
 
 def test_modules_come_in_the_order_of_their_first_tensor() -> None:
-    whole = outline([row_of("b.w"), row_of("a.w"), row_of("b.v"), row_of("a.c.w")])
+    whole = ModuleTree.of([row_of("b.w"), row_of("a.w"), row_of("b.v"), row_of("a.c.w")])
     assert [".".join(path) for path, _ in whole.walk()] == ["", "b", "a", "a.c"]
 
 
 def test_dtypes_of_a_module_are_all_that_it_holds() -> None:
-    whole = outline([row_of("a.w"), row_of("a.n", dtype="I64"), row_of("b.w", dtype="BF16")])
+    whole = ModuleTree.of([row_of("a.w"), row_of("a.n", dtype="I64"), row_of("b.w", dtype="BF16")])
     assert list(whole.dtypes) == ["F32", "I64", "BF16"]
     assert list(whole.modules["a"].dtypes) == ["F32", "I64"]
 
@@ -50,7 +50,7 @@ def test_dtypes_of_a_module_are_all_that_it_holds() -> None:
     [(0, [""], ["top"]), (1, ["", "a"], ["top", "a.w"]), (2, ["", "a", "a.b"], ["top", "a.w", "a.b.w"])],
 )
 def test_a_depth_cuts_the_tree_but_no_total(depth: int, modules: list[str], tensors: list[str]) -> None:
-    whole = outline(rows(a__b__w=(2, 3), a__w=(1,), top=(7,)), depth=depth)
+    whole = ModuleTree.of(rows(a__b__w=(2, 3), a__w=(1,), top=(7,)), depth=depth)
     assert [".".join(path) for path, _ in whole.walk()] == modules
     assert [".".join([*path, name]) for path, module in whole.walk() for name in module.tensors] == tensors
     assert whole.total == Totals(3, 14, 56)
@@ -58,38 +58,38 @@ def test_a_depth_cuts_the_tree_but_no_total(depth: int, modules: list[str], tens
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a..b", ".a", "a.", "a.b\n.c", "\x00.\u202e.x"])
 def test_a_name_is_whole_again_when_its_parts_are_joined(name: str) -> None:
-    whole = outline([row_of(name)])
+    whole = ModuleTree.of([row_of(name)])
     assert [".".join([*path, last]) for path, module in whole.walk() for last in module.tensors] == [name]
 
 
 def test_names_that_are_endlessly_nested_stay_small() -> None:
     deep = ".".join(["m"] * 30_000)
-    whole = outline([row_of(f"{deep}.{at}") for at in range(50)])
+    whole = ModuleTree.of([row_of(f"{deep}.{at}") for at in range(50)])
     assert max(len(path) for path, _ in whole.walk()) == DEEPEST
     bottom = next(module for path, module in whole.walk() if len(path) == DEEPEST)
     assert bottom.count == len(bottom.tensors) == 50
 
 
 def test_a_tensor_may_have_the_name_of_a_module() -> None:
-    whole = outline([row_of("a"), row_of("a.b")])
+    whole = ModuleTree.of([row_of("a"), row_of("a.b")])
     assert list(whole.tensors) == ["a"] and list(whole.modules) == ["a"]
     assert whole.count == 2
 
 
-def test_an_outline_is_plain_data_for_json() -> None:
-    assert outline(rows(a__w=(3,))).to_dicts() == [
+def test_a_tree_is_plain_data_for_json() -> None:
+    assert ModuleTree.of(rows(a__w=(3,))).to_dicts() == [
         {"path": "", "tensors": 1, "elements": 3, "nbytes": 12, "dtypes": ["F32"]},
         {"path": "a", "tensors": 1, "elements": 3, "nbytes": 12, "dtypes": ["F32"]},
     ]
-    assert outline([]).to_dicts() == [{"path": "", "tensors": 0, "elements": 0, "nbytes": 0, "dtypes": []}]
+    assert ModuleTree.of([]).to_dicts() == [{"path": "", "tensors": 0, "elements": 0, "nbytes": 0, "dtypes": []}]
 
 
 def test_a_negative_depth_is_refused() -> None:
-    with pytest.raises(ValueError, match="not negative"):
-        outline([], depth=-1)
+    with pytest.raises(ValueError, match="0 or more"):
+        ModuleTree.of([], depth=-1)
 
 
 def test_the_whole_has_the_totals_of_the_file() -> None:
     tensors = {f"l.{at}.{part}": np.zeros(at + 1) for at in range(20) for part in ("w", "b")}
     found = inspect(bs.serialize(tensors, format="safetensors"))
-    assert outline(found.tensors).total == found.total
+    assert found.tree.total == found.total

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import burnstore as bs
-from burnstore.jobs.inspect.anatomy import anatomy
+from burnstore.jobs.inspect.first_bytes import read_first_bytes
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 EVERY = sorted(
@@ -19,12 +19,12 @@ EVERY = [file for file in EVERY if not file.name.endswith(".expected.json")]
 
 
 def meanings(path: Path) -> list[str]:
-    return [part.meaning for part in anatomy(path).parts]
+    return [part.meaning for part in read_first_bytes(path).parts]
 
 
 @pytest.mark.parametrize("file", EVERY, ids=lambda file: f"{file.parent.name}-{file.name}")
 def test_the_parts_of_every_file_lie_end_to_end(file: Path) -> None:
-    found = anatomy(file)
+    found = read_first_bytes(file)
     assert found.format == {".bpk": "burnpack", ".safetensors": "safetensors"}.get(file.suffix, "record")
     position = 0
     for part in found.parts:
@@ -51,7 +51,7 @@ def test_burnpack_is_told_field_by_field(tmp_path: Path) -> None:
         f"length of the metadata: {length}",
         "metadata, cut off",
     ]
-    assert anatomy(tmp_path / "x.bpk").parts[-1].nbytes == 10
+    assert read_first_bytes(tmp_path / "x.bpk").parts[-1].nbytes == 10
     (tmp_path / "x.bpk").write_bytes(raw[:7])
     assert meanings(tmp_path / "x.bpk") == ["less than the 10 bytes of a header"]
 
@@ -62,14 +62,14 @@ def test_safetensors_is_told_field_by_field(tmp_path: Path) -> None:
     raw = file.read_bytes()
     length = int.from_bytes(raw[:8], "little")
     assert meanings(file) == [f"length of the header: {length}", "header: JSON", "data"]
-    assert anatomy(file).parts[-1].nbytes == 24
+    assert read_first_bytes(file).parts[-1].nbytes == 24
     file.write_bytes(raw[:40])
     assert meanings(file) == [f"length of the header: {length}", "header, cut off"]
 
 
 def test_an_index_is_shown_for_its_folder(tmp_path: Path) -> None:
     bs.save({"x": np.zeros(300), "y": np.zeros(300)}, tmp_path / "m.safetensors", max_shard_size=2500)
-    found = anatomy(tmp_path)
+    found = read_first_bytes(tmp_path)
     assert found.path == str(tmp_path / "m.safetensors.index.json")
     assert [part.meaning for part in found.parts] == ["index of a sharded set: JSON"]
 
@@ -84,7 +84,10 @@ def test_pytorch_files_are_told_by_their_first_member_or_pickle(tmp_path: Path) 
         "padding, so that its data are aligned",
         "its data, then the other members",
     ]
-    assert anatomy(tmp_path / "new.pt").bytes_of(anatomy(tmp_path / "new.pt").parts[2]) == b"new/data.pkl"
+    assert (
+        read_first_bytes(tmp_path / "new.pt").bytes_of(read_first_bytes(tmp_path / "new.pt").parts[2])
+        == b"new/data.pkl"
+    )
     torch.save({"x": torch.zeros(3)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     assert meanings(tmp_path / "old.pt")[0] == "pickle, protocol 2"
     (tmp_path / "bare.pt").write_bytes(pickle.dumps({"x": np.zeros(3)}, protocol=4))
@@ -101,11 +104,11 @@ def test_a_record_is_told_by_its_encoding() -> None:
 
 @pytest.mark.parametrize(
     ("content", "told"),
-    [(b"", "nothing: the file is empty"), (b"GIF8 and more", "of no known format"), (b"\x00", "of no known format")],
+    [(b"", "empty file"), (b"GIF8 and more", "unknown format"), (b"\x00", "unknown format")],
 )
 def test_what_is_no_file_of_tensors_is_shown_too(content: bytes, told: str, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(content)
-    found = anatomy(tmp_path / "x")
+    found = read_first_bytes(tmp_path / "x")
     assert (found.format, found.head) == (None, content)
     assert [(part.offset, part.nbytes, part.meaning) for part in found.parts] == [(0, len(content), told)]
 
@@ -115,7 +118,7 @@ def test_a_file_cut_anywhere_is_told_of_without_an_error(file: Path, tmp_path: P
     raw = file.read_bytes()
     for end in [*range(64), 100, 300, len(raw) - 1]:
         (tmp_path / "cut").write_bytes(raw[:end])
-        found = anatomy(tmp_path / "cut")
+        found = read_first_bytes(tmp_path / "cut")
         assert all(0 <= part.offset <= part.offset + part.nbytes <= end for part in found.parts)
 
 
@@ -126,11 +129,11 @@ def test_any_bytes_behind_a_signature_are_told_of_without_an_error(magic: bytes,
     random = np.random.default_rng(5)
     for length in (0, 1, 5, 26, 40, 600):
         (tmp_path / "x").write_bytes(magic + random.bytes(length))
-        found = anatomy(tmp_path / "x")
+        found = read_first_bytes(tmp_path / "x")
         size = len(magic) + length
         assert all(0 <= part.offset <= part.offset + part.nbytes <= size for part in found.parts)
 
 
 def test_a_missing_file_stays_one(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        anatomy(tmp_path / "none.bpk")
+        read_first_bytes(tmp_path / "none.bpk")
