@@ -9,7 +9,7 @@ import pytest
 
 import burnstore as bs
 from burnstore.jobs.inspect import inspect as inspection
-from burnstore.jobs.inspect.inspect import inspect, inspect_checkpoint
+from burnstore.jobs.inspect.inspect import inspect
 from burnstore.jobs.inspect.tree import Totals
 from burnstore.jobs.stats import tensor_stats
 
@@ -159,7 +159,7 @@ def test_ids_keep_all_their_bits_in_json() -> None:
 
 def test_an_open_checkpoint_can_be_inspected_and_stays_open() -> None:
     with bs.open(sample()) as f:
-        assert inspect_checkpoint(f, pattern="b$").path == "<bytes>"
+        assert inspect(f, pattern="b$").path == "<bytes>"
         assert f["layers.2.w"].numpy().sum() == 100
 
 

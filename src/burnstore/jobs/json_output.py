@@ -1,10 +1,53 @@
-"""Make JSON values that every strict reader accepts unchanged."""
+"""Turn results into plain data that every strict JSON reader accepts unchanged."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from ..errors import BurnstoreError
+from ..tensor.dtype import DType
+from ..tensor.scalar import Scalar
 
 _SAFE_INTEGER = 1 << 53
+
+
+class Plain:
+    """A mixin for dataclasses: `to_dict` returns the fields as plain data."""
+
+    __slots__ = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for strict JSON: NaN, and numbers that a reader might round, are strings."""
+        return {each.name: plain(getattr(self, each.name)) for each in fields(self)}  # type: ignore[arg-type]
+
+
+def plain(value: Any) -> Any:
+    """Return a value as plain data for strict JSON.
+
+    >>> plain({"shape": (2, 3), "max": float("inf"), "dtype": DType.F32, "at": 1j})
+    {'shape': [2, 3], 'max': 'Infinity', 'dtype': 'F32', 'at': [0.0, 1.0]}
+    """
+    if isinstance(value, (int, float)) or value is None:
+        return json_number(value)
+    if isinstance(value, str):
+        return json_text(value)
+    if isinstance(value, complex):
+        return [json_number(value.real), json_number(value.imag)]
+    if isinstance(value, Mapping):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [plain(each) for each in value]
+    if isinstance(value, DType):
+        return str(value)
+    if isinstance(value, Scalar):
+        return {"kind": value.kind, "value": json_number(value.value)}
+    if isinstance(value, BurnstoreError):
+        facts = ("message", "rule", "tensor", "offset", "hint")
+        return {"kind": type(value).__name__, **{fact: getattr(value, fact) for fact in facts}}
+    return value.to_dict()
 
 
 def json_number(value: int | float | bool | None) -> int | float | bool | str | None:
@@ -20,10 +63,10 @@ def json_number(value: int | float | bool | None) -> int | float | bool | str | 
     return value
 
 
-def json_text(name: str) -> str:
-    r"""Return a file name without lone surrogates (from names that are not UTF-8), which strict readers refuse.
+def json_text(text: str) -> str:
+    r"""Return text without lone surrogates (from file names that are not UTF-8), which strict readers refuse.
 
     >>> print(json_text("caf\udce9.bpk"))
     caf\udce9.bpk
     """
-    return name.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

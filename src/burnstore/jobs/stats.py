@@ -23,7 +23,7 @@ from ..tensor.data import Array, Shape, array_from_bytes
 from ..tensor.dtype import DType, Kind
 from ..tensor.snapshot import CHUNK_BYTES, TensorSnapshot
 from ..tensor.upcast import widened
-from .json_output import json_number
+from .json_output import Plain
 
 # A float64 copy of this many elements (2 MiB) fits into a core's own cache.
 BLOCK = 1 << 18
@@ -40,7 +40,7 @@ _EXPONENTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class TensorStats:
+class TensorStats(Plain):
     """Statistics of the values of one tensor.
 
     ``min``, ``max``, ``mean`` and ``std`` (of the population) cover the finite values, in float64. They are None if no
@@ -60,18 +60,6 @@ class TensorStats:
     def is_finite(self) -> bool:
         """Whether no value is NaN or infinite."""
         return self.nan_count == 0 and self.inf_count == 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON; integers beyond 2**53 are strings, so that no reader rounds them."""
-        return {
-            "min": json_number(self.min),
-            "max": json_number(self.max),
-            "mean": json_number(self.mean),
-            "std": json_number(self.std),
-            "nan_count": self.nan_count,
-            "inf_count": self.inf_count,
-            "zero_count": self.zero_count,
-        }
 
 
 def tensor_stats(snapshot: TensorSnapshot, *, progress: Callable[[int], None] | None = None) -> TensorStats:

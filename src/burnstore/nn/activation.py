@@ -29,14 +29,9 @@ class SwiGlu(Module):
     """A gated linear unit of two linear layers that both map the input to the output; no bias by default."""
 
     def __init__(
-        self,
-        d_input: int,
-        d_output: int,
-        *,
-        bias: bool = False,
-        initializer: Initializer = KAIMING,
+        self, d_input: int, d_output: int, *, bias: bool = False, initializer: Initializer = KAIMING,
         layout: LinearLayout = "Row",
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.linear_inner = Linear(d_input, d_output, bias=bias, initializer=initializer, layout=layout)
         self.linear_outer = Linear(d_input, d_output, bias=bias, initializer=initializer, layout=layout)
 

@@ -20,18 +20,9 @@ class _Convolution(Module):
     """The parameters and constants that all convolutions have."""
 
     def __init__(
-        self,
-        axes: int,
-        channels: tuple[int, ...],
-        kernel_size: _Size,
-        stride: _Size,
-        dilation: _Size,
-        groups: int,
-        bias: bool,
-        initializer: Initializer,
-        *,
-        transposed: bool = False,
-    ) -> None:
+        self, axes: int, channels: tuple[int, ...], kernel_size: _Size, stride: _Size, dilation: _Size, groups: int,
+        bias: bool, initializer: Initializer, *, transposed: bool = False,
+    ) -> None:  # fmt: skip
         (c_in, c_out), kernel = channels, _sizes("kernel_size", kernel_size, axes)
         check_divisible("channels in", c_in, "groups", groups)
         check_divisible("channels out", c_out, "groups", groups)
@@ -57,18 +48,9 @@ class Conv1d(_Convolution):
     """
 
     def __init__(
-        self,
-        channels_in: int,
-        channels_out: int,
-        kernel_size: int,
-        *,
-        stride: int = 1,
-        dilation: int = 1,
-        groups: int = 1,
-        padding: Padding = "Valid",
-        bias: bool = True,
-        initializer: Initializer = KAIMING,
-    ) -> None:
+        self, channels_in: int, channels_out: int, kernel_size: int, *, stride: int = 1, dilation: int = 1,
+        groups: int = 1, padding: Padding = "Valid", bias: bool = True, initializer: Initializer = KAIMING,
+    ) -> None:  # fmt: skip
         channels = extent("channels_in", channels_in), extent("channels_out", channels_out)
         self.groups = extent("groups", groups)
         super().__init__(1, channels, kernel_size, stride, dilation, self.groups, bias, initializer)
@@ -84,17 +66,10 @@ class Conv2d(_Convolution):
     """
 
     def __init__(
-        self,
-        channels: Sequence[int],
-        kernel_size: Sequence[int],
-        *,
-        stride: Sequence[int] = (1, 1),
-        dilation: Sequence[int] = (1, 1),
-        groups: int = 1,
-        padding: Padding = "Valid",
-        bias: bool = True,
+        self, channels: Sequence[int], kernel_size: Sequence[int], *, stride: Sequence[int] = (1, 1),
+        dilation: Sequence[int] = (1, 1), groups: int = 1, padding: Padding = "Valid", bias: bool = True,
         initializer: Initializer = KAIMING,
-    ) -> None:
+    ) -> None:  # fmt: skip
         channels, self.groups = _in_out(channels), extent("groups", groups)
         super().__init__(2, channels, kernel_size, stride, dilation, self.groups, bias, initializer)
         self.padding = padding_of(padding, kernel_size)
@@ -104,17 +79,10 @@ class Conv3d(_Convolution):
     """A convolution over depth, height and width; padding ``Same`` needs odd kernel sizes."""
 
     def __init__(
-        self,
-        channels: Sequence[int],
-        kernel_size: Sequence[int],
-        *,
-        stride: Sequence[int] = (1, 1, 1),
-        dilation: Sequence[int] = (1, 1, 1),
-        groups: int = 1,
-        padding: Padding = "Valid",
-        bias: bool = True,
+        self, channels: Sequence[int], kernel_size: Sequence[int], *, stride: Sequence[int] = (1, 1, 1),
+        dilation: Sequence[int] = (1, 1, 1), groups: int = 1, padding: Padding = "Valid", bias: bool = True,
         initializer: Initializer = KAIMING,
-    ) -> None:
+    ) -> None:  # fmt: skip
         channels, self.groups = _in_out(channels), extent("groups", groups)
         super().__init__(3, channels, kernel_size, stride, dilation, self.groups, bias, initializer)
         self.padding = padding_of(padding, kernel_size, odd_for_same=True)
@@ -124,18 +92,10 @@ class DeformConv2d(_Convolution):
     """A deformable convolution over height and width; ``offset_groups`` changes no shape."""
 
     def __init__(
-        self,
-        channels: Sequence[int],
-        kernel_size: Sequence[int],
-        *,
-        stride: Sequence[int] = (1, 1),
-        dilation: Sequence[int] = (1, 1),
-        weight_groups: int = 1,
-        offset_groups: int = 1,
-        padding: Padding = "Valid",
-        bias: bool = True,
-        initializer: Initializer = KAIMING,
-    ) -> None:
+        self, channels: Sequence[int], kernel_size: Sequence[int], *, stride: Sequence[int] = (1, 1),
+        dilation: Sequence[int] = (1, 1), weight_groups: int = 1, offset_groups: int = 1, padding: Padding = "Valid",
+        bias: bool = True, initializer: Initializer = KAIMING,
+    ) -> None:  # fmt: skip
         channels, self.weight_groups = _in_out(channels), extent("weight_groups", weight_groups)
         self.offset_groups = extent("offset_groups", offset_groups)
         super().__init__(2, channels, kernel_size, stride, dilation, self.weight_groups, bias, initializer)
@@ -171,18 +131,9 @@ class ConvTranspose1d(_Transposed):
     """
 
     def __init__(
-        self,
-        channels: Sequence[int],
-        kernel_size: int,
-        *,
-        stride: int = 1,
-        dilation: int = 1,
-        groups: int = 1,
-        padding: int = 0,
-        padding_out: int = 0,
-        bias: bool = True,
-        initializer: Initializer = KAIMING,
-    ) -> None:
+        self, channels: Sequence[int], kernel_size: int, *, stride: int = 1, dilation: int = 1, groups: int = 1,
+        padding: int = 0, padding_out: int = 0, bias: bool = True, initializer: Initializer = KAIMING,
+    ) -> None:  # fmt: skip
         sizes = kernel_size, stride, dilation
         self._build(1, channels, sizes, groups, (padding, padding_out), bias, initializer)
 
@@ -191,18 +142,10 @@ class ConvTranspose2d(_Transposed):
     """A transposed convolution over height and width."""
 
     def __init__(
-        self,
-        channels: Sequence[int],
-        kernel_size: Sequence[int],
-        *,
-        stride: Sequence[int] = (1, 1),
-        dilation: Sequence[int] = (1, 1),
-        groups: int = 1,
-        padding: Sequence[int] = (0, 0),
-        padding_out: Sequence[int] = (0, 0),
-        bias: bool = True,
-        initializer: Initializer = KAIMING,
-    ) -> None:
+        self, channels: Sequence[int], kernel_size: Sequence[int], *, stride: Sequence[int] = (1, 1),
+        dilation: Sequence[int] = (1, 1), groups: int = 1, padding: Sequence[int] = (0, 0),
+        padding_out: Sequence[int] = (0, 0), bias: bool = True, initializer: Initializer = KAIMING,
+    ) -> None:  # fmt: skip
         sizes = kernel_size, stride, dilation
         self._build(2, channels, sizes, groups, (padding, padding_out), bias, initializer)
 
@@ -211,18 +154,10 @@ class ConvTranspose3d(_Transposed):
     """A transposed convolution over depth, height and width."""
 
     def __init__(
-        self,
-        channels: Sequence[int],
-        kernel_size: Sequence[int],
-        *,
-        stride: Sequence[int] = (1, 1, 1),
-        dilation: Sequence[int] = (1, 1, 1),
-        groups: int = 1,
-        padding: Sequence[int] = (0, 0, 0),
-        padding_out: Sequence[int] = (0, 0, 0),
-        bias: bool = True,
-        initializer: Initializer = KAIMING,
-    ) -> None:
+        self, channels: Sequence[int], kernel_size: Sequence[int], *, stride: Sequence[int] = (1, 1, 1),
+        dilation: Sequence[int] = (1, 1, 1), groups: int = 1, padding: Sequence[int] = (0, 0, 0),
+        padding_out: Sequence[int] = (0, 0, 0), bias: bool = True, initializer: Initializer = KAIMING,
+    ) -> None:  # fmt: skip
         sizes = kernel_size, stride, dilation
         self._build(3, channels, sizes, groups, (padding, padding_out), bias, initializer)
 

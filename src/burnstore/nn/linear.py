@@ -27,14 +27,9 @@ class Linear(Module):
     """
 
     def __init__(
-        self,
-        d_input: int,
-        d_output: int,
-        *,
-        bias: bool = True,
-        initializer: Initializer = KAIMING,
+        self, d_input: int, d_output: int, *, bias: bool = True, initializer: Initializer = KAIMING,
         layout: LinearLayout = "Row",
-    ) -> None:
+    ) -> None:  # fmt: skip
         d_input, d_output = extent("d_input", d_input), extent("d_output", d_output)
         if layout not in ("Row", "Col"):
             raise ValueError(f"layout must be 'Row' or 'Col', got {layout!r}")

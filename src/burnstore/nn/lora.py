@@ -23,15 +23,9 @@ class LoraAdapter(Module):
     """The matrices ``a`` [d_input, rank] and ``b`` [rank, d_output]; ``scale`` = alpha / rank is not stored."""
 
     def __init__(
-        self,
-        d_input: int,
-        d_output: int,
-        rank: int,
-        alpha: float,
-        *,
-        init_std: float | None = None,
+        self, d_input: int, d_output: int, rank: int, alpha: float, *, init_std: float | None = None,
         dtype: DType = DType.F32,
-    ) -> None:
+    ) -> None:  # fmt: skip
         rank = extent("rank", rank, least=1)
         std = 1 / rank if init_std is None else float(init_std)
         self.a = Param([extent("d_input", d_input), rank], Normal(0.0, std), dtype=dtype)

@@ -56,17 +56,10 @@ class Param(Holder):
     )
 
     def __init__(
-        self,
-        shape: Sequence[int],
-        initializer: Initializer | None = None,
-        *,
-        dtype: DType = DType.F32,
-        fan_in: int | None = None,
-        fan_out: int | None = None,
-        require_grad: bool | None = None,
-        transposed: bool = False,
-        id: ParamId | None = None,
-    ) -> None:
+        self, shape: Sequence[int], initializer: Initializer | None = None, *, dtype: DType = DType.F32,
+        fan_in: int | None = None, fan_out: int | None = None, require_grad: bool | None = None,
+        transposed: bool = False, id: ParamId | None = None,
+    ) -> None:  # fmt: skip
         self._shape: Shape = checked_shape(shape)
         self._initializer = Zeros() if initializer is None else initializer
         if not isinstance(self._initializer, Initializer):

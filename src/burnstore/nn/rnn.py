@@ -42,17 +42,10 @@ class Rnn(Module):
     """A plain recurrent layer (since Burn 0.21)."""
 
     def __init__(
-        self,
-        d_input: int,
-        d_hidden: int,
-        bias: bool,
-        *,
-        initializer: Initializer = _XAVIER,
-        batch_first: bool = True,
-        reverse: bool = False,
-        clip: float | None = None,
+        self, d_input: int, d_hidden: int, bias: bool, *, initializer: Initializer = _XAVIER,
+        batch_first: bool = True, reverse: bool = False, clip: float | None = None,
         hidden_activation: ActivationChoice = "Tanh",
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.gate = GateController(d_input, d_hidden, bias, initializer)
         self.hidden_activation = Activation.build(hidden_activation)
         self.d_hidden = d_hidden
@@ -65,16 +58,9 @@ class BiRnn(_Bidirectional):
     """Two `Rnn`, one for each direction (since Burn 0.21)."""
 
     def __init__(
-        self,
-        d_input: int,
-        d_hidden: int,
-        bias: bool,
-        *,
-        initializer: Initializer = _XAVIER,
-        batch_first: bool = True,
-        clip: float | None = None,
-        hidden_activation: ActivationChoice = "Tanh",
-    ) -> None:
+        self, d_input: int, d_hidden: int, bias: bool, *, initializer: Initializer = _XAVIER,
+        batch_first: bool = True, clip: float | None = None, hidden_activation: ActivationChoice = "Tanh",
+    ) -> None:  # fmt: skip
         options: dict[str, Any] = {"initializer": initializer, "clip": clip, "hidden_activation": hidden_activation}
         super().__init__(lambda: Rnn(d_input, d_hidden, bias, **options), d_hidden, batch_first)
 
@@ -93,21 +79,11 @@ class Lstm(Module):
     """
 
     def __init__(
-        self,
-        d_input: int,
-        d_hidden: int,
-        bias: bool,
-        *,
-        initializer: Initializer = _XAVIER,
-        batch_first: bool = True,
-        reverse: bool = False,
-        clip: float | None = None,
-        input_forget: bool = False,
-        gate_activation: ActivationChoice = "Sigmoid",
-        cell_activation: ActivationChoice = "Tanh",
-        hidden_activation: ActivationChoice = "Tanh",
-        burn_version: str = BURN_VERSION,
-    ) -> None:
+        self, d_input: int, d_hidden: int, bias: bool, *, initializer: Initializer = _XAVIER,
+        batch_first: bool = True, reverse: bool = False, clip: float | None = None, input_forget: bool = False,
+        gate_activation: ActivationChoice = "Sigmoid", cell_activation: ActivationChoice = "Tanh",
+        hidden_activation: ActivationChoice = "Tanh", burn_version: str = BURN_VERSION,
+    ) -> None:  # fmt: skip
         def gate() -> GateController:
             return GateController(d_input, d_hidden, bias, initializer)
 
@@ -130,20 +106,11 @@ class BiLstm(_Bidirectional):
     """Two `Lstm`, one for each direction."""
 
     def __init__(
-        self,
-        d_input: int,
-        d_hidden: int,
-        bias: bool,
-        *,
-        initializer: Initializer = _XAVIER,
-        batch_first: bool = True,
-        clip: float | None = None,
-        input_forget: bool = False,
-        gate_activation: ActivationChoice = "Sigmoid",
-        cell_activation: ActivationChoice = "Tanh",
-        hidden_activation: ActivationChoice = "Tanh",
-        burn_version: str = BURN_VERSION,
-    ) -> None:
+        self, d_input: int, d_hidden: int, bias: bool, *, initializer: Initializer = _XAVIER,
+        batch_first: bool = True, clip: float | None = None, input_forget: bool = False,
+        gate_activation: ActivationChoice = "Sigmoid", cell_activation: ActivationChoice = "Tanh",
+        hidden_activation: ActivationChoice = "Tanh", burn_version: str = BURN_VERSION,
+    ) -> None:  # fmt: skip
         options: dict[str, Any] = {
             "initializer": initializer,
             "clip": clip,
@@ -160,17 +127,10 @@ class Gru(Module):
     """A gated recurrent unit; ``reset_after`` (PyTorch's convention) changes results, not shapes."""
 
     def __init__(
-        self,
-        d_input: int,
-        d_hidden: int,
-        bias: bool,
-        *,
-        reset_after: bool = True,
-        initializer: Initializer = _XAVIER,
-        gate_activation: ActivationChoice = "Sigmoid",
-        hidden_activation: ActivationChoice = "Tanh",
-        clip: float | None = None,
-    ) -> None:
+        self, d_input: int, d_hidden: int, bias: bool, *, reset_after: bool = True,
+        initializer: Initializer = _XAVIER, gate_activation: ActivationChoice = "Sigmoid",
+        hidden_activation: ActivationChoice = "Tanh", clip: float | None = None,
+    ) -> None:  # fmt: skip
         self.update_gate = GateController(d_input, d_hidden, bias, initializer)
         self.reset_gate = GateController(d_input, d_hidden, bias, initializer)
         self.new_gate = GateController(d_input, d_hidden, bias, initializer)
@@ -185,18 +145,10 @@ class BiGru(_Bidirectional):
     """Two `Gru`, one for each direction (since Burn 0.21)."""
 
     def __init__(
-        self,
-        d_input: int,
-        d_hidden: int,
-        bias: bool,
-        *,
-        reset_after: bool = True,
-        initializer: Initializer = _XAVIER,
-        batch_first: bool = True,
-        gate_activation: ActivationChoice = "Sigmoid",
-        hidden_activation: ActivationChoice = "Tanh",
-        clip: float | None = None,
-    ) -> None:
+        self, d_input: int, d_hidden: int, bias: bool, *, reset_after: bool = True,
+        initializer: Initializer = _XAVIER, batch_first: bool = True, gate_activation: ActivationChoice = "Sigmoid",
+        hidden_activation: ActivationChoice = "Tanh", clip: float | None = None,
+    ) -> None:  # fmt: skip
         options: dict[str, Any] = {
             "reset_after": reset_after,
             "initializer": initializer,

@@ -31,19 +31,10 @@ class MultiHeadAttention(Module):
     """
 
     def __init__(
-        self,
-        d_model: int,
-        n_heads: int,
-        *,
-        dropout: float = 0.1,
-        min_float: float = -1.0e4,
-        quiet_softmax: bool = False,
-        initializer: Initializer = KAIMING,
-        key_bias: bool = True,
-        value_bias: bool = True,
-        query_bias: bool = True,
-        output_bias: bool = True,
-    ) -> None:
+        self, d_model: int, n_heads: int, *, dropout: float = 0.1, min_float: float = -1.0e4,
+        quiet_softmax: bool = False, initializer: Initializer = KAIMING, key_bias: bool = True,
+        value_bias: bool = True, query_bias: bool = True, output_bias: bool = True,
+    ) -> None:  # fmt: skip
         n_heads = extent("n_heads", n_heads, least=1)
         self.query = Linear(d_model, d_model, bias=query_bias, initializer=initializer)
         self.key = Linear(d_model, d_model, bias=key_bias, initializer=initializer)
@@ -62,17 +53,9 @@ class CrossAttention(Module):
     """Attention from one sequence to another, with its own number of key and value heads (since Burn 0.20)."""
 
     def __init__(
-        self,
-        d_model: int,
-        d_context: int,
-        n_heads: int,
-        n_heads_kv: int,
-        d_head: int,
-        *,
-        dropout: float = 0.1,
-        min_float: float = -1.0e4,
-        quiet_softmax: bool = False,
-    ) -> None:
+        self, d_model: int, d_context: int, n_heads: int, n_heads_kv: int, d_head: int, *, dropout: float = 0.1,
+        min_float: float = -1.0e4, quiet_softmax: bool = False,
+    ) -> None:  # fmt: skip
         n_heads, n_heads_kv = extent("n_heads", n_heads), extent("n_heads_kv", n_heads_kv)
         d_head = extent("d_head", d_head, least=1)
         check_divisible("n_heads", n_heads, "n_heads_kv", n_heads_kv)
@@ -103,15 +86,9 @@ class PositionWiseFeedForward(Module):
     """
 
     def __init__(
-        self,
-        d_model: int,
-        d_ff: int,
-        *,
-        dropout: float = 0.1,
-        initializer: Initializer = KAIMING,
-        activation: ActivationChoice = "Gelu",
-        burn_version: str = BURN_VERSION,
-    ) -> None:
+        self, d_model: int, d_ff: int, *, dropout: float = 0.1, initializer: Initializer = KAIMING,
+        activation: ActivationChoice = "Gelu", burn_version: str = BURN_VERSION,
+    ) -> None:  # fmt: skip
         self.linear_inner = Linear(d_model, d_ff, initializer=initializer)
         self.linear_outer = Linear(d_ff, d_model, initializer=initializer)
         self.dropout = Dropout(dropout)
@@ -130,19 +107,10 @@ class _Layer(Module):
     """The fields of the attentions in the order of the file; there is one norm more than attentions."""
 
     def __init__(
-        self,
-        d_model: int,
-        d_ff: int,
-        n_heads: int,
-        *,
-        dropout: float = 0.1,
-        norm_first: bool = False,
-        quiet_softmax: bool = False,
-        initializer: Initializer = KAIMING,
-        activation: ActivationChoice = "Gelu",
-        layer_norm_eps: float = 1e-5,
-        burn_version: str = BURN_VERSION,
-    ) -> None:
+        self, d_model: int, d_ff: int, n_heads: int, *, dropout: float = 0.1, norm_first: bool = False,
+        quiet_softmax: bool = False, initializer: Initializer = KAIMING, activation: ActivationChoice = "Gelu",
+        layer_norm_eps: float = 1e-5, burn_version: str = BURN_VERSION,
+    ) -> None:  # fmt: skip
         shared: dict[str, Any] = {"dropout": dropout, "initializer": initializer}
         for name in self._attentions:
             setattr(self, name, MultiHeadAttention(d_model, n_heads, quiet_softmax=quiet_softmax, **shared))
@@ -187,20 +155,10 @@ class _Stack(Module):
     _layer_type: ClassVar[type[_Layer]]
 
     def __init__(
-        self,
-        d_model: int,
-        d_ff: int,
-        n_heads: int,
-        n_layers: int,
-        *,
-        dropout: float = 0.1,
-        norm_first: bool = False,
-        quiet_softmax: bool = False,
-        initializer: Initializer = KAIMING,
-        activation: ActivationChoice = "Gelu",
-        layer_norm_eps: float = 1e-5,
-        burn_version: str = BURN_VERSION,
-    ) -> None:
+        self, d_model: int, d_ff: int, n_heads: int, n_layers: int, *, dropout: float = 0.1, norm_first: bool = False,
+        quiet_softmax: bool = False, initializer: Initializer = KAIMING, activation: ActivationChoice = "Gelu",
+        layer_norm_eps: float = 1e-5, burn_version: str = BURN_VERSION,
+    ) -> None:  # fmt: skip
         self.layers: list[Any] = [
             self._layer_type(
                 d_model,

@@ -14,7 +14,7 @@ tolerance      a pair is within it if its distance is at most the absolute toler
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -24,7 +24,7 @@ from ...tensor.data import Array, Shape
 from ...tensor.dtype import DType, Kind
 from ...tensor.lowbit import unpack_fields
 from ...tensor.upcast import steps, widened
-from ..json_output import json_number
+from ..json_output import Plain
 from ..stats import unravel
 
 # If fewer than one in this many elements differ, only those are examined one by one.
@@ -32,7 +32,7 @@ _SPARSE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Tolerance:
+class Tolerance(Plain):
     """The distance at which two values still count as equal: absolute, or relative to the larger value.
 
     >>> Tolerance(absolute=1e-6).absolute
@@ -52,7 +52,7 @@ class Tolerance:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(Plain):
     """The difference of two tensors of one shape; the module's docstring defines the figures.
 
     ``differing`` of the ``elements`` are not equal; ``beyond`` of them exceed the tolerance (all, without one).
@@ -80,16 +80,6 @@ class Difference:
     inf_mismatches: int = 0
     zero_signs: int = 0
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for strict JSON; complex numbers are pairs."""
-        facts = {each.name: getattr(self, each.name) for each in fields(self)}
-        values = None if self.values is None else [_json_value(value) for value in self.values]
-        index = None if self.index is None else list(self.index)
-        return {name: json_number(value) for name, value in facts.items() if name not in ("index", "values")} | {
-            "index": index,
-            "values": values,
-        }
-
     def __str__(self) -> str:
         """Return the figures in one line."""
         parts = [f"{self.differing} of {self.elements} values"]
@@ -114,12 +104,6 @@ class Difference:
 
 def _short(value: Any, digits: int = 6) -> str:
     return str(value) if isinstance(value, int) else f"{value:.{digits}g}"
-
-
-def _json_value(value: Any) -> Any:
-    if isinstance(value, complex):
-        return [json_number(value.real), json_number(value.imag)]
-    return json_number(value)
 
 
 class RunningDifference:

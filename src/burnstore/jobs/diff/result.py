@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ...errors import printable
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
 from ...tensor.scalar import Scalar
-from ..json_output import json_number, json_text
+from ..json_output import Plain
 from .difference import Difference, Tolerance
 
 Status = Literal["equal", "close", "moved", "changed", "dtype changed", "shape changed", "added", "removed"]
@@ -19,7 +19,7 @@ _EQUAL: tuple[Status, ...] = ("equal", "close")
 
 
 @dataclass(frozen=True, slots=True)
-class TensorDiff:
+class TensorDiff(Plain):
     """The comparison of one tensor.
 
     ``name`` is its name on the first side, ``new_name`` on the second; one of them is None if the tensor was added or
@@ -55,24 +55,20 @@ class TensorDiff:
             return self.difference.differing == 0
         return self.status in ("equal", "moved")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for strict JSON."""
-        return {
-            "status": self.status,
-            "name": self.name,
-            "new_name": self.new_name,
-            "dtype": None if self.dtype is None else str(self.dtype),
-            "new_dtype": None if self.new_dtype is None else str(self.new_dtype),
-            "shape": None if self.shape is None else list(self.shape),
-            "new_shape": None if self.new_shape is None else list(self.new_shape),
-            "nbytes": self.nbytes,
-            "difference": None if self.difference is None else self.difference.to_dict(),
-            "problem": self.problem,
-        }
+
+class _Having(property):
+    """A property of a `Diff`: its tensors with one status."""
+
+    def __init__(self, status: Status, doc: str) -> None:
+        super().__init__(lambda diff: diff.of(status), doc=doc)
+
+    if TYPE_CHECKING:
+
+        def __get__(self, instance: Any, owner: type | None = None) -> list[TensorDiff]: ...  # type: ignore[override]
 
 
 @dataclass(frozen=True, slots=True)
-class Diff:
+class Diff(Plain):
     """The differences between two files, models or mappings.
 
     ``tensors`` are in the order of the first side, added ones at the end. ``layout`` is the layout of the comparison,
@@ -109,45 +105,14 @@ class Diff:
                 raise ValueError(f"a status must be one of {', '.join(map(repr, STATUSES))}, got {status!r}")
         return [tensor for tensor in self.tensors if tensor.status in statuses]
 
-    @property
-    def equal(self) -> list[TensorDiff]:
-        """The tensors whose name, dtype, shape and bytes are the same."""
-        return self.of("equal")
-
-    @property
-    def close(self) -> list[TensorDiff]:
-        """The tensors whose values are all within the tolerance, though not all bytes are equal."""
-        return self.of("close")
-
-    @property
-    def moved(self) -> list[TensorDiff]:
-        """The tensors that have another name and are otherwise equal."""
-        return self.of("moved")
-
-    @property
-    def changed(self) -> list[TensorDiff]:
-        """The tensors with other values."""
-        return self.of("changed")
-
-    @property
-    def dtype_changed(self) -> list[TensorDiff]:
-        """The tensors of another dtype."""
-        return self.of("dtype changed")
-
-    @property
-    def shape_changed(self) -> list[TensorDiff]:
-        """The tensors of another shape."""
-        return self.of("shape changed")
-
-    @property
-    def added(self) -> list[TensorDiff]:
-        """The tensors that only the second side has."""
-        return self.of("added")
-
-    @property
-    def removed(self) -> list[TensorDiff]:
-        """The tensors that only the first side has."""
-        return self.of("removed")
+    equal = _Having("equal", "The tensors whose name, dtype, shape and bytes are the same.")
+    close = _Having("close", "The tensors whose values are all within the tolerance, though not all bytes are equal.")
+    moved = _Having("moved", "The tensors that have another name and are otherwise equal.")
+    changed = _Having("changed", "The tensors with other values.")
+    dtype_changed = _Having("dtype changed", "The tensors of another dtype.")
+    shape_changed = _Having("shape changed", "The tensors of another shape.")
+    added = _Having("added", "The tensors that only the second side has.")
+    removed = _Having("removed", "The tensors that only the first side has.")
 
     @property
     def counts(self) -> dict[Status, int]:
@@ -159,19 +124,7 @@ class Diff:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for strict JSON: NaN, and numbers that a reader might round, are strings."""
-        tolerance = self.tolerance
-        return {
-            "first": json_text(self.first),
-            "second": json_text(self.second),
-            "is_equal": self.is_equal,
-            "layout": self.layout,
-            "tolerance": tolerance and {"absolute": tolerance.absolute, "relative": tolerance.relative},
-            "counts": self.counts,
-            "metadata": {key: list(both) for key, both in self.metadata.items()},
-            "scalars": {name: [_scalar(each) for each in both] for name, both in self.scalars.items()},
-            "notes": list(self.notes),
-            "tensors": [tensor.to_dict() for tensor in self.tensors],
-        }
+        return {"is_equal": self.is_equal, "counts": self.counts, **Plain.to_dict(self)}
 
     def _repr_html_(self) -> str:
         """Return HTML for a notebook."""
@@ -203,7 +156,3 @@ def _line(tensor: TensorDiff) -> str:
 
 def _list(shape: Shape | None) -> str:
     return str(list(shape or ()))
-
-
-def _scalar(scalar: Scalar | None) -> dict[str, Any] | None:
-    return None if scalar is None else {"kind": scalar.kind, "value": json_number(scalar.value)}

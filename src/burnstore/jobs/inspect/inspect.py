@@ -6,6 +6,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -22,7 +23,7 @@ from ...tensor.data import Shape
 from ...tensor.dtype import DType
 from ...tensor.param_id import ParamId
 from ...tensor.scalar import Scalar
-from ..json_output import json_number, json_text
+from ..json_output import Plain, json_text
 from ..stats import TensorStats, all_stats
 from .tree import ModuleTree, Totals
 
@@ -68,7 +69,7 @@ class TensorRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Inspection:
+class Inspection(Plain):
     """The contents of a file.
 
     ``total`` and ``dtypes`` are of the whole file, ``selected`` of the tensors that match the pattern. ``tensors`` are
@@ -102,29 +103,9 @@ class Inspection:
         columns = [row.name for row in rows], [str(row.dtype) for row in rows], [row.shape for row in rows]
         return tensors_panel(self.path, self.format, self.layout, *columns, sum(row.nbytes for row in rows))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for strict JSON: NaN, and numbers that a reader might round, are strings."""
-        return {
-            "path": json_text(self.path),
-            "format": self.format,
-            "variant": self.variant,
-            "layout": self.layout,
-            "file_size": self.file_size,
-            "data_offset": self.data_offset,
-            "metadata": dict(self.metadata),
-            "scalars": {
-                name: {"kind": scalar.kind, "value": json_number(scalar.value)} for name, scalar in self.scalars.items()
-            },
-            "total": self.total.to_dict(),
-            "dtypes": {name: totals.to_dict() for name, totals in self.dtypes.items()},
-            "selected": self.selected.to_dict(),
-            "notes": list(self.notes),
-            "tensors": [row.to_dict() for row in self.tensors],
-        }
-
 
 def inspect(
-    source: str | os.PathLike[str] | bytes | bytearray | memoryview,
+    source: str | os.PathLike[str] | bytes | bytearray | memoryview | Checkpoint,
     *,
     pattern: str | re.Pattern[str] | None = None,
     sort: Sort | None = None,
@@ -135,7 +116,7 @@ def inspect(
     executor: Workers = None,
     progress: ProgressLike | None = None,
 ) -> Inspection:
-    """Describe the contents of a file or of bytes; without ``stats`` only the header is read.
+    """Describe the contents of a file, of bytes or of an open checkpoint; without ``stats`` only the header is read.
 
     ``pattern`` keeps the tensors whose names it matches anywhere. ``sort`` orders them by ``"name"`` (numbers in names
     by value), ``"size"`` (largest first), ``"dtype"`` or ``"offset"``; the default, and the order of ties, is the order
@@ -157,9 +138,34 @@ def inspect(
     _check_options(pattern, sort, limit, stats)
     checked_workers(executor)
     wanted = _compile(pattern)
-    with progress_from(progress) as report, open_checkpoint(source, format=format, limits=limits) as checkpoint:
-        return inspect_checkpoint(
-            checkpoint, pattern=wanted, sort=sort, limit=limit, stats=stats, executor=executor, progress=report
+    with ExitStack() as opened:
+        report = opened.enter_context(progress_from(progress))
+        if isinstance(source, Checkpoint):
+            checkpoint = source
+        else:
+            checkpoint = opened.enter_context(open_checkpoint(source, format=format, limits=limits))
+        every = _rows(checkpoint)
+        selected = every if wanted is None else [row for row in every if wanted.search(row.name)]
+        kept = _sort(selected, sort)[:limit]
+        if stats:
+            kept = _add_stats(kept, checkpoint, executor, report)
+        by_dtype: dict[str, list[TensorRow]] = {}
+        for row in every:
+            by_dtype.setdefault(row.dtype.name, []).append(row)
+        return Inspection(
+            checkpoint.path,
+            checkpoint.format,
+            checkpoint.variant,
+            checkpoint.layout,
+            checkpoint.file_size,
+            checkpoint.data_offset,
+            dict(checkpoint.metadata),
+            dict(checkpoint.scalars),
+            Totals.of(every),
+            {name: Totals.of(rows) for name, rows in by_dtype.items()},
+            Totals.of(selected),
+            tuple(kept),
+            tuple(checkpoint.notes),
         )
 
 
@@ -189,51 +195,6 @@ def _has_known_bytes(file: str) -> bool:
     finally:
         source.close()
     return True
-
-
-def inspect_checkpoint(
-    checkpoint: Checkpoint,
-    *,
-    pattern: str | re.Pattern[str] | None = None,
-    sort: Sort | None = None,
-    limit: int | None = None,
-    stats: bool = False,
-    executor: Workers = None,
-    progress: ProgressLike | None = None,
-) -> Inspection:
-    """Describe the contents of an open file; the options are those of `inspect`.
-
-    >>> import numpy as np, burnstore as bs
-    >>> with bs.open(bs.serialize({"b": np.zeros(3, np.int8)}, format="burnpack")) as checkpoint:
-    ...     [(row.name, row.nbytes) for row in inspect_checkpoint(checkpoint).tensors]
-    [('b', 3)]
-    """
-    _check_options(pattern, sort, limit, stats)
-    wanted = _compile(pattern)
-    every = _rows(checkpoint)
-    selected = every if wanted is None else [row for row in every if wanted.search(row.name)]
-    kept = _sort(selected, sort)[:limit]
-    if stats:
-        with progress_from(progress) as report:
-            kept = _add_stats(kept, checkpoint, executor, report)
-    by_dtype: dict[str, list[TensorRow]] = {}
-    for row in every:
-        by_dtype.setdefault(row.dtype.name, []).append(row)
-    return Inspection(
-        checkpoint.path,
-        checkpoint.format,
-        checkpoint.variant,
-        checkpoint.layout,
-        checkpoint.file_size,
-        checkpoint.data_offset,
-        dict(checkpoint.metadata),
-        dict(checkpoint.scalars),
-        Totals.of(every),
-        {name: Totals.of(rows) for name, rows in by_dtype.items()},
-        Totals.of(selected),
-        tuple(kept),
-        tuple(checkpoint.notes),
-    )
 
 
 def _rows(checkpoint: Checkpoint) -> list[TensorRow]:

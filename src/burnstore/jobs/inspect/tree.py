@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..json_output import Plain
+
 if TYPE_CHECKING:
     from .inspect import TensorRow
 
@@ -14,7 +16,7 @@ DEEPEST = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class Totals(Plain):
     """A number of tensors, with their elements and bytes."""
 
     tensors: int = 0
@@ -26,10 +28,6 @@ class Totals:
         """Return the totals of these tensors."""
         rows = list(rows)
         return cls(len(rows), sum(row.elements for row in rows), sum(row.nbytes for row in rows))
-
-    def to_dict(self) -> dict[str, int]:
-        """Return plain data for JSON."""
-        return {"tensors": self.tensors, "elements": self.elements, "nbytes": self.nbytes}
 
 
 @dataclass(slots=True)

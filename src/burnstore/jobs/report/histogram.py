@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...tensor.data import Array
-from ..json_output import json_number
+from ..json_output import Plain
 
 MOST_BINS = 64
 # Scaling a float32 by a power of two within this range is exact.
@@ -24,7 +24,7 @@ _PAIRS_FROM = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
-class Histogram:
+class Histogram(Plain):
     """``counts[i]`` values are at least ``(first + i) * 2**exponent`` and below ``(first + i + 1) * 2**exponent``."""
 
     first: int
@@ -35,10 +35,6 @@ class Histogram:
     def edges(self) -> tuple[float, ...]:
         """The edges of the bins, one more than counts."""
         return tuple(math.ldexp(self.first + at, self.exponent) for at in range(len(self.counts) + 1))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        return {"first": json_number(self.first), "exponent": self.exponent, "counts": list(self.counts)}
 
 
 class RunningHistogram:

@@ -14,7 +14,7 @@ from ...io.workers import Workers
 from ...progress import Progress
 from ...tensor.data import Array, Shape
 from ...tensor.snapshot import TensorSnapshot
-from ..json_output import json_number
+from ..json_output import Plain
 from ..stats import BLOCK, RunningStats, TensorStats, accumulate, as_numbers, unravel
 from .histogram import Histogram, RunningHistogram
 
@@ -24,16 +24,12 @@ _Extreme = tuple[Any, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Outlier:
+class Outlier(Plain):
     """A value far from the mean: its index, and its distance in standard deviations (``z``)."""
 
     index: Shape
     value: int | float
     z: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        return {"index": list(self.index), "value": json_number(self.value), "z": self.z}
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from ...progress import Progress, ProgressLike, progress_from
 from ...version import __version__
 from ..diff.diff import diff
 from ..diff.result import Diff
-from ..inspect.inspect import Inspection, inspect_checkpoint
+from ..inspect.inspect import Inspection, inspect
 from ..json_output import json_number
 from .page import page
 from .profile import Profile, all_profiles
@@ -193,7 +193,7 @@ def _profile_files(
 def _describe(checkpoint: Checkpoint) -> ReportedFile:
     """Return what the header contains."""
     return ReportedFile(
-        inspect_checkpoint(checkpoint),
+        inspect(checkpoint),
         layout_evidence(checkpoint),
         tuple(checkpoint.notes),
         [(None, None)] * len(checkpoint),

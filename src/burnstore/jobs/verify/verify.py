@@ -42,7 +42,7 @@ from ...tensor.data import Shape
 from ...tensor.dtype import DType
 from ...tensor.snapshot import TensorSnapshot, read_all
 from ...tensor.stream import ByteStream
-from ..json_output import json_text
+from ..json_output import Plain
 from ..stats import count_special_values, count_specials, value_runs
 
 # A task has about this many bytes: enough to be worth opening a file, few enough to balance the workers.
@@ -55,7 +55,7 @@ _INDEX = ".safetensors" + INDEX_SUFFIX
 
 
 @dataclass(frozen=True, slots=True)
-class TensorCheck:
+class TensorCheck(Plain):
     """The findings about one tensor; ``error`` is the reason why its values could not be read or are invalid."""
 
     name: str
@@ -72,22 +72,9 @@ class TensorCheck:
         """Whether no value is NaN or infinite."""
         return self.nan_count == 0 and self.inf_count == 0
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        return {
-            "name": self.name,
-            "dtype": str(self.dtype),
-            "shape": list(self.shape),
-            "nbytes": self.nbytes,
-            "nan_count": self.nan_count,
-            "inf_count": self.inf_count,
-            "digest": self.digest,
-            "error": None if self.error is None else error_dict(self.error),
-        }
-
 
 @dataclass(frozen=True, slots=True)
-class Verification:
+class Verification(Plain):
     """The findings about a file, a set of shards, or a folder.
 
     ``errors`` break a rule of the format. ``warnings`` break none, but no known writer produces them. ``notes`` concern
@@ -137,30 +124,8 @@ class Verification:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
-        return {
-            "path": json_text(self.path),
-            "ok": self.ok,
-            "is_whole": self.is_whole,
-            "is_finite": self.is_finite,
-            "is_expected": self.is_expected,
-            "format": self.format,
-            "variant": self.variant,
-            "layout": self.layout,
-            "file_size": self.file_size,
-            "digest": self.digest,
-            "expected": self.expected,
-            "errors": [error_dict(error) for error in self.errors],
-            "warnings": list(self.warnings),
-            "notes": list(self.notes),
-            "tensors": [tensor.to_dict() for tensor in self.tensors],
-            "files": [file.to_dict() for file in self.files],
-        }
-
-
-def error_dict(error: BurnstoreError) -> dict[str, Any]:
-    """Return an error as plain data for JSON."""
-    facts = ("message", "rule", "tensor", "offset", "hint")
-    return {"kind": type(error).__name__, **{fact: getattr(error, fact) for fact in facts}}
+        verdicts = ("ok", "is_whole", "is_finite", "is_expected")
+        return {**{name: getattr(self, name) for name in verdicts}, **Plain.to_dict(self)}
 
 
 def verify(
