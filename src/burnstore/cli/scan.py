@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         print(f'{{"burnstore": {encode(__version__)}, "schema": {_SCHEMA}, "files": [')
     for found in _results(arguments.paths):
-        outcome = max(outcome, {CLEAN: FINE, ERROR: FAILED}.get(found.verdict, FOUND))
+        outcome = max(outcome, {CLEAN: OK, ERROR: FAILED}.get(found.verdict, FOUND))
         if arguments.json:
             print(("," if count else "") + encode(found.to_dict()))
         else:
