@@ -30,7 +30,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file
 
 import burnstore as bs
-from burnstore.io.gpu.buffers import settings
+from burnstore.io.gpu.buffers import transfer_settings
 from burnstore.tensor import torch as torch_tensor
 
 from .gpu_tools import (
@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--first", nargs=2, metavar=("WHO", "FILE"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if torch.device(options.device).type == "cpu":
-        torch_tensor.CARRIED.add("cpu")
+        torch_tensor.TRANSFER_DEVICES.add("cpu")
     if options.first:
         print(first_load(options.first[0], options.first[1], options.device))
         return 0
@@ -130,7 +130,7 @@ class Bench:
         bs.save(self.model, self.safetensors)  # durable: what is still being written to the disk would be in the way
         self.reading = reading(self.safetensors)
         self.figures["reading"] = self.reading
-        self._say(f"{settings().readers} threads that only read: {self.reading / 1e9:.1f} GB/s")
+        self._say(f"{transfer_settings().readers} threads that only read: {self.reading / 1e9:.1f} GB/s")
         self.parts: dict[str, Callable[[], None]] = {
             "hot": self._hot,
             "model": self._into_model,
@@ -151,7 +151,7 @@ class Bench:
         """The table, and how it was measured."""
         cuda = torch.device(self.device).type == "cuda"
         where = torch.cuda.get_device_name() if cuda else "the CPU, which says nothing of a GPU"
-        used = settings()
+        used = transfer_settings()
         lines = [
             f"{where}, {os.cpu_count()} processors, Python {platform.python_version()}, torch {torch.__version__}; "
             f"{self.nbytes / 2**30:.2f} GiB of bf16 in {self.options.tensors} matrices, median of "
@@ -199,7 +199,7 @@ class Bench:
         self._row("the same, against `safetensors.torch.load_file`", "≥ 8 ×", f"{ratio:.1f} × ({others})", ratio >= 8)
         extra = memory["device"] - self.nbytes
         self._row("peak GPU memory of that load beyond the tensors", "≤ 64 MB", mb(extra), extra <= 64e6)
-        ring = settings().buffers * settings().buffer_bytes
+        ring = transfer_settings().buffers * transfer_settings().buffer_bytes
         self._row(
             "peak host memory of that load",
             f"≤ the ring ({ring / 1e6:.0f} MB) + 64 MB",
@@ -383,7 +383,7 @@ class Bench:
             f"{ratio:.1f} × ({self._rate(quick['safetensors, save'])})",
             ratio >= 2,
         )
-        ring = settings().buffers * settings().buffer_bytes
+        ring = transfer_settings().buffers * transfer_settings().buffer_bytes
         self._row(
             "peak host memory of that save", "≤ the ring + 64 MB", mb(memory["host"]), memory["host"] <= ring + 64e6
         )

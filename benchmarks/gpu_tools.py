@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import burnstore as bs
-from burnstore.io.gpu.buffers import settings
+from burnstore.io.gpu.buffers import transfer_settings
 
 _WINDOW = 16 << 20
 _READ = 4 << 20
@@ -48,7 +48,7 @@ def reading(path: Path) -> float:
 
 def read_alone(path: Path, flags: int) -> float:
     """Seconds in which the readers' number of threads read a file, and do nothing with it."""
-    readers = settings().readers
+    readers = transfer_settings().readers
     end = path.stat().st_size
     buffers = [mmap.mmap(-1, _READ) for _ in range(readers)]
     descriptor = os.open(path, flags)

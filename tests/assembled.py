@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 
 import burnstore as bs
 from burnstore.tensor.snapshot import TensorSnapshot
+from burnstore.tensor.sources import Data
 
 
 def arrays(seed: int = 0) -> dict[str, Any]:
@@ -39,10 +40,8 @@ def same_tensors(path: Path, expected: list[TensorSnapshot]) -> None:
             assert found.to_bytes() == tensor.to_bytes(), tensor.path
 
 
-class Broken:
+class Broken(Data):
     """Data that fail when they are read for the n-th time; they can be pickled."""
-
-    file = None
 
     def __init__(self, data: Any, fails: Callable[[], None]) -> None:
         self.data, self.fails = data, fails
@@ -50,12 +49,6 @@ class Broken:
     def window(self, start: int, stop: int) -> memoryview:
         self.fails()
         return self.data.window(start, stop)
-
-    def owned(self, start: int, stop: int) -> Any:
-        return np.frombuffer(bytearray(self.window(start, stop)), np.uint8)
-
-    def chunks(self, nbytes: int) -> Iterator[memoryview]:
-        yield self.window(0, nbytes)
 
 
 def refuse() -> None:

@@ -364,7 +364,7 @@ def test_places_tell_where_bytes_lie_and_where_they_do_not(tmp_path: Path) -> No
                 assert place == (f.file_of(name), f.offset_of(name))
                 raw = Path(place[0]).read_bytes()
                 assert raw[place[1] :][:400] == tensors[name].tobytes() == snapshot.to_bytes()
-                assert snapshot.lies_in_source
+                assert snapshot.is_source_range
     records = Path(__file__).parent / "fixtures" / "records" / "0.21.0"
     with bs.open(records / "basic.namedmpkgz.full.mpk.gz") as f:
         assert list(f.places()) == [None] * len(f) != []

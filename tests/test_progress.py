@@ -113,14 +113,14 @@ def test_a_bar_is_closed_when_the_job_fails() -> None:
 @pytest.mark.parametrize("wrong", [5, "tqdm", True, [print]])
 def test_anything_else_is_refused(wrong: Any) -> None:
     with (
-        pytest.raises(TypeError, match="progress is a function of two numbers, or a class such as tqdm, not "),
+        pytest.raises(TypeError, match="progress must be a function of two numbers or a class such as tqdm, got "),
         progress_from(wrong),
     ):
         pass
 
 
 def test_a_bar_that_is_already_there_is_refused() -> None:
-    with tqdm.tqdm(total=3, file=io.StringIO()) as bar, pytest.raises(TypeError, match="not tqdm"):
+    with tqdm.tqdm(total=3, file=io.StringIO()) as bar, pytest.raises(TypeError, match="got tqdm"):
         bs.inspect(bs.serialize({"x": np.zeros(3)}, format="burnpack"), stats=True, progress=bar)
 
 
@@ -173,7 +173,7 @@ def test_every_job_shows_itself_in_tqdm(job: str, kind: type, model: Path) -> No
 @pytest.mark.parametrize("job", jobs())
 def test_every_job_refuses_what_is_no_progress_before_it_begins(job: str, model: Path) -> None:
     before = sorted(path for path in model.parent.iterdir())
-    with pytest.raises(TypeError, match="progress is a function"):
+    with pytest.raises(TypeError, match="progress must be a function"):
         jobs()[job](model, 5)
     assert [path for path in model.parent.iterdir() if path.name.startswith("new")] == []
     assert set(before) <= set(model.parent.iterdir())

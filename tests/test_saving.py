@@ -21,6 +21,7 @@ from hypothesis.extra import numpy as hnp
 import burnstore as bs
 from burnstore import DType, Scalar, TensorData, TensorSnapshot
 from burnstore.errors import ChangedError, ClosedError, CorruptError, TruncatedError
+from burnstore.tensor.sources import Data
 
 FIXTURES = Path(__file__).parent / "fixtures" / "burn"
 
@@ -103,9 +104,7 @@ def test_a_source_that_was_closed_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 def test_a_snapshot_that_gives_fewer_or_more_bytes_than_announced_is_refused(tmp_path: Path) -> None:
-    class Lying:
-        file = None
-
+    class Lying(Data):
         def __init__(self, length: int) -> None:
             self.length = length
 

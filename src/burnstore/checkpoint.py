@@ -15,7 +15,7 @@ from .formats.base import Check, Contents, Table, extra_checks
 from .formats.registry import HEAD_BYTES, format_for_bytes, format_named
 from .formats.sharded.locate import INDEX_SUFFIX, locate
 from .io.gather import gather
-from .io.gc_pause import collector_paused
+from .io.gc_pause import gc_paused
 from .io.joined import JoinedSource
 from .io.source import BytesSource, FileSource, MmapSource, Source
 from .limits import Limits
@@ -40,7 +40,7 @@ class Checkpoint(Mapping[str, TensorSnapshot]):
         self._limits = limits
         self._options = options
         self._closed = False
-        with located(path=source.name), collector_paused():
+        with located(path=source.name), gc_paused():
             chosen = (
                 format_for_bytes(source.read_at(0, min(HEAD_BYTES, source.size)))
                 if format_name is None
@@ -155,7 +155,7 @@ class Checkpoint(Mapping[str, TensorSnapshot]):
         """
         table = self._picked(names, "numpy")
         plain = table.source_rows()
-        with located(path=self._source.name), collector_paused():
+        with located(path=self._source.name), gc_paused():
             arrays = _cut(plain, *gather(self._data, plain.offsets, plain.sizes, plain.alignments()))
         return (
             arrays if plain is table else _completed(table, arrays, lambda row: table.snapshot(row, self._data).numpy())
@@ -172,7 +172,7 @@ class Checkpoint(Mapping[str, TensorSnapshot]):
 
         table = self._picked(names, "torch")
         plain = table.source_rows()
-        with located(path=self._source.name), collector_paused():
+        with located(path=self._source.name), gc_paused():
             if device is None:
                 buffers, places = gather(self._data, plain.offsets, plain.sizes, plain.alignments())
                 columns = plain.names, plain.dtypes, plain.shapes, plain.sizes

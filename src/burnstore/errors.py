@@ -5,44 +5,45 @@
     │   ├── UnknownFormatError              no format claims these bytes
     │   ├── TruncatedError                  the file ends before its own header says
     │   ├── CorruptError                    the file contradicts itself or its format
-    │   ├── UnsupportedError                legal, but of a version or kind that is not read here
+    │   ├── UnsupportedError                valid, but of a version or kind that burnstore does not read
     │   └── LimitError                      larger than the caller's Limits allow
-    ├── UnsafeContentError (ValueError)     content that asks for code to run or for a path outside
+    ├── UnsafeContentError (ValueError)     content that would run code or reach a path outside its folder
     ├── TensorNotFoundError (KeyError)      no tensor of that name
-    ├── DTypeError (TypeError)              this dtype cannot be held or given as asked
+    ├── DTypeError (TypeError)              a format, framework or cast does not support this dtype or its values
     ├── DuplicateNameError (ValueError)     two tensors claim one name
     ├── PatternError (ValueError)           a regular expression or a replacement text is invalid
     ├── ModelError (ValueError)             a model cannot be walked, or cannot take a value
-    │   └── AmbiguousError                  a guess would be needed where more than one is right; ``guess`` has it
+    │   └── AmbiguousError                  names and shapes fit several module kinds; ``guess`` has the evidence
     ├── LoadError (ValueError)              tensors did not fit the model; ``result`` has the report
     │   └── MissingTensorsError             parameters found no tensor
-    ├── MergeError (ValueError)             files disagree, and nothing says whose tensor counts
-    ├── ConfigError (ValueError)            a configuration is not what the type asked for declares
-    ├── DeviceError (RuntimeError)          a GPU, or whatever else tensors are on, failed or has no memory left
+    ├── MergeError (ValueError)             files disagree, and no option says which one counts
+    ├── ConfigError (ValueError)            a configuration does not match the requested type
+    ├── DeviceError (RuntimeError)          a GPU or other device failed or has no memory left
     ├── ReadError (OSError)                 the operating system failed a read
     │   └── ChangedError                    the file was changed in place while it was open
     ├── SaveError (OSError)                 a save failed; ``stage`` says where, the old file is intact
-    │   └── AlreadyExistsError (FileExistsError)   something is at the destination already
+    │   └── AlreadyExistsError (FileExistsError)   the destination exists already
     ├── ClosedError (ValueError)            the checkpoint was closed
     └── MissingDependencyError (ImportError)       an optional package is needed; the hint names it
 
-A missing file stays the builtin ``FileNotFoundError``. Errors carry what they are about: ``path`` (the file),
-``tensor`` (the name inside it), ``offset`` (the byte), ``rule`` (the number in the format's documentation) and ``hint``
-(what to do). The layer that knows a fact attaches it with `located`; the layers below raise without it. All are
-picklable.
+A missing file stays the builtin ``FileNotFoundError``. Errors have the attributes ``path`` (the file), ``tensor`` (the
+name inside it), ``offset`` (the byte), ``rule`` (the number in the format's documentation) and ``hint`` (what to do).
+The layer that knows a fact attaches it with `located`; lower layers raise without it. All errors are picklable.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 _FACTS = ("path", "tensor", "offset", "rule", "hint")
 _LONGEST_NAME_SHOWN = 200
 
 
 class BurnstoreError(Exception):
-    """The root of the tree; catching it catches everything that burnstore raises by itself.
+    """The root of the tree: every error of burnstore's own.
 
     >>> error = BurnstoreError("the header ends early", path="model.bpk", offset=10, rule="BP-03")
     >>> print(error)
@@ -88,7 +89,7 @@ class BurnstoreError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         facts = dict(self.__dict__)
-        # OSError and ImportError keep some of these in C, outside of __dict__.
+        # OSError and ImportError keep some of these outside of __dict__.
         facts.update({name: getattr(self, name) for name in _FACTS})
         if isinstance(self, OSError):
             facts["errno"] = self.errno
@@ -107,10 +108,9 @@ def _rebuild(
 
 
 class located:  # noqa: N801  # used as a verb: with located(path=...)
-    """Attach what this layer knows (``path=``, ``tensor=``, ...) to any burnstore error that passes through.
+    """Attach facts (``path=``, ``tensor=``, ...) to any burnstore error that passes through; earlier facts are kept.
 
-    A fact that a deeper layer attached already is kept: the innermost knows best. A class, as it stands around every
-    single tensor and a generator would cost four times as much.
+    A class, because it surrounds the read of every tensor and a generator would cost four times as much.
     """
 
     __slots__ = ("_facts",)
@@ -136,8 +136,21 @@ class located:  # noqa: N801  # used as a verb: with located(path=...)
                     setattr(error, fact, value)
 
 
+def expect(value: Any, kind: type[T], name: str) -> T:
+    """Return the value if it is of this type, otherwise raise TypeError; a bool is not an int.
+
+    >>> expect("no", int, "rank")
+    Traceback (most recent call last):
+    TypeError: rank must be an int, got str
+    """
+    if isinstance(value, kind) and (kind is not int or not isinstance(value, bool)):
+        return value
+    article = "an" if kind.__name__[0].lower() in "aeiou" else "a"
+    raise TypeError(f"{name} must be {article} {kind.__name__}, got {type(value).__name__}")
+
+
 def printable(text: str) -> str:
-    """Text from a file, safe to print: control and format characters escaped, very long text shortened."""
+    """Return text from a file, safe to print: control and format characters escaped, very long text shortened."""
     if len(text) > _LONGEST_NAME_SHOWN:
         text = f"{text[: _LONGEST_NAME_SHOWN - 40]}…({len(text)} characters)…{text[-20:]}"
     if text.isprintable():
@@ -162,7 +175,7 @@ class CorruptError(FormatError):
 
 
 class UnsupportedError(FormatError):
-    """The file is legal, but of a version or kind that is not read here."""
+    """The file is valid, but of a version or kind that burnstore does not read."""
 
 
 class LimitError(FormatError):
@@ -170,7 +183,7 @@ class LimitError(FormatError):
 
 
 class UnsafeContentError(BurnstoreError, ValueError):
-    """The file asks for code to run, or names a path outside its own folder."""
+    """The file would run code, or names a path outside its own folder."""
 
 
 class TensorNotFoundError(BurnstoreError, KeyError):
@@ -178,7 +191,7 @@ class TensorNotFoundError(BurnstoreError, KeyError):
 
 
 class DTypeError(BurnstoreError, TypeError):
-    """This dtype cannot be held by the format, or not given in the form asked for."""
+    """A format, framework or cast does not support this dtype or its values."""
 
 
 class DuplicateNameError(BurnstoreError, ValueError):
@@ -194,7 +207,7 @@ class ModelError(BurnstoreError, ValueError):
 
 
 class AmbiguousError(ModelError):
-    """Names and shapes alone do not tell what some modules are; ``guess`` has the evidence for all of them."""
+    """Names and shapes do not determine the kind of some modules; ``guess`` has the evidence for all of them."""
 
     guess: Any
 
@@ -204,7 +217,7 @@ class AmbiguousError(ModelError):
 
 
 class LoadError(BurnstoreError, ValueError):
-    """Tensors did not fit the model, which is as it was unless the message says that it is partly loaded.
+    """Tensors did not fit the model, which is unchanged unless the message says that it is partly loaded.
 
     ``result`` is the `ApplyResult` with every case.
     """
@@ -221,11 +234,11 @@ class MissingTensorsError(LoadError):
 
 
 class MergeError(BurnstoreError, ValueError):
-    """Files that are to be merged do not go together, and nothing says what is to be done about it."""
+    """The files to merge disagree, and no option says which one counts."""
 
 
 class ConfigError(BurnstoreError, ValueError):
-    """A configuration is not what the type asked for declares; ``problems`` has every case with its place."""
+    """A configuration does not match the requested type; ``problems`` has every case with its place."""
 
     problems: tuple[str, ...]
 
@@ -235,7 +248,7 @@ class ConfigError(BurnstoreError, ValueError):
 
 
 class DeviceError(BurnstoreError, RuntimeError):
-    """A device that tensors were to go to failed, or has no memory left; what torch said of it is the cause."""
+    """A device failed or has no memory left; torch's error is the cause."""
 
 
 class ReadError(BurnstoreError, OSError):
@@ -247,7 +260,7 @@ class ChangedError(ReadError):
 
 
 class SaveError(BurnstoreError, OSError):
-    """A save failed. ``stage`` names the step; unless it is ``"published"``, the destination is as it was before."""
+    """A save failed. ``stage`` names the step; unless it is ``"published"``, the destination is unchanged."""
 
     stage: str
 
@@ -257,7 +270,7 @@ class SaveError(BurnstoreError, OSError):
 
 
 class AlreadyExistsError(SaveError, FileExistsError):
-    """Something is at the destination already and ``overwrite=True`` was not given."""
+    """The destination exists already and ``overwrite=True`` was not given."""
 
 
 class ClosedError(BurnstoreError, ValueError):
@@ -268,5 +281,5 @@ class MissingDependencyError(BurnstoreError, ImportError):
     """An optional package is needed for this; the hint names it."""
 
 
-UNSHOWN = (DTypeError, UnsupportedError, MissingDependencyError)
-"""Why the values of a tensor cannot be shown although the file is whole: nobody has a form for them here."""
+UNREPRESENTABLE = (DTypeError, UnsupportedError, MissingDependencyError)
+"""The errors for values of a valid file that NumPy or torch cannot represent."""

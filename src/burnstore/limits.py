@@ -1,19 +1,21 @@
-"""Limits: how much work a file may ask for before it is refused."""
+"""Limits: the most work that a file may cause before it is refused."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+
+from .errors import expect
 
 _LIFTED = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What opening or reading one file may cost; each limit refuses with a `LimitError` that names it.
+    """What opening or reading one file may cost; a file beyond a limit raises a `LimitError` that names it.
 
-    ``None`` means the format's own default, the value its reference reader has: Burnpack headers up to 100 MiB and
-    100,000 tensors, SafeTensors headers up to 100 MB (and 1,000,000 tensors, which it does not limit). Limits bound
-    sizes only; no limit switches a rule of a format off.
+    ``None`` means the format's own default, that of its reference reader: Burnpack headers up to 100 MiB and 100,000
+    tensors, SafeTensors headers up to 100 MB (and 1,000,000 tensors, which it does not limit). Limits bound sizes only;
+    they switch no rule of a format off.
 
     >>> Limits(tensors=250_000).tensors
     250000
@@ -32,25 +34,16 @@ class Limits:
             value = getattr(self, field.name)
             if value is None and field.default is None:
                 continue
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise TypeError(f"Limits({field.name}=...) takes an int, not {type(value).__name__}")
-            if value < 0:
+            if expect(value, int, f"Limits({field.name}=...)") < 0:
                 raise ValueError(f"Limits({field.name}=...) must not be negative, got {value}")
 
     @classmethod
     def trusted(cls) -> Limits:
-        """Limits for files of one's own: size caps lifted, every rule of the format still checked."""
-        return cls(
-            header_bytes=_LIFTED,
-            tensors=_LIFTED,
-            metadata_entries=_LIFTED,
-            name_bytes=_LIFTED,
-            tensor_bytes=_LIFTED,
-            file_bytes=_LIFTED,
-        )
+        """Return limits for trusted files: no size limits, while every rule of the format is still checked."""
+        return cls(**{field.name: _LIFTED for field in fields(cls) if field.name != "rank"})
 
     def or_defaults(self, *, header_bytes: int, tensors: int) -> Limits:
-        """These limits with a format's own defaults filled in where the caller set none."""
+        """Return these limits with a format's own defaults where the caller set none."""
         return replace(
             self,
             header_bytes=header_bytes if self.header_bytes is None else self.header_bytes,

@@ -1,4 +1,4 @@
-"""Progress: how far a long job is, told in bytes to whoever wants to know."""
+"""Progress: how far a long job is, in bytes."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from functools import partial
 from typing import Any, Protocol, cast
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes done so far and in all."""
+"""Called with the bytes done so far and the total."""
 
 
 class Bar(Protocol):
-    """A bar as tqdm's are: it is told how much was done since the last time, and when it is over."""
+    """A progress bar with the interface of tqdm."""
 
     def update(self, n: int, /) -> Any:
-        """So many bytes more were done."""
+        """Add this many bytes."""
 
     def close(self) -> Any:
-        """No more is to come."""
+        """End the bar."""
 
 
 ProgressLike = Progress | Callable[..., Bar]
-"""A function of two numbers, or what makes a bar when it is called with ``total``, ``unit`` and ``unit_scale``."""
+"""A function of two numbers, or one that returns a bar when called with ``total``, ``unit`` and ``unit_scale``."""
 
 
 @contextmanager
 def progress_from(given: ProgressLike | None) -> Iterator[Progress | None]:
-    """What tells of the progress of one job, whatever its caller gave; None where nobody wants to know.
+    """Yield the function that reports the progress of one job, None if the caller wants no reports.
 
-    ``given`` is a function of the bytes done and in all, or makes bars in the manner of tqdm (``tqdm.tqdm``,
-    ``partial(tqdm.tqdm, desc="saving")``): a bar is made at the first report, and closed when the job ends, however it
-    ends. TypeError for anything else.
+    ``given`` is a function of the bytes done and the total, or makes bars as tqdm does (``tqdm.tqdm``,
+    ``partial(tqdm.tqdm, desc="saving")``): a bar is made at the first report, and closed when the job ends, also after
+    a failure. TypeError for anything else.
 
     >>> with progress_from(lambda done, total: print(done, "of", total)) as report:
     ...     report(3, 10)
@@ -41,13 +41,15 @@ def progress_from(given: ProgressLike | None) -> Iterator[Progress | None]:
     if given is None:
         yield None
     elif not callable(given):
-        raise TypeError(f"progress is a function of two numbers, or a class such as tqdm, not {type(given).__name__}")
+        raise TypeError(
+            f"progress must be a function of two numbers or a class such as tqdm, got {type(given).__name__}"
+        )
     elif _makes_bars(given):
-        shown = _Shown(cast("Callable[..., Bar]", given))
+        display = _BarDisplay(cast("Callable[..., Bar]", given))
         try:
-            yield shown
+            yield display
         finally:
-            shown.close()
+            display.close()
     else:
         yield cast("Progress", given)
 
@@ -60,12 +62,12 @@ def _makes_bars(given: Callable[..., Any]) -> bool:
         return True
     try:
         signature = inspect.signature(given)
-    except (TypeError, ValueError):  # of built-in functions Python often does not know it
+    except (TypeError, ValueError):  # many built-in functions have none
         return False
-    return not _takes(signature, 0, 0) and _takes(signature, total=0, unit="B", unit_scale=True)
+    return not _accepts(signature, 0, 0) and _accepts(signature, total=0, unit="B", unit_scale=True)
 
 
-def _takes(signature: inspect.Signature, *positional: object, **named: object) -> bool:
+def _accepts(signature: inspect.Signature, *positional: object, **named: object) -> bool:
     try:
         signature.bind(*positional, **named)
     except TypeError:
@@ -73,8 +75,8 @@ def _takes(signature: inspect.Signature, *positional: object, **named: object) -
     return True
 
 
-class _Shown:
-    """Turns positions into the steps that a bar wants; another total, or a step back, begins another bar."""
+class _BarDisplay:
+    """Turn positions into the steps that a bar takes; another total, or a step back, begins another bar."""
 
     def __init__(self, make: Callable[..., Bar]) -> None:
         self._make = make
@@ -90,7 +92,6 @@ class _Shown:
         self._done = done
 
     def close(self) -> None:
-        """Close the bar, if there is one."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

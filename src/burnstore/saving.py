@@ -14,7 +14,7 @@ from .errors import located
 from .formats.base import LAYOUT_KEY, Format, WritePlan
 from .formats.registry import format_for_path, format_named
 from .formats.write import batches, write_file
-from .io.gc_pause import collector_paused
+from .io.gc_pause import gc_paused
 from .limits import Limits
 from .progress import ProgressLike, progress_from
 from .tensor.data import Array, TensorData
@@ -138,7 +138,7 @@ def _planned(
     wanted: _Wanted,
     options: dict[str, Any],
 ) -> WritePlan:
-    with collector_paused():
+    with gc_paused():
         snapshots, texts = _contents(chosen, tensors, metadata, limits, wanted, options)
         return chosen.plan(snapshots, texts, limits or Limits(), **options)
 

@@ -147,7 +147,7 @@ BANNED = [
     (r"(numpy|np)\.(load|save|savez|fromfile|memmap)", (), "numpy.load allocates what a header says"),
     (
         r"os\.(replace|rename|renames|link|truncate)",
-        ("io/atomic.py", "io/destination.py", "testing/"),
+        ("io/atomic.py", "testing/"),
         "saves are whole or nothing",
     ),
     (

@@ -252,13 +252,13 @@ def test_a_broken_tensor_is_told_of_and_the_others_are_shown(
     file.write_bytes(packed)
     code, out, err = run_here(capsys, "inspect", file, "--stats")
     assert code == 2
-    assert err == f"burnstore: error: {file}: tensor 'ma\\x1bsk': a Bool holds 9, which is neither 0 nor 1\n"
+    assert err == f"burnstore: error: {file}: tensor 'ma\\x1bsk': expected 0 or 1 in a Bool, found 9\n"
     assert [row[7] for row in table(out)] == ["broken", "1"]
     assert run_here(capsys, "inspect", file)[0] == 0
     code, out, _ = run_here(capsys, "inspect", file, "--stats", "--json")
     assert code == 2
     assert [row["problem"] for row in json.loads(out)["files"][0]["tensors"]] == [
-        "a Bool holds 9, which is neither 0 nor 1",
+        "expected 0 or 1 in a Bool, found 9",
         None,
     ]
 

@@ -72,7 +72,7 @@ def test_a_tensor_that_is_broken_is_named(folder: Path, capsys: Captured) -> Non
         raw[f.offset_of("mask")] = 5
     (folder / "m.safetensors").write_bytes(raw)
     code, out, err = told(capsys, "m.safetensors")
-    assert code == 2 and "m.safetensors: broken" in out and "tensor 'mask': a Bool holds 5" in err
+    assert code == 2 and "m.safetensors: broken" in out and "tensor 'mask': expected 0 or 1 in a Bool, found 5" in err
 
 
 def test_an_expected_digest_is_compared(folder: Path, capsys: Captured) -> None:

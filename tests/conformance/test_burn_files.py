@@ -61,7 +61,7 @@ def test_the_length_of_quantized_data_is_checked_when_planned_and_when_opened(le
     """Burn leaves it unchecked up to 0.22.1; the scheme says what it must be, so it is checked here."""
     dtype = DType.qfloat(QuantScheme("Q8S", QuantStore("Native")))
     held = TensorSnapshot.from_data("q", TensorData.from_bytes(bytes(8), dtype, [4]))._data
-    with pytest.raises(CorruptError, match=f"{length} bytes") as caught:
+    with pytest.raises(CorruptError, match=f"got {length}") as caught:
         bs.save([TensorSnapshot("q", dtype, (4,), held, nbytes=length)], tmp_path / "model.bpk")
     assert caught.value.tensor == "q" and os.listdir(tmp_path) == []
     bs.save([TensorSnapshot("q", dtype, (4,), held, nbytes=8)], tmp_path / "model.bpk")
@@ -71,7 +71,7 @@ def test_the_length_of_quantized_data_is_checked_when_planned_and_when_opened(le
 
 def test_a_function_that_gives_another_length_is_refused_while_writing(tmp_path: Path) -> None:
     short = TensorSnapshot.from_closure("short", DType.F32, [4], lambda: np.zeros(2, np.float32))
-    with pytest.raises(CorruptError, match=r"declared F32 \[4\], its function gave F32 \[2\]") as caught:
+    with pytest.raises(CorruptError, match=r"declared F32 \[4\], its function returned F32 \[2\]") as caught:
         bs.save([*provided([]), short], tmp_path / "model.bpk")
     assert caught.value.tensor == "short" and os.listdir(tmp_path) == []
 

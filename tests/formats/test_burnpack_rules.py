@@ -119,7 +119,7 @@ def test_bp_19_a_bool_that_is_neither_0_nor_1_is_refused_when_it_is_read() -> No
         with bs.open(data) as f:
             assert f["ok"].numpy().tolist() == [1, 2, 3, 4]
             for read in (f.numpy, f["t"].numpy, lambda f=f: f["t"][2:4]):
-                with pytest.raises(CorruptError, match="neither 0 nor 1") as caught:
+                with pytest.raises(CorruptError, match="expected 0 or 1") as caught:
                     read()
                 assert caught.value.tensor == "t"
 
@@ -127,7 +127,7 @@ def test_bp_19_a_bool_that_is_neither_0_nor_1_is_refused_when_it_is_read() -> No
 def test_bp_20_a_code_outside_its_range_is_refused_when_it_is_read() -> None:
     scheme = {**SCHEME, "value": "Q4S"}
     data = file(tensors(t=tensor({"QFloat": scheme}, offsets=(0, 8))), b"\x7f\1\2\3" + bytes(4))
-    with bs.open(data) as f, pytest.raises(CorruptError, match="0x7F is no Q4S code") as caught:
+    with bs.open(data) as f, pytest.raises(CorruptError, match="0x7F is not a Q4S code") as caught:
         f["t"].numpy()
     assert caught.value.tensor == "t"
 

@@ -289,7 +289,7 @@ def test_a_bool_that_is_neither_is_refused_when_it_is_read() -> None:
     with bs.open(data) as f:
         assert f["a"].to_bytes() == b"\0\1\2\0"
         for read in (f["a"].numpy, f.numpy):
-            with pytest.raises(CorruptError, match="holds 2") as caught:
+            with pytest.raises(CorruptError, match="found 2") as caught:
                 read()
             assert caught.value.tensor == "a"
 

@@ -358,7 +358,7 @@ class TestLinks:
             (folder / SECOND).unlink(missing_ok=True)
             (folder / SECOND).symlink_to(target)
             watched.clear()
-            refused(folder / INDEX, UnsafeContentError, "SH-03", "leads out of the folder")
+            refused(folder / INDEX, UnsafeContentError, "SH-03", "a link to a file outside the folder")
             assert str(outside) not in watched
 
     def test_a_link_inside_the_folder_is_followed(self, folder: Path) -> None:

@@ -36,9 +36,9 @@ def check(function: Check) -> Check:
 
 @contextmanager
 def ring_for(device: str) -> Iterator[None]:
-    """Let the ring carry to this device, also if it is the CPU."""
-    before = set(torch_tensor.CARRIED)
-    torch_tensor.CARRIED.add(torch.device(device).type)
+    """Let the ring transfer to this device, also if it is the CPU."""
+    before = set(torch_tensor.TRANSFER_DEVICES)
+    torch_tensor.TRANSFER_DEVICES.add(torch.device(device).type)
     threads = threading.active_count()
     try:
         yield
@@ -47,8 +47,8 @@ def ring_for(device: str) -> Iterator[None]:
         if torch.device(device).type == "cuda":
             assert torch.cuda.current_stream() == torch.cuda.default_stream(), "the stream was not given back"
     finally:
-        torch_tensor.CARRIED.clear()
-        torch_tensor.CARRIED.update(before)
+        torch_tensor.TRANSFER_DEVICES.clear()
+        torch_tensor.TRANSFER_DEVICES.update(before)
         bs.configure_transfers()
 
 

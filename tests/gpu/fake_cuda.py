@@ -15,7 +15,7 @@ import torch
 from tests.gpu.stream_order import Actor, Clock, StreamOrder, reads_are_watched
 
 from burnstore.io.gpu.buffers import page_aligned
-from burnstore.io.gpu.transfer import CudaCarrier
+from burnstore.io.gpu.staging import CudaStaging
 from burnstore.models.load import gpu as on_device
 from burnstore.tensor import torch as torch_tensor
 
@@ -123,13 +123,13 @@ def gpu_that_is_none(make: Callable[[], FakeTorch] = FakeTorch) -> Iterator[list
     """Let tensors on the CPU be carried as those on a GPU are; what was made for it, which must be given back."""
     made: list[FakeTorch] = []
 
-    def carrier_to(device: object) -> CudaCarrier:
+    def staging_for(device: object) -> CudaStaging:
         made.append(make())
-        return CudaCarrier(made[-1], torch.device("cpu"))
+        return CudaStaging(made[-1], torch.device("cpu"))
 
     with (
-        mock.patch.object(torch_tensor, "carrier_to", carrier_to),
-        mock.patch.object(on_device, "carrier_to", carrier_to),
+        mock.patch.object(torch_tensor, "staging_for", staging_for),
+        mock.patch.object(on_device, "staging_for", staging_for),
         reads_are_watched(),
     ):
         yield made

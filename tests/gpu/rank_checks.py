@@ -14,8 +14,8 @@ from tests.gpu.checks import assert_same, check, noise, raised, state
 from torch import nn
 
 import burnstore as bs
-from burnstore.io.gpu.engine import Range, carry
-from burnstore.io.pages import PAGE
+from burnstore.io.gpu.transfer import Range, transfer
+from burnstore.io.sizes import PAGE
 from burnstore.io.source import FileSource
 from burnstore.models.load import gpu as on_device
 
@@ -78,9 +78,9 @@ def carried() -> Iterator[list[int]]:
     def counting(ranges: Iterable[Range], *arguments: Any, **options: Any) -> None:
         kept = list(ranges)
         found.append(sum(range_.length for range_ in kept))
-        carry(kept, *arguments, **options)
+        transfer(kept, *arguments, **options)
 
-    with mock.patch.object(on_device, "carry", counting):
+    with mock.patch.object(on_device, "transfer", counting):
         yield found
 
 
@@ -96,7 +96,7 @@ def bytes_read() -> Iterator[list[int]]:
         "read_at": lambda offset, length: length,
         "read_into": of_reads,
         "read_pages": lambda offset, length, pages: length,
-        "asked_for": lambda offset, length: length,
+        "kernel_read": lambda offset, length: length,
     }
     with ExitStack() as patches:
         for name, count in counts.items():

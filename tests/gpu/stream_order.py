@@ -28,7 +28,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from burnstore.io.gpu.chunks import Piece
+from burnstore.io.gpu.chunks import Chunk
 from burnstore.io.gpu.readers import Filled, KernelReaders, Readers, ThreadReaders
 
 Clock = dict["Actor", int]
@@ -302,7 +302,7 @@ def reads_are_watched() -> Iterator[None]:
 def _watched(kind: type[Readers]) -> dict[str, Any]:
     real_begin, real_finished, real_close = kind.begin, kind.finished, kind.close
 
-    def begin(self: Readers, index: int, piece: Piece, buffer: memoryview) -> None:
+    def begin(self: Readers, index: int, piece: Chunk, buffer: memoryview) -> None:
         if (order := _order()) is not None:
             order.read_begins(index, buffer)
         real_begin(self, index, piece, buffer)

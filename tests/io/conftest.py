@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from burnstore.io import atomic, destination
+from burnstore.io import atomic
 
 SCRATCH = re.compile(r"\..+\.[0-9]+-[0-9]+\.burnstore-tmp", re.DOTALL)
 
@@ -33,7 +33,6 @@ def use_os(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
 
     def use(shim: Any) -> None:
         monkeypatch.setattr(atomic, "os", shim)
-        monkeypatch.setattr(destination, "os", shim)
 
     return use
 

@@ -112,8 +112,8 @@ def test_a_buffer_that_is_not_contiguous_is_refused_and_nothing_is_published(tmp
 @pytest.mark.parametrize("window", [1, 7, 64, 1000])
 @pytest.mark.parametrize("most", [1, 3, 1024])
 def test_windows_and_batches_never_change_the_bytes(tmp_path, monkeypatch, window, most):
-    monkeypatch.setattr(atomic, "_WINDOW", window)
-    monkeypatch.setattr(atomic, "_MOST_BUFFERS", most)
+    monkeypatch.setattr(atomic, "SYSCALL_BYTES", window)
+    monkeypatch.setattr(atomic, "_MAX_BUFFERS", most)
     random = np.random.default_rng(1)
     buffers = [random.bytes(int(n)) for n in random.integers(0, 40, size=60)]
     buffers += [random.bytes(window), random.bytes(3 * window), b"", random.bytes(3 * window + 1)]
@@ -164,10 +164,7 @@ def test_without_writev_the_bytes_are_the_same(tmp_path, use_os):
 
 @pytest.mark.parametrize("overwrite", [True, False])
 def test_without_dir_fd_the_protocol_is_the_same(tmp_path, monkeypatch, overwrite):
-    from burnstore.io import destination
-
-    monkeypatch.setattr(atomic, "HAS_DIR_FD", False)
-    monkeypatch.setattr(destination, "HAS_DIR_FD", False)
+    monkeypatch.setattr(atomic, "_HAS_DIR_FD", False)
     if overwrite:
         save(tmp_path / "x", b"old")
     save(tmp_path / "x", b"new", overwrite=overwrite)
@@ -369,7 +366,7 @@ def test_an_interrupt_inside_a_write_leaves_the_old_file(tmp_path, use_os, kind,
 def test_another_size_than_announced_is_never_published(tmp_path, written):
     path = tmp_path / "x"
     path.write_bytes(b"old")
-    with pytest.raises(SaveError, match=f"{written} bytes were written where 10 were announced") as caught:
+    with pytest.raises(SaveError, match=f"expected 10 bytes, {written} were written") as caught:
         save(path, bytes(written), overwrite=True, size=10)
     assert caught.value.stage == "write"
     assert path.read_bytes() == b"old"
@@ -462,7 +459,7 @@ def test_taken_scratch_names_are_passed_over_and_left_alone(tmp_path, monkeypatc
 
 def test_when_all_scratch_names_are_taken_the_save_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(atomic, "_numbers", itertools.count(0))
-    monkeypatch.setattr(atomic, "_MOST_NAMES", 3)
+    monkeypatch.setattr(atomic, "_MAX_NAMES", 3)
     names = [f".x.{os.getpid()}-{n}.burnstore-tmp" for n in range(3)]
     for name in names:
         (tmp_path / name).write_bytes(b"taken")

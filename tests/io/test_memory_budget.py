@@ -1,4 +1,4 @@
-"""Room: threads wait for memory, nobody gets more than there is, and buffers are used again as far as there is room."""
+"""MemoryBudget: threads wait for memory, none gets more than there is, and buffers are reused as far as it allows."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 from burnstore.errors import LimitError
-from burnstore.io.memory_budget import Room
-from burnstore.io.whole import read_whole
+from burnstore.io.memory_budget import MemoryBudget
+from burnstore.io.source import read_whole
 
 
 def test_what_is_taken_never_exceeds_what_there_is() -> None:
-    room, lock = Room(100), threading.Lock()
+    budget, lock = MemoryBudget(100), threading.Lock()
     now, most = 0, 0
 
     def work(nbytes: int) -> None:
         nonlocal now, most
-        with room.buffer(nbytes) if nbytes % 2 else room.taken(nbytes):
+        with budget.buffer(nbytes) if nbytes % 2 else budget.reserve(nbytes):
             with lock:
                 now += nbytes
                 most = max(most, now)
@@ -35,46 +35,46 @@ def test_what_is_taken_never_exceeds_what_there_is() -> None:
 
 
 def test_one_that_needs_more_than_there_is_gets_it_alone() -> None:
-    room = Room(10)
-    with room.taken(50):
+    budget = MemoryBudget(10)
+    with budget.reserve(50):
         pass
-    with room.buffer(50) as buffer:
+    with budget.buffer(50) as buffer:
         assert len(buffer) == 50
-    assert room._spare == []  # for it there is no room to stay
+    assert budget._spare == []  # for it there is no budget to stay
 
 
 def test_a_buffer_of_the_same_size_is_used_again() -> None:
-    room = Room(100)
-    with room.buffer(40) as first:
+    budget = MemoryBudget(100)
+    with budget.buffer(40) as first:
         pass
-    with room.buffer(40) as again, room.buffer(40) as other:
+    with budget.buffer(40) as again, budget.buffer(40) as other:
         assert again is first and other is not first
-    with room.buffer(30) as another:
+    with budget.buffer(30) as another:
         assert len(another) == 30
 
 
 def test_what_nobody_uses_goes_when_its_room_is_needed() -> None:
-    room = Room(100)
-    with room.buffer(60):
+    budget = MemoryBudget(100)
+    with budget.buffer(60):
         pass
-    assert [len(spare) for spare in room._spare] == [60]
-    with room.taken(50):
-        assert room._spare == []
+    assert [len(spare) for spare in budget._spare] == [60]
+    with budget.reserve(50):
+        assert budget._spare == []
 
 
 def test_a_failure_gives_back_what_was_taken() -> None:
-    room = Room(10)
-    with pytest.raises(RuntimeError), room.taken(10):
+    budget = MemoryBudget(10)
+    with pytest.raises(RuntimeError), budget.reserve(10):
         raise RuntimeError
-    with pytest.raises(RuntimeError), room.buffer(10):
+    with pytest.raises(RuntimeError), budget.buffer(10):
         raise RuntimeError
-    with room.taken(10):
+    with budget.reserve(10):
         pass
 
 
 def test_a_pickled_one_is_another() -> None:
-    room = Room(10)
-    with room.taken(10), pickle.loads(pickle.dumps(room)).taken(10):
+    budget = MemoryBudget(10)
+    with budget.reserve(10), pickle.loads(pickle.dumps(budget)).reserve(10):
         pass
 
 

@@ -14,8 +14,8 @@ import pytest
 from burnstore.errors import ClosedError, ReadError, TruncatedError
 from burnstore.io import pages as pages_module
 from burnstore.io.gpu.buffers import page_aligned
-from burnstore.io.pages import PAGE, page_reader
-from burnstore.io.source import BytesSource, FileSource, MmapSource
+from burnstore.io.sizes import PAGE
+from burnstore.io.source import BytesSource, FileSource, MmapSource, page_reader
 
 DATA = np.random.default_rng(2).integers(0, 256, 300_123, np.uint8).tobytes()
 RANGES = [(0, 1), (0, PAGE), (1, PAGE), (PAGE - 1, 2), (PAGE, 2 * PAGE), (12_345, 100_000), (300_122, 1), (0, 300_123)]

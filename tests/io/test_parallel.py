@@ -13,7 +13,7 @@ from burnstore.io.parallel import for_each
 def test_whatever_a_job_raises_is_raised_here(
     monkeypatch: pytest.MonkeyPatch, threads: int, kind: type[Exception]
 ) -> None:
-    monkeypatch.setattr(parallel, "THREADS", threads)
+    monkeypatch.setattr(parallel, "IO_THREADS", threads)
 
     def job(piece: int) -> None:
         if piece == 3:
@@ -25,7 +25,7 @@ def test_whatever_a_job_raises_is_raised_here(
 
 @pytest.mark.parametrize("threads", [1, 4])
 def test_every_piece_is_done_once(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
-    monkeypatch.setattr(parallel, "THREADS", threads)
+    monkeypatch.setattr(parallel, "IO_THREADS", threads)
     done: list[int] = []
     for_each(done.append, range(1000))
     assert sorted(done) == list(range(1000))

@@ -17,9 +17,9 @@ import burnstore as bs
 from burnstore.io import cached_runs, pages, parallel
 from burnstore.io.gpu.buffers import page_aligned
 from burnstore.io.joined import JoinedSource
-from burnstore.io.pages import PAGE, page_reader
 from burnstore.io.runs import RunsSource, read_runs
-from burnstore.io.source import BytesSource, FileSource, MmapSource
+from burnstore.io.sizes import PAGE
+from burnstore.io.source import BytesSource, FileSource, MmapSource, page_reader
 from burnstore.testing import CountingSource
 
 needs_vectors = pytest.mark.skipif(
@@ -244,7 +244,7 @@ def test_a_part_of_runs_is_runs_and_tells_of_a_change(tmp_path: Path, source: Fi
 
 @pytest.mark.parametrize("kind", [FileSource, MmapSource])
 def test_much_is_read_by_several_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
-    monkeypatch.setattr(parallel, "THREADS", 4)
+    monkeypatch.setattr(parallel, "IO_THREADS", 4)
     monkeypatch.setattr(pages, "_NOWAIT", None)
     raw = content(40 << 20)
     (tmp_path / "file").write_bytes(raw)

@@ -273,9 +273,9 @@ def test_an_end_of_file_that_comes_early_is_truncation_and_no_endless_loop(
 @pytest.fixture
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a few kilobytes count as a large read."""
-    monkeypatch.setattr(source_module, "_WINDOW", 1000)
-    monkeypatch.setattr(source_module, "_PARALLEL_FROM", 4000)
-    monkeypatch.setattr(parallel, "THREADS", 4)
+    monkeypatch.setattr(source_module, "SYSCALL_BYTES", 1000)
+    monkeypatch.setattr(source_module, "PARALLEL_BYTES", 4000)
+    monkeypatch.setattr(parallel, "IO_THREADS", 4)
 
 
 @pytest.mark.usefixtures("small_windows")

@@ -134,16 +134,16 @@ def test_few_tasks_are_with_somebody_elses_executor_at_a_time() -> None:
             future.set_running_or_notify_cancel()
             self.open.append(lambda: future.set_result(function(*arguments)))
             self.most = max(self.most, len(self.open))
-            if len(self.open) == execution._MOST_ABROAD:
+            if len(self.open) == execution.MAX_SUBMITTED:
                 for finish in self.open:
                     finish()
                 self.open.clear()
             return future
 
     slow = Slow()
-    count = 2 * execution._MOST_ABROAD
+    count = 2 * execution.MAX_SUBMITTED
     assert list(run_tasks(double, range(count), slow)) == [2 * number for number in range(count)]
-    assert slow.most == execution._MOST_ABROAD
+    assert slow.most == execution.MAX_SUBMITTED
 
 
 def test_a_single_task_needs_no_thread() -> None:

@@ -359,7 +359,7 @@ def test_filters_with_flags_and_several_of_them(torch_file: Path, tmp_path: Path
         ({"cast": "i64"}, bs.DTypeError, "not cast to I64"),
         ({"cast": "f4"}, bs.DTypeError, "not cast to F4"),
         ({"cast": "F8_E8M0"}, bs.DTypeError, "not cast to F8_E8M0"),
-        ({"cast": "bf17"}, bs.DTypeError, "not a dtype"),
+        ({"cast": "bf17"}, bs.DTypeError, "unknown dtype"),
         ({"adapter": "Unheard"}, ValueError, "no adapter"),
         ({"adapter": 3}, TypeError, "an adapter is"),
         ({"metadata": {"burnstore.layout": "burn"}}, ValueError, "burnstore's own"),

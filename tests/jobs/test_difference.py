@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as arrays
 
 import burnstore as bs
 from burnstore.jobs.diff.difference import Difference, RunningDifference, Tolerance
-from burnstore.tensor.upcast import widened
+from burnstore.tensor.upcast import upcast
 
 FLOATS = ["F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "C64", "C128"]
 INTEGERS = ["I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8"]
@@ -56,7 +56,7 @@ def test_every_figure_equals_that_of_plain_python(name: str, seed: int) -> None:
     dtype = bs.DType.parse(name)
     one, other = raw_elements(name, seed), raw_elements(name, seed + 100)
     other = np.where(np.arange(500) % 3 == 0, one, other) if dtype.bits <= 64 else other
-    a, b = (as_python(widened(each.view(np.uint8), dtype)) for each in (one, other))
+    a, b = (as_python(upcast(each.view(np.uint8), dtype)) for each in (one, other))
     result = found(one, other, dtype, dtype, block=77)
 
     finite = [row for row in range(500) if np.isfinite(a[row]) and np.isfinite(b[row])]

@@ -120,7 +120,7 @@ def test_a_broken_tensor_is_a_problem_of_its_row() -> None:
     packed[offset + 1] = 7
     mask, weight = inspect(packed, stats=True).tensors
     assert mask.stats is None
-    assert mask.problem == "a Bool holds 7, which is neither 0 nor 1"
+    assert mask.problem == "expected 0 or 1 in a Bool, found 7"
     assert weight.problem is None
     assert weight.stats is not None
 

@@ -16,6 +16,7 @@ import burnstore as bs
 from burnstore.jobs import stats as stats_module
 from burnstore.jobs.stats import TensorStats, all_stats, tensor_stats
 from burnstore.tensor.quantization import QuantBlock, QuantizedTensor, QuantScheme, QuantStore, encode
+from burnstore.tensor.sources import Data
 
 FIXTURES = sorted(Path(__file__).parents[1].glob("fixtures/burn/*/*.bpk"))
 PLAIN = [
@@ -204,9 +205,7 @@ def test_statistics_of_a_big_tensor_take_little_memory(tmp_path: Path) -> None:
 
 
 def test_a_chunk_may_end_inside_an_element() -> None:
-    class Dribble:
-        file = None
-
+    class Dribble(Data):
         def chunks(self, nbytes: int):  # type: ignore[no-untyped-def]
             raw = np.arange(10, dtype="<f4").tobytes()
             yield from (memoryview(raw[at : at + 7]) for at in range(0, nbytes, 7))

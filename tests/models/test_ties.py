@@ -16,7 +16,8 @@ from burnstore.models.load import ties
 from burnstore.models.load.ties import same_values
 from burnstore.tensor.data import Array
 from burnstore.tensor.dtype import DType
-from burnstore.tensor.snapshot import SourceData, TensorSnapshot
+from burnstore.tensor.snapshot import TensorSnapshot
+from burnstore.tensor.sources import SourceData
 from burnstore.transforms.axes import joined, transposed
 
 

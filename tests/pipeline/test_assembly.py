@@ -20,7 +20,7 @@ import burnstore as bs
 from assembled import Broken, arrays, die, nothing_left, refuse, same_tensors, with_broken
 from burnstore.formats.registry import format_named
 from burnstore.formats.safetensors import writer
-from burnstore.io import portions
+from burnstore.io import atomic
 from burnstore.io.workers import checked_workers
 from burnstore.pipeline import write as assembly
 from burnstore.pipeline.write import assemble
@@ -168,7 +168,7 @@ def test_a_worker_that_is_killed_leaves_the_old_file(tensors: list[TensorSnapsho
 def test_a_disk_that_fails_leaves_the_old_file(
     tensors: list[TensorSnapshot], old: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    real, calls = portions.Portion._write_some, []
+    real, calls = atomic.PortionWriter._write_some, []
 
     def full(self: Any, offset: int, window: memoryview) -> int:
         calls.append(offset)
@@ -176,7 +176,7 @@ def test_a_disk_that_fails_leaves_the_old_file(
             raise OSError(number, os.strerror(number))
         return real(self, offset, window)
 
-    monkeypatch.setattr(portions.Portion, "_write_some", full)
+    monkeypatch.setattr(atomic.PortionWriter, "_write_some", full)
     with pytest.raises(bs.SaveError, match="not saved") as caught:
         assemble(tensors, old, BURNPACK, metadata={}, overwrite=True)
     assert caught.value.errno == number and caught.value.stage == "write"
@@ -189,7 +189,7 @@ def test_a_flush_that_fails_while_proving_leaves_the_old_file(
     def broken(fd: int) -> None:
         raise OSError(errno.EIO, "broken")
 
-    monkeypatch.setattr(portions, "flush", broken)
+    monkeypatch.setattr(atomic, "_fsync", broken)
     with pytest.raises(bs.SaveError, match="brought to disk"):
         assemble(tensors, old, BURNPACK, metadata={}, overwrite=True)
     untouched(old)
@@ -246,13 +246,13 @@ def test_a_dtype_that_files_hold_under_another_name_is_proved(tmp_path: Path, dt
 def test_a_writer_that_loses_a_portion_is_found(
     tensors: list[TensorSnapshot], old: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = portions.Portion.write_at
+    real = atomic.PortionWriter.write_at
 
     def lossy(self: Any, offset: int, buffer: Any) -> None:
         if not 5_000_000 < offset < 6_000_000:
             real(self, offset, buffer)
 
-    monkeypatch.setattr(portions.Portion, "write_at", lossy)
+    monkeypatch.setattr(atomic.PortionWriter, "write_at", lossy)
     with pytest.raises(bs.CorruptError, match="not what was read"):
         assemble(tensors, old, BURNPACK, metadata={}, overwrite=True)
     untouched(old)

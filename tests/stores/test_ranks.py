@@ -114,7 +114,7 @@ def test_the_parts_compute_together_what_the_whole_computes(tmp_path: Path, kind
 def test_parts_are_carried_to_a_device_like_whole_tensors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, width: int
 ) -> None:
-    monkeypatch.setattr(torch_tensor, "CARRIED", ("cuda", "cpu"))  # the engine takes the CPU for a GPU
+    monkeypatch.setattr(torch_tensor, "TRANSFER_DEVICES", ("cuda", "cpu"))  # the engine takes the CPU for a GPU
     whole = block(width, 4 * width, dtype=torch.bfloat16)
     path = saved(whole, tmp_path, kind)
     parts = [block(width, width, dtype=torch.bfloat16) for _ in range(4)]
@@ -249,7 +249,7 @@ def test_a_rule_that_forgets_a_tensor_shows_as_a_shape_that_does_not_fit(file: P
     ("rules", "words"),
     [
         ({"^a$": "rows"}, "tensor 'b': no rule"),
-        ({"": "rows"}, "tensor 'b': axis 0 has 5, which 2 ranks"),
+        ({"": "rows"}, "tensor 'b': cannot divide the extent 5 of axis 0 evenly among 2 ranks"),
         ({"": "columns"}, "tensor 'b': .*has no axis 1"),
     ],
 )
@@ -282,7 +282,7 @@ def test_a_partition_can_be_given_by_its_rules_alone(file: Path) -> None:
 
 
 def test_nothing_else_is_a_partition(file: Path) -> None:
-    with pytest.raises(TypeError, match="a partition is a Partition, not list"):
+    with pytest.raises(TypeError, match="partition must be a Partition, got list"):
         bs.load(model(), file, shard=["rows"], rank=0, world=2)
 
 

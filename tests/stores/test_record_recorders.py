@@ -117,7 +117,7 @@ def test_a_disk_that_fails_leaves_the_old_file(stage: str, tmp_path: Path, monke
     def fails(*_: Any, **__: Any) -> Any:
         raise OSError(5, "Input/output error")
 
-    target = {"write": (atomic, "_write_some"), "fsync": (atomic, "flush"), "replace": (os, "replace")}[stage]
+    target = {"write": (atomic, "_write_some"), "fsync": (atomic, "_fsync"), "replace": (os, "replace")}[stage]
     monkeypatch.setattr(*target, fails)
     with pytest.raises(bs.SaveError):
         bs.save_file(Net(), tmp_path / "model", bs.NamedMpkFileRecorder(), overwrite=True)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import burnstore as bs
-from burnstore.tensor.snapshot import HeldData
+from burnstore.tensor.sources import HeldData
 from burnstore.tensor.stream import ByteStream
 
 RAW = bytes(range(100))
@@ -35,7 +35,7 @@ def test_chunks_are_cut_and_joined_as_asked(step: int) -> None:
 def test_what_ends_early_is_an_error_that_names_the_tensor() -> None:
     stream = ByteStream(in_chunks())
     stream.take(90)
-    with pytest.raises(bs.CorruptError, match="tensor 'x': it ends 5 bytes early"):
+    with pytest.raises(bs.CorruptError, match="tensor 'x': ends 5 bytes early"):
         stream.take(15)
 
 
@@ -57,5 +57,5 @@ def test_streams_share_a_buffer(tmp_path: Path) -> None:
 
 
 def test_only_files_can_be_begun_anywhere() -> None:
-    with pytest.raises(ValueError, match="only the tensors of files"):
+    with pytest.raises(ValueError, match="only tensors of files"):
         ByteStream(in_chunks(), 3)

@@ -101,7 +101,7 @@ def test_the_numpy_dtype_is_little_endian() -> None:
 
 @pytest.mark.parametrize("code", ["O", "U3", "S3", "M8[s]", "m8[s]", "V4", "g", "G", [("a", "f4")]])
 def test_numpy_dtypes_without_a_counterpart_are_refused(code: Any) -> None:
-    with pytest.raises(DTypeError, match="has no counterpart") as caught:
+    with pytest.raises(DTypeError, match="is not supported") as caught:
         DType.of(np.dtype(code))
     assert caught.value.hint
 

@@ -47,7 +47,7 @@ def test_a_number_gets_the_kind_that_holds_it(value: Any, kind: str) -> None:
 
 @pytest.mark.parametrize("wrong", [None, "5", b"5", 1j, [1], np.int64(1), np.float32(1), np.bool_(True), np.zeros(1)])
 def test_what_is_no_python_number_is_a_type_error(wrong: Any) -> None:
-    with pytest.raises(TypeError, match="a scalar is"):
+    with pytest.raises(TypeError, match="a scalar must be"):
         Scalar.of(wrong)
 
 

@@ -15,9 +15,10 @@ from hypothesis.extra import numpy as hnp
 
 from burnstore import DType, ParamId, TensorData, TensorSnapshot
 from burnstore.errors import BurnstoreError, CorruptError, DTypeError, UnsupportedError
+from burnstore.io.sizes import CHUNK_BYTES
 from burnstore.io.source import BytesSource
 from burnstore.tensor.quantization import QuantScheme, QuantStore
-from burnstore.tensor.snapshot import CHUNK_BYTES, SourceData
+from burnstore.tensor.sources import SourceData
 
 ARRAY = np.arange(12, dtype=np.float32).reshape(3, 4)
 
@@ -207,7 +208,7 @@ def test_a_function_that_gives_quantized_data_of_another_length_is_refused() -> 
     scheme = DType.qfloat(QuantScheme("Q8S", QuantStore("Native"), tensor="F16", old_style=True))
     long = TensorData.from_bytes(bytes(6) + np.float32(0.5).tobytes(), scheme, [6])
     lazy = TensorSnapshot.from_closure("q", scheme, [6], lambda: long)
-    with pytest.raises(CorruptError, match="declared 8 bytes, its function gave 10"):
+    with pytest.raises(CorruptError, match="declared 8 bytes, its function returned 10"):
         lazy.numpy()
     assert TensorSnapshot.from_data("q", long).numpy().tolist() == [0] * 6
 
@@ -219,7 +220,7 @@ def test_a_function_may_give_a_numpy_scalar_for_a_tensor_without_axes() -> None:
 def test_a_function_that_gives_no_tensor_is_a_type_error() -> None:
     for wrong in (None, b"12345678", [1.0, 2.0], 5):
         lazy = TensorSnapshot.from_closure("t", DType.F32, [2], lambda wrong=wrong: wrong)
-        with pytest.raises(TypeError, match="must give TensorData or an array"):
+        with pytest.raises(TypeError, match="must return TensorData or an array"):
             lazy.numpy()
 
 
@@ -279,7 +280,7 @@ def test_bytes_that_do_not_fit_dtype_and_shape_are_refused(count: int, shape: li
 def test_numpys_one_to_a_byte_form_of_narrow_floats_is_not_taken_for_the_packed_one(dtype: Any) -> None:
     array = np.array([1, 2, 0.5, 4], dtype)
     for make in (TensorData.from_numpy, lambda array: TensorSnapshot.from_numpy("t", array)):
-        with pytest.raises(DTypeError, match="one value to a byte") as caught:
+        with pytest.raises(DTypeError, match="value per byte") as caught:
             make(array)
         assert "from_bytes" in (caught.value.hint or "")
     lazy = TensorSnapshot.from_closure("t", DType.of(np.dtype(dtype)), [4], lambda: array)

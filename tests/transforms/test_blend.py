@@ -220,12 +220,12 @@ def test_what_has_numbers_between_two_others_blends_and_nothing_else_does() -> N
     assert not any(can_blend(DType.parse(name)) for name in no_mean)
     assert all(can_blend(DType.parse(name)) for name in ("F64", "F16", "BF16", "F8_E5M2", "C64", "Flex32"))
     counts = snapshot(np.int64([1]))
-    with pytest.raises(DTypeError, match="I64 does not blend into I64"):
+    with pytest.raises(DTypeError, match="cannot blend I64 into I64"):
         blended([counts, counts], [0.5, 0.5])
 
 
 def test_shapes_must_be_equal() -> None:
-    with pytest.raises(MergeError, match=r"shapes \[2\] and \[3\] do not blend"):
+    with pytest.raises(MergeError, match=r"cannot blend shapes \[2\] and \[3\]"):
         blended([snapshot(np.zeros(2)), snapshot(np.zeros(3))], [0.5, 0.5])
 
 
@@ -238,5 +238,5 @@ def test_what_sources_must_have_alike_is_theirs_or_an_error(one: list[int], othe
         assert both.numpy().tolist() == one and b"".join(both.chunks()) == np.int64(one).tobytes()
     else:
         for read in (both.numpy, both.to_bytes, lambda: list(both.chunks()), lambda: both.numpy(copy=True)):
-            with pytest.raises(MergeError, match="tensor 'w': it differs from that of another source"):
+            with pytest.raises(MergeError, match="tensor 'w': differs from that of another source"):
                 read()

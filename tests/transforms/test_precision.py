@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import burnstore as bs
-from burnstore.tensor.snapshot import CHUNK_BYTES, TensorSnapshot
+from burnstore.io.sizes import CHUNK_BYTES
+from burnstore.tensor.snapshot import TensorSnapshot
+from burnstore.tensor.sources import Data
 from burnstore.transforms.axes import transposed
 from burnstore.transforms.precision import CastData, cast, cast_array
 
@@ -51,10 +53,9 @@ def whole(values: Any, dtype: bs.DType) -> tuple[bytes, bs.DTypeError | None]:
         return b"", error
 
 
-class Uneven:
+class Uneven(Data):
     """Data whose chunks end in the middle of elements."""
 
-    file = None
     streams = True
 
     def __init__(self, raw: bytes, step: int) -> None:
@@ -62,9 +63,6 @@ class Uneven:
 
     def window(self, start: int, stop: int) -> memoryview:
         return memoryview(self.raw)[start:stop]
-
-    def owned(self, start: int, stop: int) -> Any:
-        return np.frombuffer(bytearray(self.raw[start:stop]), np.uint8)
 
     def chunks(self, nbytes: int) -> Iterator[memoryview]:
         for start in range(0, nbytes, self.step):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from ..errors import UNSHOWN, BurnstoreError
+from ..errors import UNREPRESENTABLE, BurnstoreError
 from ..io.atomic import remove_files, stale_scratch_files
 from ..jobs.convert.receipt import check_receipt
 from ..jobs.json_output import json_text
@@ -143,7 +143,7 @@ def _print_errors(found: Verification) -> None:
         print_error(error, found.path)
     broken = [tensor.error for tensor in found.tensors if tensor.error is not None]
     for error in broken[:_MOST_SHOWN]:
-        print_error(error, found.path, label="note" if isinstance(error, UNSHOWN) else "error")
+        print_error(error, found.path, label="note" if isinstance(error, UNREPRESENTABLE) else "error")
     if len(broken) > _MOST_SHOWN:
         print_error(BurnstoreError(f"and {len(broken) - _MOST_SHOWN} more tensors; --json shows all"), found.path)
 

@@ -13,7 +13,8 @@ from ..io.source import Source
 from ..limits import Limits
 from ..tensor.data import Shape
 from ..tensor.dtype import DType
-from ..tensor.snapshot import Data, SourceData, TensorSnapshot
+from ..tensor.snapshot import TensorSnapshot
+from ..tensor.sources import Data, SourceData
 
 LAYOUT_KEY = "burnstore.layout"
 """The metadata key that states the layout of a file's tensors (``burn``, ``torch``), if not the format's own."""

@@ -1,4 +1,4 @@
-"""Placement: the tensors of a file, made on a device; carried there in large pieces and cut into views where they lie.
+"""Placement: the tensors of a file, made on a device; transferred in large pieces and cut into views where they lie.
 
 A tensor of a megabyte or more has memory of its own there. Smaller ones share an allocation of up to 8 MiB with their
 neighbours in the file, as arrays on the host do. What a device cannot take as it lies in the file (bools, which must be
@@ -11,7 +11,7 @@ repeat their layers: tensors of one kind that lie at equal distances are cut wit
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,20 +19,21 @@ import numpy as np
 from ..errors import DTypeError, UnsupportedError
 from ..io.gather import Column, Groups, gather, grouped
 from ..io.gpu.chunks import Range
-from ..io.gpu.engine import carrying
-from ..io.gpu.sinks import SMALL, Fresh
-from ..io.gpu.transfer import CudaCarrier, TensorCarrier
+from ..io.gpu.sinks import NewSink
+from ..io.gpu.staging import TensorStaging
+from ..io.gpu.transfer import transferring
 from ..io.joined import part_of
+from ..io.sizes import GPU_SMALL_BYTES
 from ..io.source import Source
 from ..tensor import torch as torch_tensor
 from ..tensor.data import Shape
 from ..tensor.dtype import Kind
-from ..tensor.series import series
 from ..tensor.torch import Device, Tensor
 from .base import Kinds, Table
 
 _WIDEST = 16  # complex128: a view of it must begin at a multiple of its width
 _SHORTEST_SERIES = 8  # fewer views are made as fast one by one
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 def place(table: Table, source: Source, device: Device) -> list[Tensor]:
@@ -40,19 +41,19 @@ def place(table: Table, source: Source, device: Device) -> list[Tensor]:
 
     DTypeError where torch has no such dtype.
     """
-    if not torch_tensor.carries_to(device):
+    if not torch_tensor.has_staging(device):
         return _copied(table, source, device)
     kinds = table.kinds()
     are_taken = np.array([dtype.kind not in (Kind.BOOL, Kind.QUANTIZED) for dtype, _ in kinds.pairs], bool)
     if are_taken.all():
-        return _carried(table, kinds, source, torch_tensor.carrier_to(device))
+        return _transferred(table, kinds, source, torch_tensor.staging_for(device))
     taken = are_taken[kinds.which]
-    carried, others = np.flatnonzero(taken).tolist(), np.flatnonzero(~taken).tolist()
+    transferred, others = np.flatnonzero(taken).tolist(), np.flatnonzero(~taken).tolist()
     tensors = dict(zip(others, _copied(table.picked(others), source, device), strict=True))
-    if carried:
-        part = table.picked(carried)
-        found = _carried(part, part.kinds(), source, torch_tensor.carrier_to(device))
-        tensors.update(zip(carried, found, strict=True))
+    if transferred:
+        part = table.picked(transferred)
+        found = _transferred(part, part.kinds(), source, torch_tensor.staging_for(device))
+        tensors.update(zip(transferred, found, strict=True))
     return [tensors[row] for row in range(len(table.names))]
 
 
@@ -63,35 +64,33 @@ def _copied(table: Table, source: Source, device: Device) -> list[Tensor]:
     return [torch_tensor.placed(tensor, device) for tensor in made]
 
 
-def _carried(table: Table, kinds: Kinds, source: Source, carrier: CudaCarrier | TensorCarrier) -> list[Tensor]:
-    """Tensors that are cut out of what was carried to the device."""
+def _transferred(table: Table, kinds: Kinds, source: Source, staging: TensorStaging) -> list[Tensor]:
+    """Tensors that are cut from the memory that was transferred to the device."""
     if not table.names:
         return []
     forms = _forms(table, kinds)
     widths = np.array([form.width for form in forms], np.int64)[kinds.which]
-    groups = grouped(table.offsets, table.sizes, widths, small=SMALL, widest=_WIDEST)
+    groups = grouped(table.offsets, table.sizes, widths, small=GPU_SMALL_BYTES, widest=_WIDEST)
     places = _Places(groups.which, kinds.which, (groups.places + groups.skipped[groups.which]) // widths)
-    with torch_tensor.device_errors(carrier.device, int(groups.lengths.sum())):
-        landings, ranges = _landings(table, source, groups, carrier)
-        with carrying(ranges, carrier, readers=carrier.readers), torch_tensor.apart():
-            return _cut(table.names, [landing.memory for landing in landings], forms, places)
+    with torch_tensor.device_errors(staging.device, int(groups.lengths.sum())):
+        sinks, ranges = _sinks(table, source, groups, staging)
+        with transferring(ranges, staging, readers=staging.readers), torch_tensor.untracked_views():
+            return _cut(table.names, [sink.memory for sink in sinks], forms, places)
 
 
-def _landings(
-    table: Table, source: Source, groups: Groups, carrier: CudaCarrier | TensorCarrier
-) -> tuple[list[Fresh], list[Range]]:
+def _sinks(table: Table, source: Source, groups: Groups, staging: TensorStaging) -> tuple[list[NewSink], list[Range]]:
     """Memory on the device for each group, rounded up to whole elements of any width where several share it."""
     counts = np.diff(groups.firsts, append=len(table.names)).tolist()
     rows = zip(groups.bases.tolist(), groups.lengths.tolist(), groups.skipped.tolist(), strict=True)
-    landings: list[Fresh] = []
+    sinks: list[NewSink] = []
     ranges: list[Range] = []
     for (base, length, skipped), first, count in zip(rows, groups.firsts.tolist(), counts, strict=True):
         alone = count == 1
         room = length if alone and not skipped else -(-(length + skipped) // _WIDEST) * _WIDEST
-        landing = Fresh(carrier, room, skipped, landings[-1] if landings else None)
-        landings.append(landing)
-        ranges.append(Range(*part_of(source, base, length), length, landing, table.names[first] if alone else None))
-    return landings, ranges
+        sink = NewSink(staging, room, skipped, sinks[-1] if sinks else None)
+        sinks.append(sink)
+        ranges.append(Range(*part_of(source, base, length), length, sink, table.names[first] if alone else None))
+    return sinks, ranges
 
 
 class _Form(NamedTuple):
@@ -107,7 +106,7 @@ def _forms(table: Table, kinds: Kinds) -> list[_Form]:
     forms = []
     for kind, (dtype, shape) in enumerate(kinds.pairs):
         try:
-            held = torch_tensor.held_shape(dtype, shape)
+            held = torch_tensor.torch_shape(dtype, shape)
             forms.append(_Form(torch_tensor.torch_dtype(dtype), max(dtype.bits // 8, 1), held, _row_major(held)))
         except DTypeError as error:
             error.tensor = table.names[kinds.first_of(kind)]
@@ -171,3 +170,31 @@ def _cut_singly(
             shape, name = list(shapes[len(tensors)]), names[rows[len(tensors)]]
             raise UnsupportedError(f"there is no tensor of shape {shape}: {error}", tensor=name) from error
     return tensors
+
+
+def series(kinds: Column, begins: Column, *, shortest: int) -> Iterator[slice]:
+    """Yield rows of the same kind at equal distances, both in the table and in the file; no row comes twice.
+
+    Models repeat their layers, so the same tensor of each layer comes after the same number of rows and bytes. It is
+    recognized by the kinds of the rows that follow it.
+
+    >>> kinds, begins = np.array([5, 7, 7, 9] * 100), np.arange(400) * 10
+    >>> sorted((rows.start, rows.stop, rows.step) for rows in series(kinds, begins, shortest=50))
+    [(0, 393, 4), (1, 390, 4), (2, 391, 4), (3, 392, 4)]
+    """
+    what_follows = kinds.astype(np.uint64)
+    for reach in (1, 2, 4):
+        what_follows[:-reach] = what_follows[:-reach] * _MULTIPLIER + what_follows[reach:]
+    # 16 bits at a time are sorted in a few passes; two that are equal by chance only split a series.
+    rows = np.lexsort([(what_follows >> np.uint64(bits)).astype(np.uint16) for bits in (32, 48)])
+    steps = np.stack((np.diff(rows), np.diff(begins[rows])))
+    alike = [column[rows[1:]] == column[rows[:-1]] for column in (kinds, what_follows)]
+    is_linked = np.logical_and.reduce([*alike, *(steps > 0)])
+    is_first = np.ones(len(rows), bool)
+    is_first[1:] = ~is_linked
+    is_first[2:] |= is_linked[:-1] & (steps[:, 1:] != steps[:, :-1]).any(axis=0)
+    firsts = np.flatnonzero(is_first)
+    counts = np.diff(firsts, append=len(rows))
+    for place, count in zip(firsts[counts >= shortest].tolist(), counts[counts >= shortest].tolist(), strict=True):
+        first, step = int(rows[place]), int(steps[0, place])
+        yield slice(first, first + (count - 1) * step + 1, step)

@@ -11,8 +11,9 @@ from typing import Any
 
 from ..errors import CorruptError, located
 from ..io.atomic import atomic_file
+from ..io.sizes import CHUNK_BYTES
 from ..progress import Progress
-from ..tensor.snapshot import CHUNK_BYTES, TensorSnapshot
+from ..tensor.snapshot import TensorSnapshot
 from .base import WritePlan
 
 _BATCH_BUFFERS = 4096
@@ -57,20 +58,19 @@ def batches(plan: WritePlan) -> Iterator[list[Any]]:
 def chunks_of_each(snapshots: Sequence[TensorSnapshot]) -> Iterator[Iterator[memoryview]]:
     """Yield the chunks of each tensor in order; take those of one tensor before those of the next.
 
-    Data may have a ``batch_key``, any value that is equal for data best fetched together, None for data fetched alone.
-    ``fetch_together``, given all data of one key, then yields the bytes of each of them.
+    Data with the same ``batch_key`` are fetched together, by ``fetch_batch`` of the first of them.
 
     >>> import numpy as np
     >>> snapshots = [TensorSnapshot.from_numpy(name, np.array([number], np.int8)) for number, name in enumerate("ab")]
     >>> [b"".join(chunks) for chunks in chunks_of_each(snapshots)]
     [b'\\x00', b'\\x01']
     """
-    keys: list[Hashable] = [getattr(snapshot._data, "batch_key", None) for snapshot in snapshots]
+    keys: list[Hashable] = [snapshot._data.batch_key for snapshot in snapshots]
     members: dict[Hashable, list[Any]] = {}
     for snapshot, key in zip(snapshots, keys, strict=True):
         if key is not None:
             members.setdefault(key, []).append(snapshot._data)
-    arriving = {key: data[0].fetch_together(data) for key, data in members.items()}
+    arriving = {key: data[0].fetch_batch(data) for key, data in members.items()}
     for snapshot, key in zip(snapshots, keys, strict=True):
         yield snapshot.chunks() if key is None else _next_of(arriving[key], snapshot)
 

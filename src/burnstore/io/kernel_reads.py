@@ -37,6 +37,9 @@ _REQUEST = struct.Struct("<BBHiQQIIQ24x")
 _RESULT = struct.Struct("<Qi4x")
 _WRAP = 0xFFFFFFFF
 
+ENABLED = True
+"""Whether the kernel reads for GPU transfers; False leaves all reads to Python threads."""
+
 SystemCall = Callable[..., int]
 
 Asked = tuple[int, int, int]
@@ -177,7 +180,7 @@ def _give_back_workers(fd: int, before: tuple[int, int]) -> None:
 
 def kernel_reads(most: int, workers: int) -> KernelReads | None:
     """The way to have reads done by the kernel; None where it does none for this process."""
-    if sys.platform != "linux" or platform.machine() != "x86_64" or sys.maxsize < 1 << 32:
+    if not ENABLED or sys.platform != "linux" or platform.machine() != "x86_64" or sys.maxsize < 1 << 32:
         return None
     try:
         return KernelReads(most, workers)

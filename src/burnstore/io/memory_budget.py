@@ -1,4 +1,4 @@
-"""Room: how much memory a job may use, shared by the threads that work on it."""
+"""MemoryBudget: the memory that the threads of one job share."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ import numpy as np
 from .source import Array
 
 
-class Room:
-    """Memory that several threads share: each takes what it needs and waits while there is too little left.
+class MemoryBudget:
+    """A number of bytes from which threads reserve what they need; they wait while too little is left.
 
-    One that needs more than there is gets it when it is alone. A pickled one is another's: each process has its own.
+    A reservation larger than the budget is granted while no other exists. Each process that unpickles a budget has its
+    own.
     """
 
     def __init__(self, nbytes: int) -> None:
-        self._all = self._free = nbytes
-        self._spare: list[Array] = []  # buffers that nobody uses now, as far as there is room for them
+        self._total = self._free = nbytes
+        self._spare: list[Array] = []  # buffers for the next caller, as far as the budget has room for them
         self._changed = threading.Condition()
 
     @contextmanager
-    def taken(self, nbytes: int) -> Iterator[None]:
-        """So many bytes, while the block lasts."""
+    def reserve(self, nbytes: int) -> Iterator[None]:
+        """Reserve this many bytes while the block runs."""
         with self._changed:
             self._take(nbytes)
         try:
             yield
         finally:
-            self._give_back(nbytes)
+            self._release(nbytes)
 
     @contextmanager
     def buffer(self, nbytes: int) -> Iterator[Array]:
-        """A buffer of so many bytes, while the block lasts: an earlier one again, as fresh memory costs time."""
+        """Lend a buffer of this size while the block runs; buffers are reused, as fresh memory costs time."""
         with self._changed:
             found = next((place for place, spare in enumerate(self._spare) if len(spare) == nbytes), None)
             buffer = None if found is None else self._spare.pop(found)
@@ -45,23 +46,23 @@ class Room:
         try:
             yield buffer
         finally:
-            self._give_back(nbytes, buffer)
+            self._release(nbytes, buffer)
 
     def _take(self, nbytes: int) -> None:
-        self._changed.wait_for(lambda: nbytes <= self._free or self._free == self._all)
+        self._changed.wait_for(lambda: nbytes <= self._free or self._free == self._total)
         self._free -= nbytes
-        self._let_go()
+        self._trim()
 
-    def _give_back(self, nbytes: int, *buffers: Array) -> None:
+    def _release(self, nbytes: int, *buffers: Array) -> None:
         with self._changed:
             self._free += nbytes
             self._spare += buffers
-            self._let_go()
+            self._trim()
             self._changed.notify_all()
 
-    def _let_go(self) -> None:
+    def _trim(self) -> None:
         while self._spare and sum(map(len, self._spare)) > self._free:
             self._spare.pop(0)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Room, (self._all,)
+        return MemoryBudget, (self._total,)

@@ -1,47 +1,48 @@
-"""Parallel: one job for many pieces, done by whichever thread is free; large reads and copies run side by side.
+"""Run one function on many items in plain threads, which are started and joined within the call.
 
-Plain threads, made and joined within the call: nothing is imported or kept for programs that never need them, nothing
-is left behind by a failure or Ctrl-C, and forked children have none.
+Nothing is imported or kept for programs that never need threads, and forked children have none.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-Piece = TypeVar("Piece")
+from .sizes import IO_THREADS
 
-THREADS = min(4, os.cpu_count() or 1)
+Item = TypeVar("Item")
 
 
-def for_each(job: Callable[[Piece], None], pieces: Iterable[Piece]) -> None:
-    """Do a job for every piece; the first failure, of whichever thread, is raised here and ends the rest."""
-    todo = list(pieces)[::-1]  # `list.pop` from the end is atomic, hence the reversal
+def for_each(function: Callable[[Item], None], items: Iterable[Item]) -> None:
+    """Call the function for every item; the first failure, of whichever thread, is raised here and ends the rest.
+
+    No thread is running when this returns or raises, also on Ctrl-C.
+    """
+    todo = list(items)[::-1]  # `list.pop` from the end is atomic, hence the reversal
     failures: list[Exception] = []
 
     def work() -> None:
         while not failures:
             try:
-                piece = todo.pop()
+                item = todo.pop()
             except IndexError:
                 return  # another thread took the last one
             try:
-                job(piece)
+                function(item)
             except Exception as error:
                 failures.append(error)
 
     helpers = []
-    if THREADS > 1 and len(todo) > 1:
+    if IO_THREADS > 1 and len(todo) > 1:
         from threading import Thread
 
-        helpers = [Thread(target=work, daemon=True) for _ in range(min(THREADS, len(todo)) - 1)]
+        helpers = [Thread(target=work, daemon=True) for _ in range(min(IO_THREADS, len(todo)) - 1)]
     for helper in helpers:
         helper.start()
     try:
         work()
     finally:
-        todo.clear()  # on Ctrl-C nobody starts another piece
+        todo.clear()  # on Ctrl-C no thread starts another item
         for helper in helpers:
             helper.join()
     if failures:

@@ -1,9 +1,9 @@
-"""Paths: the only code that turns text from a file into a path, and the little it allows.
+"""Turn text from a file into a path: the only code that does, and it allows little.
 
-An index names the files in which tensors lie. It may come from anybody, so a name in it must be a plain name, the same
-on every system, of a regular file in the index's own folder. A symbolic link there is followed only to where the index
-itself may really lie: the cache of the Hugging Face hub keeps an index and its shards as links into one folder, and
-that must work; a link to anywhere else is refused. (A hard link cannot be told from a file and is one.)
+An index names the files that contain its tensors. It may come from anyone, so a name must be a plain one, valid on
+every system, of a regular file in the index's own folder. A symbolic link is followed only within that folder or the
+real folder of the index: the Hugging Face hub's cache keeps an index and its shards as links into one folder. (A hard
+link cannot be distinguished from a file.)
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _DEVICES = re.compile(
 
 
 def plain_name(text: str) -> str:
-    """The text, if it is the plain name of a file on every system; UnsafeContentError if not.
+    """Return the text if it is a plain file name on every system, otherwise raise UnsafeContentError.
 
     >>> plain_name("model-00001-of-00002.safetensors")
     'model-00001-of-00002.safetensors'
     """
     reason = None
     if text in ("", ".", "..") or _UNSAFE.search(text):
-        reason = "a separator, a drive or a character that no name has"
+        reason = "a separator, a drive or a character that is not allowed in names"
     elif text[-1] in ". " or text[0] == " ":
-        reason = "a dot or space at its end, which some systems drop"
+        reason = "a leading space, or a final dot or space, which some systems drop"
     elif _DEVICES.fullmatch(text):
         reason = "the name of a device"
     elif len(os.fsencode(text)) > _LONGEST_NAME:
@@ -43,10 +43,10 @@ def plain_name(text: str) -> str:
 
 
 def sibling(source: FileSource, text: str) -> FileSource:
-    """The file of that name beside a source, opened as the source is; `text` may be anything.
+    """Open the file of that name beside a source, as the source is opened; `text` may be anything.
 
-    Raises UnsafeContentError for a name or a link that leads elsewhere, FileNotFoundError if there is no such file,
-    ReadError for what is not a regular file.
+    Raises UnsafeContentError for a name or link outside the folder, FileNotFoundError if there is no such file,
+    ReadError if it is not a regular file.
     """
     name = plain_name(text)
     folder = os.path.dirname(source.name)
@@ -56,18 +56,18 @@ def sibling(source: FileSource, text: str) -> FileSource:
         path = os.path.realpath(path)
         if os.path.dirname(path) not in (os.path.realpath(folder or os.curdir), _real_folder(source.name)):
             raise UnsafeContentError(
-                f"{name!r} is a link that leads out of the folder",
+                f"{name!r} is a link to a file outside the folder",
                 path=source.name,
-                hint=f"it leads to {printable(path)}",
+                hint=f"its target is {printable(path)}",
             )
         found = os.lstat(path)
     if not stat.S_ISREG(found.st_mode):
-        raise ReadError("it is not a regular file; a file is needed", path=path)
+        raise ReadError("not a regular file", path=path)
     opened = type(source)(path)
     try:
-        # What was opened is what was looked at: nobody put a link in its place in between.
+        # The opened file must be the one that was checked: a link may have taken its place in between.
         if (found.st_dev, found.st_ino) != opened.identity:
-            raise UnsafeContentError(f"{name!r} was exchanged while it was opened", path=source.name)
+            raise UnsafeContentError(f"{name!r} was replaced while it was being opened", path=source.name)
     except BaseException:
         opened.close()
         raise
@@ -75,7 +75,7 @@ def sibling(source: FileSource, text: str) -> FileSource:
 
 
 def names_in(folder: str) -> list[str]:
-    """What lies in a folder, sorted."""
+    """Return the names in a folder, sorted."""
     return sorted(os.listdir(folder))
 
 

@@ -1,48 +1,38 @@
-"""Runs: equally long pieces at equal distances of one source, such as some columns of a matrix, row after row.
+"""Runs: ranges of equal length at equal distances in one source, such as some columns of a matrix, row after row.
 
-Reading each run by itself fetches no byte in vain; reading through, from the first run to the last, asks the system far
-less often. Which is cheaper depends on the distance, and on where the bytes are (docs/decisions/0018 has the numbers):
+Reading each run alone fetches no extra byte; reading through, from the first run to the last, needs far fewer system
+calls. Which is cheaper depends on the distance and on where the bytes are (docs/decisions/0018 has the numbers):
 
-* runs that are in the page cache, of rows of 2 KiB and more: the runs alone, very many with one call;
-* those that are not, of rows of 128 KiB and more: the runs alone;
-* the rest is read through, once, a megabyte at a time, and the runs are copied out of that: a disk reads a megabyte in
-  the time of a few jumps. It comes by way of the page cache, where the other ranks of this machine find it.
+* runs in the page cache, of rows of 2 KiB and more: the runs alone, very many with one call;
+* uncached runs of rows of 128 KiB and more: the runs alone;
+* all others are read through, a megabyte at a time, and copied from there: a disk reads a megabyte in the time of a few
+  seeks. The read fills the page cache, where the other ranks of this machine find it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from ..errors import TruncatedError
 from .joined import part_of
-from .pages import PAGE, ReadsPages
 from .parallel import for_each
-from .source import Read, Source
-
-_SHORT_ROW = 2 << 10
-_LONG_ROW = 128 << 10
-# What was read through stays in the processor's cache until it is copied.
-_BAND = 1 << 20
-# Below this, starting threads costs more than they save; each then takes so many rows at a time.
-_PARALLEL_FROM = 32 << 20
-_SLICE = 8 << 20
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from .sizes import LONG_ROW, PAGE, PARALLEL_BYTES, RUNS_BAND_BYTES, RUNS_TASK_BYTES, SHORT_ROW
+from .source import Array, Read, ReadsPages, Source
 
 
 @runtime_checkable
 class ReadsCachedRuns(Protocol):
-    """A source that can tell what is in the page cache."""
+    """A source that can read runs from the page cache alone."""
 
     def read_cached_runs(self, offset: int, row: int, run: int, buffer: memoryview) -> int:
-        """Fill the buffer with runs, as far as they need not be waited for; how many that were."""
+        """Fill the buffer with runs as far as they are cached; return how many were."""
 
 
 class RunsSource:
-    """The runs of another source, one behind the other, as a source of their own.
+    """The runs of another source, one after the other, as a source of their own.
 
     >>> from burnstore.io.source import BytesSource
     >>> runs = RunsSource(BytesSource(b"..ab--cd--ef"), 2, row=4, run=2, count=3)
@@ -67,12 +57,12 @@ class RunsSource:
         self._fill(reads, read_runs)
 
     def read_pages(self, offset: int, length: int, pages: memoryview) -> None:
-        """Read a range as `burnstore.io.pages.page_reader` says, in this thread: who asks for pages has many."""
+        """Read a range into pages, in this thread: callers that read pages have many threads."""
         first = offset % PAGE
         self._fill([(offset, pages[first : first + length])], _read_here)
 
     def check_unchanged(self) -> None:
-        """Raise ChangedError if the file behind was changed in place."""
+        """Raise ChangedError if the file was changed in place."""
         source, _ = part_of(self._source, self._offset, 1)
         if isinstance(source, ReadsPages):
             source.check_unchanged()
@@ -84,10 +74,10 @@ class RunsSource:
         self._source.close()
 
     def _fill(self, reads: Sequence[Read], read: Callable[[Source, int, int, int, memoryview], None]) -> None:
-        ends: list[Read] = []  # parts of runs, where a read begins or ends within one
+        ends: list[Read] = []  # partial runs at the begin and end of a read
         for offset, buffer in reads:
             if offset + len(buffer) > self.size:
-                message = f"{len(buffer)} bytes needed, the part ends at {self.size}"
+                message = f"expected {len(buffer)} bytes, but the part ends at {self.size}"
                 raise TruncatedError(message, path=self.name, offset=offset)
             before = min(-offset % self._run, len(buffer))
             after = before + (len(buffer) - before) // self._run * self._run
@@ -104,7 +94,7 @@ class RunsSource:
 
 
 def read_runs(source: Source, offset: int, row: int, run: int, memory: memoryview) -> None:
-    """Fill memory with as many runs as it holds: the first at ``offset``, each ``row`` bytes after the last.
+    """Fill memory with as many runs as it holds: the first at ``offset``, each ``row`` bytes after the one before.
 
     >>> from burnstore.io.source import BytesSource
     >>> buffer = bytearray(4)
@@ -113,10 +103,10 @@ def read_runs(source: Source, offset: int, row: int, run: int, memory: memoryvie
     bytearray(b'abcd')
     """
     count = len(memory) // run
-    if count * row < _PARALLEL_FROM:
+    if count * row < PARALLEL_BYTES:
         _read_here(source, offset, row, run, memory)
         return
-    height = max(_SLICE // row, 1)
+    height = max(RUNS_TASK_BYTES // row, 1)
 
     def read(first: int) -> None:
         _read_here(source, offset + first * row, row, run, memory[first * run : (first + height) * run])
@@ -125,7 +115,7 @@ def read_runs(source: Source, offset: int, row: int, run: int, memory: memoryvie
 
 
 def _read_here(source: Source, offset: int, row: int, run: int, memory: memoryview) -> None:
-    """The same in this thread alone."""
+    """Fill memory in this thread."""
     count = len(memory) // run
     if not count:
         return
@@ -135,8 +125,8 @@ def _read_here(source: Source, offset: int, row: int, run: int, memory: memoryvi
     if shared is not None:
         _copy(shared, row, run, memory)
         return
-    cached = source.read_cached_runs if isinstance(source, ReadsCachedRuns) and row >= _SHORT_ROW else None
-    height = max(_BAND // row, 1)
+    cached = source.read_cached_runs if isinstance(source, ReadsCachedRuns) and row >= SHORT_ROW else None
+    height = max(RUNS_BAND_BYTES // row, 1)
     through: Array | None = None
     done = 0
     while True:
@@ -146,7 +136,7 @@ def _read_here(source: Source, offset: int, row: int, run: int, memory: memoryvi
         if not rows:
             return
         at, wanted = offset + done * row, memory[done * run : (done + rows) * run]
-        if row >= _LONG_ROW:
+        if row >= LONG_ROW:
             source.read_into([(at + one * row, wanted[one * run : (one + 1) * run]) for one in range(rows)])
         else:
             through = np.empty(rows * row, np.uint8) if through is None else through
@@ -156,7 +146,7 @@ def _read_here(source: Source, offset: int, row: int, run: int, memory: memoryvi
 
 
 def _copy(read: memoryview | Array, row: int, run: int, memory: memoryview) -> None:
-    """Fill memory with runs out of what was read from the first of them on."""
+    """Fill memory with the runs of a buffer that begins with the first of them."""
     target = np.frombuffer(memory, np.uint8).reshape(-1, run)
     raw = np.frombuffer(read, np.uint8)
     target[...] = np.lib.stride_tricks.as_strided(raw, target.shape, (row, 1), writeable=False)

@@ -1,8 +1,8 @@
-"""Sources: a size and positional reads, whatever lies behind them.
+"""Sources: a size and positional reads of a file, a memory map or bytes in memory.
 
-Nothing outside this package knows whether bytes come from a file, a memory map or memory. A file is read with
-positional reads by default: a mapping whose file is truncated by somebody else kills the process (SIGBUS), a positional
-read returns short and becomes a `TruncatedError`. A memory map is the caller's choice (``zero_copy=True``).
+A file is read with positional reads by default: a mapping whose file another program truncates kills the process
+(SIGBUS), while a positional read returns short and becomes a `TruncatedError`. A memory map is the caller's choice
+(``zero_copy=True``).
 """
 
 from __future__ import annotations
@@ -11,20 +11,16 @@ import mmap
 import os
 import stat
 from _thread import allocate_lock
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from ..errors import ChangedError, ClosedError, ReadError, TruncatedError
+from ..errors import ChangedError, ClosedError, LimitError, ReadError, TruncatedError
 from .cached_runs import read_cached_runs
-from .pages import PAGE, is_cached, open_direct, read_cached, read_directly
+from .pages import is_cached, open_direct, read_cached, read_directly
 from .parallel import for_each
-
-# One pread of more than this blocks Ctrl-C for long and cannot be shared between threads; Linux caps one at 2 GiB.
-_WINDOW = 16 << 20
-# Below this, starting threads costs more than they save.
-_PARALLEL_FROM = 32 << 20
+from .sizes import PAGE, PARALLEL_BYTES, SYSCALL_BYTES
 
 _OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
@@ -32,26 +28,70 @@ Array = np.ndarray[Any, np.dtype[Any]]
 """An array of any dtype."""
 
 Read = tuple[int, memoryview]
-"""One read of a batch: where from, and the buffer to fill."""
+"""One read of a batch: an offset, and the buffer to fill."""
+
+PageReader = Callable[[int, int, memoryview], None]
 
 
 class Source(Protocol):
-    """Bytes that can be read at any position, by many threads at once."""
+    """Bytes that can be read at any position, by many threads concurrently."""
 
     name: str
     size: int
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """Exactly these bytes, as a copy."""
+        """Return exactly these bytes, as a copy."""
 
     def read_into(self, reads: Sequence[Read]) -> None:
         """Fill every buffer from its offset; large batches are read in parallel."""
 
     def view(self, offset: int, length: int) -> memoryview | None:
-        """These bytes themselves, read-only and kept alive by the view; None where the source does not share."""
+        """Return these bytes without a copy, read-only and kept alive by the view; None if the source shares none."""
 
     def close(self) -> None:
-        """Let go of what lies behind; later reads raise ClosedError, views that were handed out stay valid."""
+        """Close the file; later reads raise ClosedError, views that were handed out stay valid."""
+
+
+@runtime_checkable
+class ReadsPages(Protocol):
+    """A source that can bypass the page cache."""
+
+    def read_pages(self, offset: int, length: int, pages: memoryview) -> None:
+        """Read as the function of `page_reader` does."""
+
+    def check_unchanged(self) -> None:
+        """Raise ChangedError if the file was changed in place: `read_pages` leaves that to the end of many reads."""
+
+
+@runtime_checkable
+class KernelReadable(Protocol):
+    """A source of which the kernel can read a range through a descriptor (`burnstore.io.kernel_reads`)."""
+
+    def kernel_read(self, offset: int, length: int) -> tuple[int, int, int]:
+        """Return a descriptor, and the offset and length to read through it, which cover at least this range.
+
+        The read is one of the page cache if that has the first byte, otherwise a direct one of whole pages.
+        """
+
+
+def page_reader(source: Source) -> PageReader:
+    """Return a function that reads a range into pages: the byte at ``offset`` becomes byte ``offset % PAGE`` of them.
+
+    The pages begin at a page of memory and cover all pages of the range; bytes around the range are overwritten.
+
+    >>> pages = memoryview(bytearray(2 * PAGE))
+    >>> page_reader(BytesSource(bytes(PAGE) + b"some bytes"))(PAGE + 5, 5, pages)
+    >>> bytes(pages[:10])
+    b'\\x00\\x00\\x00\\x00\\x00bytes'
+    """
+    if isinstance(source, ReadsPages):
+        return source.read_pages
+
+    def read(offset: int, length: int, pages: memoryview) -> None:
+        first = offset % PAGE
+        source.read_into([(offset, pages[first : first + length])])
+
+    return read
 
 
 class BytesSource:
@@ -81,7 +121,7 @@ class BytesSource:
         if data is None:
             raise ClosedError(f"{self.name} is closed")
         if offset + length > self.size:
-            raise _ends_early(self.name, offset, length, self.size)
+            raise _truncated(self.name, offset, length, self.size)
         return data[offset : offset + length]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -95,24 +135,24 @@ def _bytes_source(data: bytes, share: bool, name: str) -> BytesSource:
 class FileSource:
     """A regular file, read by position through one descriptor that stays on the inode it opened.
 
-    A file that is replaced (as every save of burnstore does) is read on as it was; one that is changed in place is
-    reported as `ChangedError`, one that is cut as `TruncatedError`.
+    The old content of a file that is replaced (as every save of burnstore does) can still be read; a file that is
+    changed in place raises `ChangedError`, one that is cut `TruncatedError`.
     """
 
-    _was_cached = True  # whether the page cache had the range that was read last: so likely the next one
+    _was_cached = True  # whether the page cache had the last range: then it probably has the next one
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.name = os.fsdecode(path)
         self._absolute = os.path.abspath(self.name)
         self._fd = -1
-        self._direct: int | None = -1  # a second descriptor, opened when it is needed; None if that was refused
+        self._direct: int | None = -1  # a second descriptor, opened when needed; None if that was refused
         self._close_lock = allocate_lock()
         self._fd = os.open(self.name, _OPEN_FLAGS)  # O_NONBLOCK: a FIFO must not hang before it is refused
         try:
             status = os.fstat(self._fd)
             if not stat.S_ISREG(status.st_mode):
-                what = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
-                raise ReadError(f"it is {what}; a file is needed", path=self.name)
+                found = " but a directory" if stat.S_ISDIR(status.st_mode) else ""
+                raise ReadError(f"not a regular file{found}", path=self.name)
         except BaseException:
             self.close()
             raise
@@ -121,11 +161,11 @@ class FileSource:
 
     @property
     def identity(self) -> tuple[int, int]:
-        """The device and number of the file that was opened, whatever its name leads to now."""
+        """The device and inode of the opened file, whatever its name refers to now."""
         return self._stamp[:2]
 
     def is_current(self) -> bool:
-        """Whether the name still leads to the file that was opened."""
+        """Return whether the name still refers to the opened file."""
         try:
             status = os.stat(self._absolute)
         except OSError:
@@ -134,7 +174,7 @@ class FileSource:
 
     def read_at(self, offset: int, length: int) -> bytes:
         self._check_inside(offset, length)
-        if length <= _WINDOW:
+        if length <= SYSCALL_BYTES:
             data = self._pread(offset, length)
             if len(data) == length:
                 self.check_unchanged()
@@ -147,11 +187,12 @@ class FileSource:
         windows: list[Read] = []
         for offset, buffer in reads:
             self._check_inside(offset, len(buffer))
-            if len(buffer) <= _WINDOW:
+            if len(buffer) <= SYSCALL_BYTES:
                 windows.append((offset, buffer))
                 continue
-            windows.extend((offset + at, buffer[at : at + _WINDOW]) for at in range(0, len(buffer), _WINDOW))
-        if sum(len(buffer) for _, buffer in windows) >= _PARALLEL_FROM:
+            for at in range(0, len(buffer), SYSCALL_BYTES):
+                windows.append((offset + at, buffer[at : at + SYSCALL_BYTES]))
+        if sum(len(buffer) for _, buffer in windows) >= PARALLEL_BYTES:
             for_each(lambda window: self._fill(*window), windows)
         else:
             for offset, buffer in windows:
@@ -159,13 +200,13 @@ class FileSource:
         self.check_unchanged()
 
     def read_pages(self, offset: int, length: int, pages: memoryview) -> None:
-        """Read a range as `burnstore.io.pages.page_reader` says: what is not in the page cache, past it."""
+        """Read a range into pages, see `page_reader`: the part that is not in the page cache directly from the disk."""
         self._check_inside(offset, length)
         first = offset % PAGE
         wanted = pages[first : first + length]
         try:
-            # Asked for a page that it has not, the kernel begins to read ahead, in vain here: so where the last range
-            # was not cached, it is first asked for one byte.
+            # Asked for a page that is not cached, the kernel starts to read ahead, which is wasted here: where the last
+            # range was not cached, ask for one byte first.
             done: int | None = 0
             if self._was_cached or read_cached(self._open_fd(), offset, wanted[:1]):
                 done = read_cached(self._open_fd(), offset, wanted)
@@ -179,8 +220,7 @@ class FileSource:
         if done is None or done < length:
             self._fill(offset + (done or 0), wanted[done or 0 :])
 
-    def asked_for(self, offset: int, length: int) -> tuple[int, int, int]:
-        """How the kernel is to be asked for a range; see `burnstore.io.pages.AskedOfKernel`."""
+    def kernel_read(self, offset: int, length: int) -> tuple[int, int, int]:
         self._check_inside(offset, length)
         fd = self._open_fd()
         try:
@@ -193,7 +233,7 @@ class FileSource:
         return direct, first, -(-(offset + length) // PAGE) * PAGE - first
 
     def read_cached_runs(self, offset: int, row: int, run: int, buffer: memoryview) -> int:
-        """Read as many of these runs as are in the page cache; see `burnstore.io.runs`."""
+        """Read as many of these runs as are in the page cache and return their number; see `burnstore.io.runs`."""
         self._check_inside(offset, (len(buffer) // run - 1) * row + run)
         try:
             done = read_cached_runs(self._open_fd(), offset, row, run, buffer)
@@ -206,7 +246,7 @@ class FileSource:
         return None
 
     def close(self) -> None:
-        with self._close_lock:  # nobody opens the second descriptor meanwhile
+        with self._close_lock:  # no thread opens the second descriptor meanwhile
             fd, direct, self._fd, self._direct = self._fd, self._direct, -1, -1
         for each in (fd, direct):
             if each is not None and each >= 0:
@@ -223,7 +263,7 @@ class FileSource:
         while buffer:
             count = self._preadv(offset, buffer)
             if count == 0:
-                raise _ends_early(self.name, offset, len(buffer), self._status().st_size)
+                raise _truncated(self.name, offset, len(buffer), self._status().st_size)
             offset += count
             buffer = buffer[count:]
 
@@ -255,7 +295,7 @@ class FileSource:
     def _read_error(self, error: OSError, offset: int | None = None) -> OSError:
         if isinstance(error, ReadError):
             return error
-        self._open_fd()  # closed meanwhile by another thread: that is what the caller should hear
+        self._open_fd()  # report a close by another thread as such
         failure = ReadError(f"reading failed: {error.strerror or error}", path=self.name, offset=offset)
         failure.errno = error.errno
         return failure
@@ -263,7 +303,7 @@ class FileSource:
     def _check_inside(self, offset: int, length: int) -> None:
         self._open_fd()
         if offset + length > self.size:
-            raise _ends_early(self.name, offset, length, self.size)
+            raise _truncated(self.name, offset, length, self.size)
 
     def _status(self) -> os.stat_result:
         try:
@@ -272,9 +312,9 @@ class FileSource:
             raise self._read_error(error) from error
 
     def check_unchanged(self) -> None:
-        """Raise ChangedError if the file is no longer as it was when it was opened."""
+        """Raise ChangedError if the file was changed in place since it was opened."""
         if _stamp_of(self._status()) != self._stamp:
-            self._open_fd()  # closed meanwhile: the number may already be another file's
+            self._open_fd()  # the descriptor of a closed file may already belong to another file
             raise ChangedError("the file was changed in place while it was open", path=self.name, hint="open it again")
 
     def __del__(self) -> None:
@@ -288,8 +328,8 @@ class FileSource:
 class MmapSource(FileSource):
     """A regular file, mapped; views share the mapping. Truncating the file under it kills the process.
 
-    It is mapped privately: views are read-only, but who must hand out memory that can be written (a torch tensor cannot
-    be read-only) may do so, and the file stays as it is.
+    The mapping is private: views are read-only, and memory that must be writable (a torch tensor cannot be read-only)
+    can be handed out without changing the file.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -298,27 +338,27 @@ class MmapSource(FileSource):
         try:
             if self.size:
                 self._map = _private_map(self._fd, self.size)
-        except (OSError, ValueError) as error:  # ValueError: it was cut since its size was asked
+        except (OSError, ValueError) as error:  # ValueError: the file was cut since its size was taken
             self.close()
             raise ReadError(f"the file cannot be mapped: {error}", path=self.name, hint="zero_copy=False") from error
 
     def view(self, offset: int, length: int) -> memoryview | None:
         mapped = self._map  # before the checks: another thread may close the source after them
         self._check_inside(offset, length)
-        self.check_unchanged()  # what is cut after this still kills the process; what was cut before is reported
+        self.check_unchanged()  # a cut after this line still kills the process; an earlier one is reported
         if mapped is None:
             return memoryview(b"")
         return memoryview(mapped).toreadonly()[offset : offset + length]
 
     def close(self) -> None:
         super().close()
-        self._map = None  # not closed: views may still point into it, the last one takes it along
+        self._map = None  # not closed: views may still point into it, and the last one frees it
 
 
 def _private_map(fd: int, size: int) -> mmap.mmap:
     try:
         return mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
-    except OSError:  # no memory is set apart for so many pages that might be written: then none can be
+    except OSError:  # the system reserves no memory for so many private pages: map read-only
         return mmap.mmap(fd, size, access=mmap.ACCESS_READ)
 
 
@@ -334,5 +374,38 @@ def _reopen(kind: type[FileSource], path: str, stamp: tuple[int, int, int, int])
     return source
 
 
-def _ends_early(name: str, offset: int, length: int, size: int) -> TruncatedError:
+def _truncated(name: str, offset: int, length: int, size: int) -> TruncatedError:
     return TruncatedError(f"File truncated: {length} bytes needed, the file ends at {size}", path=name, offset=offset)
+
+
+def read_whole(path: str | os.PathLike[str], max_bytes: int) -> bytes:
+    """Return all bytes of a small file (rules, receipts, journals); LimitError if it is larger than ``max_bytes``."""
+    source = FileSource(path)
+    try:
+        if source.size > max_bytes:
+            raise LimitError(f"{source.size} bytes, more than {max_bytes}", path=source.name)
+        return source.read_at(0, source.size)
+    finally:
+        source.close()
+
+
+_WORD = np.dtype("<u8")
+_COMPARED_WORDS = 1 << 16  # what is compared at a time stays in a core's cache together with the answer
+
+
+def same_bytes(one: Any, other: Any) -> bool:
+    """Return whether two contiguous buffers hold the same bytes, at the speed of memory.
+
+    >>> same_bytes(b"weights", bytearray(b"weights")), same_bytes(b"weights", b"weighty")
+    (True, False)
+    """
+    left, right = memoryview(one).cast("B"), memoryview(other).cast("B")
+    if len(left) != len(right):
+        return False
+    words = len(left) // _WORD.itemsize  # comparing memoryviews would go byte by byte
+    a, b = (np.frombuffer(view, _WORD, words) for view in (left, right))
+    for start in range(0, words, _COMPARED_WORDS):
+        if not np.array_equal(a[start : start + _COMPARED_WORDS], b[start : start + _COMPARED_WORDS]):
+            return False
+    rest = words * _WORD.itemsize
+    return bytes(left[rest:]) == bytes(right[rest:])

@@ -1,4 +1,4 @@
-"""Spool: bytes that are made once and then read at any position, in memory while few and on disk when many."""
+"""Spool: bytes that are written once and then read at any position; in memory, or in a temporary file if many."""
 
 from __future__ import annotations
 
@@ -9,19 +9,15 @@ from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from ..errors import ClosedError, ReadError
+from .sizes import SPOOL_BYTES
 from .source import BytesSource, FileSource, Source, _stamp_of
 
-IN_MEMORY = 8 << 20
-"""What is larger goes into a temporary file, so that inflating a file of any size costs little memory."""
-
 Remake = tuple[Callable[..., Source], tuple[Any, ...]]
-"""How to make the same bytes again: a function and its arguments, as pickling wants them."""
+"""A function and its arguments that produce the same bytes again, for pickling."""
 
 
 class Spool:
-    """Takes bytes in order; `source` ends it and gives them back as a `Source`.
-
-    The temporary file has no name, so nothing is left behind, whatever happens.
+    """Collect bytes in order; `source` returns them as a `Source`. The temporary file has no name: nothing is left.
 
     >>> spool = Spool()
     >>> spool.write(b"one ")
@@ -32,7 +28,7 @@ class Spool:
 
     __slots__ = ("_file", "_held", "_most", "size")
 
-    def __init__(self, *, in_memory: int = IN_MEMORY) -> None:
+    def __init__(self, *, in_memory: int = SPOOL_BYTES) -> None:
         self.size = 0
         self._most = in_memory
         self._held = bytearray()
@@ -54,7 +50,7 @@ class Spool:
             raise self._failure(error) from error
 
     def source(self, name: str, remake: Remake | None = None) -> Source:
-        """What was written, named for errors; ``remake`` is how a pickled snapshot of it finds its bytes again."""
+        """Return the bytes as a source, named for errors; ``remake`` restores those of a pickled snapshot."""
         if self._file is None:
             return BytesSource(self._held, name=name)
         try:
@@ -64,15 +60,15 @@ class Spool:
             raise self._failure(error) from error
 
     def close(self) -> None:
-        """Let go of what was written, where it did not become a source."""
+        """Drop the bytes, if they did not become a source."""
         if self._file is not None:
             self._file.close()
 
     def _failure(self, error: OSError) -> ReadError:
         self.close()
         failure = ReadError(
-            f"the temporary file for what is unpacked failed after {self.size} bytes: {error.strerror or error}",
-            hint="TMPDIR names the folder of temporary files; it needs room",
+            f"cannot write unpacked data to a temporary file after {self.size} bytes: {error.strerror or error}",
+            hint="set TMPDIR to a folder with enough space",
         )
         failure.errno = error.errno
         return failure
@@ -86,7 +82,7 @@ class _SpooledFile(FileSource):
         self._file = file
         self._remake = remake
         self._close_lock = allocate_lock()
-        self._direct = None  # it was written just now: the page cache has it
+        self._direct = None  # the page cache has what was just written
         self._fd = file.fileno()
         status = os.fstat(self._fd)
         self.size = status.st_size
@@ -98,5 +94,5 @@ class _SpooledFile(FileSource):
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._remake is None:
-            raise ClosedError("what was unpacked into a temporary file cannot be pickled", path=self.name)
+            raise ClosedError("data unpacked into a temporary file cannot be pickled", path=self.name)
         return self._remake

@@ -1,15 +1,13 @@
-"""Execution: the independent tasks of one job, done by threads here, by processes, or by somebody's cluster.
+"""Run the independent tasks of one job with threads, processes or a cluster.
 
-A job (convert, diff, verify, merge) is one function and many tasks for it, each complete in itself: where to read, what
-to do, where to write. Whoever runs them only has to have `submit`, as the executors of `concurrent.futures` do. For
-processes and clusters function and tasks are pickled: snapshots travel as the name and place of their bytes, and every
-worker opens the file for itself. On the way to a cluster they stay packed, since whoever hands them on (a scheduler)
-may not have the files.
+A job (convert, diff, verify, merge) is one function and many tasks, each complete in itself: where to read, what to do,
+where to write. An executor only needs `submit`, as those of `concurrent.futures` have. For processes and clusters the
+function and the tasks are pickled: snapshots travel as the name and place of their bytes, and every worker opens the
+file. For a cluster a task stays packed until a worker runs it, since its scheduler may not have the files.
 """
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,6 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Protocol, TypeVar, cast
 
 from ..errors import BurnstoreError
+from .sizes import MAX_SUBMITTED, TASK_THREADS
 
 Task = TypeVar("Task")
 Item = TypeVar("Item")
@@ -24,32 +23,28 @@ Result = TypeVar("Result")
 
 
 class Executor(Protocol):
-    """Somebody who does work: the executors of `concurrent.futures`, Dask's, and others made in their manner."""
+    """An executor of `concurrent.futures`, of Dask, or one with the same interface."""
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Any:
-        """Begin a call; what comes back has ``result()`` and ``cancel()``."""
+        """Start a call and return a future with ``result()`` and ``cancel()``."""
 
 
 Workers = Executor | int | None
-"""Who does the tasks: None for threads of this process, a number for so many processes, or an `Executor`."""
-
-THREADS = min(8, os.cpu_count() or 1)
-# How many tasks are with an executor of somebody else at a time: enough for a large cluster, and soon cancelled.
-_MOST_ABROAD = 256
+"""None for threads of this process, a number of processes, or an `Executor`."""
 
 
 def run_tasks(function: Callable[[Task], Result], tasks: Iterable[Task], workers: Workers = None) -> Iterator[Result]:
-    """The results of the function for every task, in their order, as they become ready.
+    """Yield the result of the function for every task, in order, as they become ready.
 
-    The first failure is raised in its turn. When that happens, on Ctrl-C, or when the iterator is closed, tasks that
-    have not begun are given up and those that have are waited for: afterwards nobody works on them any more.
+    The first failure is raised in its turn. Then, on Ctrl-C, or when the iterator is closed, tasks that have not begun
+    are cancelled and running ones are waited for: afterwards no task is running.
 
     >>> list(run_tasks(abs, [-1, 2, -3]))
     [1, 2, 3]
     """
     todo: Sequence[Task] = list(tasks)
     checked_workers(workers)
-    if workers is None and (len(todo) < 2 or THREADS < 2):
+    if workers is None and (len(todo) < 2 or TASK_THREADS < 2):
         yield from map(function, todo)
         return
     if not todo:
@@ -59,7 +54,7 @@ def run_tasks(function: Callable[[Task], Result], tasks: Iterable[Task], workers
 
 
 def checked_workers(workers: Workers) -> Workers:
-    """The same, if tasks can be given to it; TypeError or ValueError if not.
+    """Return ``workers``; TypeError or ValueError if they cannot run tasks.
 
     >>> checked_workers(4)
     4
@@ -67,14 +62,14 @@ def checked_workers(workers: Workers) -> Workers:
     if workers is None or (isinstance(workers, int) and not isinstance(workers, bool) and workers > 0):
         return workers
     if isinstance(workers, int):
-        raise ValueError(f"a number of processes is positive, not {workers!r}")
+        raise ValueError(f"expected a positive number of processes, got {workers!r}")
     if not hasattr(workers, "submit"):
-        raise TypeError(f"an executor has submit(), a {type(workers).__name__} has not")
+        raise TypeError(f"expected an executor with submit(), got a {type(workers).__name__}")
     return workers
 
 
-def is_of_this_machine(workers: Workers) -> bool:
-    """Whether they are threads or processes of this machine, and not of some cluster."""
+def are_local(workers: Workers) -> bool:
+    """Return whether these are threads or processes of this machine."""
     if workers is None or isinstance(workers, int):
         return True
     from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -82,8 +77,8 @@ def is_of_this_machine(workers: Workers) -> bool:
     return isinstance(workers, (ThreadPoolExecutor, ProcessPoolExecutor))
 
 
-def is_of_this_process(workers: Workers) -> bool:
-    """Whether they are threads of this process, which need nothing pickled."""
+def are_threads(workers: Workers) -> bool:
+    """Return whether these are threads of this process, which need nothing pickled."""
     if workers is None or isinstance(workers, int):
         return workers is None
     from concurrent.futures import ThreadPoolExecutor
@@ -92,7 +87,7 @@ def is_of_this_process(workers: Workers) -> bool:
 
 
 def in_batches(items: Iterable[Item], nbytes: Callable[[Item], int], most: int) -> Iterator[list[Item]]:
-    """Neighbours together, up to so many bytes; what is larger is alone.
+    """Group neighbours into batches of at most ``most`` bytes; a larger item is a batch of its own.
 
     >>> list(in_batches([3, 3, 3, 9, 1], lambda size: size, 6))
     [[3, 3], [3], [9], [1]]
@@ -112,7 +107,7 @@ def in_batches(items: Iterable[Item], nbytes: Callable[[Item], int], most: int) 
 def _in_order(
     function: Callable[[Task], Result], todo: Sequence[Task], executor: Executor, most: int
 ) -> Iterator[Result]:
-    unpacked = is_of_this_machine(executor)
+    is_local = are_local(executor)
     waiting = iter(todo)
     running: deque[Any] = deque()
     try:
@@ -122,13 +117,12 @@ def _in_order(
                     task = next(waiting)
                 except StopIteration:
                     break
-                with _interrupts_held(), _lost_workers_told():
-                    running.append(
-                        executor.submit(function, task) if unpacked else executor.submit(_Packed(function, task))
-                    )
+                call = (function, task) if is_local else (_PackedTask(function, task),)
+                with _interrupts_blocked(), _translate_worker_crash():
+                    running.append(executor.submit(*call))
             if not running:
                 return
-            with _lost_workers_told():
+            with _translate_worker_crash():
                 result = running[0].result()
             yield result
             running.popleft()
@@ -136,15 +130,14 @@ def _in_order(
         for future in running:
             future.cancel()
         for future in running:
-            # Of one that was cancelled or failed as well there is nothing to say: the first failure is on its way.
-            with suppress(Exception):
+            with suppress(Exception):  # the first failure is being raised already
                 if not future.cancelled():
                     future.result()
 
 
 @contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Let Ctrl-C wait while the block lasts: a process that is started in it inherits that, and prints no traceback."""
+def _interrupts_blocked() -> Iterator[None]:
+    """Block Ctrl-C in the block: a process that starts in it inherits that, and prints no traceback."""
     import signal
 
     if not hasattr(signal, "pthread_sigmask"):  # Windows
@@ -157,8 +150,8 @@ def _interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class _Packed:
-    """A task as bytes until somebody does it."""
+class _PackedTask:
+    """A task that stays pickled until a worker runs it."""
 
     __slots__ = ("_packed",)
 
@@ -171,42 +164,41 @@ class _Packed:
 
 
 @contextmanager
-def _lost_workers_told() -> Iterator[None]:
-    """Say in our words that a worker is gone: its pool refuses what is running and what would be begun."""
+def _translate_worker_crash() -> Iterator[None]:
     try:
         yield
     except Exception as error:
         if type(error).__name__ in ("BrokenProcessPool", "KilledWorker"):
             raise BurnstoreError(
-                "a worker ended in the middle of its task", hint="was it killed for its memory? use fewer"
+                "a worker ended in the middle of its task", hint="use fewer workers if it was killed for its memory"
             ) from error
         raise
 
 
 @contextmanager
 def _executor(workers: Workers, tasks: int) -> Iterator[tuple[Executor, int]]:
-    """Who does the tasks, and how many of them may be with it at a time."""
+    """Open an executor; yield it with the number of tasks to submit at a time."""
     if workers is None:
         from concurrent.futures import ThreadPoolExecutor  # not at import: most programs never need it
 
-        count = min(THREADS, tasks)
+        count = min(TASK_THREADS, tasks)
         with ThreadPoolExecutor(count, thread_name_prefix="burnstore") as threads:
             yield threads, 2 * count
     elif isinstance(workers, int):
         count = min(workers, tasks)
         with _processes(count) as processes:
             yield processes, 2 * count
-    elif hasattr(workers, "get_executor"):  # a client of Dask: its own submit takes equal tasks for the same one
-        yield workers.get_executor(pure=False), _MOST_ABROAD
+    elif hasattr(workers, "get_executor"):  # a Dask client: its own submit takes equal tasks for the same one
+        yield workers.get_executor(pure=False), MAX_SUBMITTED
     else:
-        yield workers, _MOST_ABROAD
+        yield workers, MAX_SUBMITTED
 
 
 @contextmanager
-def lasting(workers: Workers) -> Iterator[Workers]:
-    """The same workers for several runs in a block: processes are started once, and end with it.
+def persistent(workers: Workers) -> Iterator[Workers]:
+    """Keep the same workers for several runs in a block: processes start once, and end with it.
 
-    >>> with lasting(None) as workers:
+    >>> with persistent(None) as workers:
     ...     list(run_tasks(abs, [-1, 2], workers)), list(run_tasks(abs, [-3, 4], workers))
     ([1, 2], [3, 4])
     """
@@ -223,11 +215,11 @@ def _processes(count: int) -> Any:
 
     # Spawned: a fork of a process with threads (torch has some) can hang.
     context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(count, mp_context=context, initializer=_leave_interrupts_to_parent)
+    return ProcessPoolExecutor(count, mp_context=context, initializer=_ignore_interrupts)
 
 
-def _leave_interrupts_to_parent() -> None:
-    """Ctrl-C reaches the whole process group; the parent answers it, and tells the workers to stop."""
+def _ignore_interrupts() -> None:
+    """Ignore Ctrl-C, which reaches the whole process group: the parent handles it and stops the workers."""
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -17,12 +17,13 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from ..errors import BurnstoreError, CorruptError, DTypeError, UnsupportedError, located
+from ..io.sizes import CHUNK_BYTES
 from ..io.workers import Workers, in_batches, run_tasks
 from ..progress import Progress
 from ..tensor.data import Array, Shape, array_from_bytes
 from ..tensor.dtype import DType, Kind
-from ..tensor.snapshot import CHUNK_BYTES, TensorSnapshot
-from ..tensor.upcast import widened
+from ..tensor.snapshot import TensorSnapshot
+from ..tensor.upcast import upcast
 from .json_output import Plain
 
 # A float64 copy of this many elements (2 MiB) fits into a core's own cache.
@@ -150,7 +151,7 @@ class _Piece:
 
 def _pieces(snapshot: TensorSnapshot) -> Iterator[_Piece]:
     nbytes, dtype = snapshot.nbytes, snapshot.dtype
-    has_rows = snapshot.lies_in_source and not (dtype.bits % 8 or dtype.is_quantized)
+    has_rows = snapshot.is_source_range and not (dtype.bits % 8 or dtype.is_quantized)
     if nbytes <= CHUNK_BYTES or not has_rows or dtype is DType.C32:  # NumPy has no dtype for C32.
         yield _Piece(snapshot, None, nbytes)
         return
@@ -382,19 +383,19 @@ def count_specials(raw: bytearray | memoryview | Array, dtype: DType) -> tuple[i
             return 0, 0
         return int(np.count_nonzero(magnitudes > exponent)), int(np.count_nonzero(magnitudes == exponent))
     if dtype.is_bool:
-        widened(data, dtype)  # refuses bytes other than 0 and 1
+        upcast(data, dtype)  # refuses bytes other than 0 and 1
     if dtype.kind not in (Kind.FLOAT, Kind.COMPLEX) or dtype.bits < 8:  # No float of less than a byte has a NaN.
         return 0, 0
     if dtype.bits == 8:
         nans, infinities = _special_codes(dtype)
         return int(nans[data].sum()), int(infinities[data].sum())
-    return count_special_values(widened(data, dtype))
+    return count_special_values(upcast(data, dtype))
 
 
 @functools.cache
 def _special_codes(dtype: DType) -> tuple[Array, Array]:
     """Return which codes of an 8-bit float are NaN, and which are infinite."""
-    values = widened(np.arange(256, dtype=np.uint8), dtype)
+    values = upcast(np.arange(256, dtype=np.uint8), dtype)
     return np.isnan(values), np.isinf(values)
 
 

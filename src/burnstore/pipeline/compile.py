@@ -15,8 +15,8 @@ from ..errors import BurnstoreError, DuplicateNameError
 from ..models.binding import Slot
 from ..models.bindings import binding_for
 from ..models.layouts import Rules, layout_of, view_of
+from ..models.load.casting import value_for
 from ..models.load.in_place import Matched
-from ..models.load.values import value_for
 from ..models.load.wrappers import wrapper_hint
 from ..models.result import ApplyError, ApplyResult, MissingTensor
 from ..tensor.dtype import DType, Kind

@@ -8,8 +8,8 @@ from typing import Any
 from ..errors import BurnstoreError, DeviceError, LoadError, MissingTensorsError
 from ..models.binding import Slot
 from ..models.layouts import KeepsPartIds
-from ..models.load.in_place import Matched, StraightRead, failed_load, read_straight, straight_reads
-from ..models.load.values import value_for
+from ..models.load.casting import value_for
+from ..models.load.in_place import DirectRead, Matched, direct_reads, failed_load, read_directly
 from ..models.load.wrappers import wrapper_hint
 from ..models.result import ApplyResult, MissingTensor
 from ..tensor.data import Array, TensorData, bytes_of_array
@@ -56,7 +56,7 @@ def carry_out(plan: LoadPlan, *, allow_partial: bool, validate: bool, in_place: 
     """Read what was planned and put it into the model, as `apply` promises it."""
     plan.seen.prove()
     try:
-        straight, others = straight_reads(plan.matched, plan.followers) if in_place else ([], plan.matched)
+        straight, others = direct_reads(plan.matched, plan.followers) if in_place else ([], plan.matched)
     except DeviceError as error:
         raise failed_load(error, plan.result, unchanged=True) from error
     read = [slot for each in straight for slot, _ in each.holders]
@@ -135,13 +135,13 @@ def _with_shared(plan: LoadPlan, values: list[_Value], *, apart_from: Collection
     return kept
 
 
-def _assign(values: Sequence[_Value], straight: Sequence[StraightRead], result: ApplyResult) -> None:
+def _assign(values: Sequence[_Value], straight: Sequence[DirectRead], result: ApplyResult) -> None:
     # What a tuple holds can only be filled; wherever else that array is held, it must be filled too to stay the same.
     fixed = {slot.identity() for slot, _, _ in values if slot.fixed}
     filled = {row for row, (slot, _, _) in enumerate(values) if slot.identity() in fixed} if fixed else set()
     for row in filled:
         values[row][0].check_fill(values[row][1])
-    read_straight(straight, result)
+    read_directly(straight, result)
     for row, (slot, value, param_id) in enumerate(values):
         try:
             slot.assign(value, param_id, fill=row in filled)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..checkpoint import open_checkpoint
 from ..errors import AmbiguousError, FormatError, ModelError, located
-from ..io.whole import read_whole
+from ..io.source import read_whole
 from ..models.bindings import binding_for
 from ..models.collect import adapted
 from ..models.layouts import (

@@ -26,25 +26,23 @@ from ..errors import BurnstoreError, CorruptError, located
 from ..formats.base import Format, WritePlan
 from ..formats.sharded.journal import Journal
 from ..formats.sharded.write import byte_count, save_shards
-from ..io.atomic import atomic_file
-from ..io.comparing import same_bytes
-from ..io.memory_budget import Room
-from ..io.portions import Place, Portion
-from ..io.source import FileSource
+from ..io.atomic import PortionWriter, SharedScratch, atomic_file
+from ..io.memory_budget import MemoryBudget
+from ..io.source import FileSource, same_bytes
 from ..io.workers import (
     Workers,
+    are_local,
+    are_threads,
     checked_workers,
     in_batches,
-    is_of_this_machine,
-    is_of_this_process,
-    lasting,
+    persistent,
     run_tasks,
 )
 from ..limits import Limits
 from ..progress import Progress
 from ..tensor.dtype import DType
-from ..tensor.snapshot import SourceData, TensorSnapshot, read_all
-from ..transforms.axes import MadeWhole
+from ..tensor.snapshot import TensorSnapshot, read_all
+from ..tensor.sources import ComputedData, SourceData
 
 # A task has about so many bytes: enough to be worth a file that is opened, few enough to be shared out evenly.
 _TASK_BYTES = 32 << 20
@@ -95,11 +93,11 @@ def assemble(
     path, limits = os.fsdecode(path), limits or Limits()
     if expected is not None and {tensor.path for tensor in tensors} != set(expected):
         raise CorruptError("there are other tensors than those expected", path=path)
-    if not is_of_this_process(checked_workers(workers)):
+    if not are_threads(checked_workers(workers)):
         _check_portable(tensors)
     # One flush at the end brings everybody's bytes to disk, if everybody is of this machine.
-    apart = durable and not is_of_this_machine(workers)
-    with located(path=path), lasting(workers) as kept:
+    apart = durable and not are_local(workers)
+    with located(path=path), persistent(workers) as kept:
         builder = _Builder(chosen, limits, kept, durable, apart, verify, digests, expected)
         if max_shard_size is None:
             plan = chosen.plan(tensors, metadata, limits, **options)
@@ -193,7 +191,7 @@ class _Builder:
         report.finish()
 
     def _first_wrong(
-        self, tensors: Sequence[TensorSnapshot], written: Checkpoint, room: Room, report: _Report
+        self, tensors: Sequence[TensorSnapshot], written: Checkpoint, room: MemoryBudget, report: _Report
     ) -> tuple[str | None, str] | None:
         """The first tensor that is not as it should be, and what is wrong with it; None if all are."""
         if len(written) != len(tensors):
@@ -222,12 +220,12 @@ def _begins_as(plan: WritePlan, path: str) -> bool:
         source.close()
 
 
-def _room_for(plan: WritePlan) -> Room:
-    return Room(max((tensor.bytes_held for tensor in plan.tensors), default=0) + _SPARE)
+def _room_for(plan: WritePlan) -> MemoryBudget:
+    return MemoryBudget(max((tensor.bytes_held for tensor in plan.tensors), default=0) + _SPARE)
 
 
 @contextmanager
-def _flushing(place: Place, *, wanted: bool) -> Iterator[None]:
+def _flushing(place: SharedScratch, *, wanted: bool) -> Iterator[None]:
     """While the block runs, bring the file to disk; what that raises is raised at the end."""
     failures: list[BurnstoreError] = []
 
@@ -274,8 +272,8 @@ class _Report:
 class _Writer:
     """The task of writing: some tensors, each to its place."""
 
-    place: Place
-    room: Room
+    place: SharedScratch
+    room: MemoryBudget
     durable: bool
 
     def __call__(self, batch: list[tuple[TensorSnapshot, int]]) -> None:
@@ -286,11 +284,11 @@ class _Writer:
                     tensor, offset = run[0]
                     _write_one(portion, tensor, offset, self.room)
                 else:
-                    with self.room.taken(sum(tensor.bytes_held for tensor, _ in run)):
+                    with self.room.reserve(sum(tensor.bytes_held for tensor, _ in run)):
                         _write_together(portion, run)
 
 
-def _write_one(portion: Portion, tensor: TensorSnapshot, offset: int, room: Room) -> None:
+def _write_one(portion: PortionWriter, tensor: TensorSnapshot, offset: int, room: MemoryBudget) -> None:
     position = offset
     for chunk in _chunks(tensor, room):
         portion.write_at(position, chunk)
@@ -299,7 +297,7 @@ def _write_one(portion: Portion, tensor: TensorSnapshot, offset: int, room: Room
     _check_length(tensor, position - offset)
 
 
-def _write_together(portion: Portion, run: list[tuple[TensorSnapshot, int]]) -> None:
+def _write_together(portion: PortionWriter, run: list[tuple[TensorSnapshot, int]]) -> None:
     """Write neighbours in one piece, with the zeros that lie between them."""
     start, (last, at) = run[0][1], run[-1]
     whole = bytearray(at + last.nbytes - start)
@@ -312,7 +310,7 @@ def _write_together(portion: Portion, run: list[tuple[TensorSnapshot, int]]) -> 
 class _Prover:
     """The task of proving: some tensors as they should be, and as they were written."""
 
-    room: Room
+    room: MemoryBudget
     digests: bool
 
     def __call__(self, batch: list[tuple[TensorSnapshot, TensorSnapshot]]) -> tuple[str | None, list[str]]:
@@ -332,16 +330,16 @@ Pieces = Iterable[tuple[memoryview, memoryview]]
 """The bytes of a tensor beside those that were written, piece by piece."""
 
 
-def _pieces(run: list[tuple[TensorSnapshot, TensorSnapshot]], room: Room) -> Iterator[Pieces]:
+def _pieces(run: list[tuple[TensorSnapshot, TensorSnapshot]], room: MemoryBudget) -> Iterator[Pieces]:
     if len(run) == 1:
         yield _side_by_side(*run[0], room)
         return
-    with room.taken(sum(tensor.bytes_held for tensor, _ in run)):
+    with room.reserve(sum(tensor.bytes_held for tensor, _ in run)):
         for pair in zip(*map(_read, zip(*run, strict=True)), strict=True):
             yield [pair]
 
 
-def _side_by_side(tensor: TensorSnapshot, written: TensorSnapshot, room: Room) -> Pieces:
+def _side_by_side(tensor: TensorSnapshot, written: TensorSnapshot, room: MemoryBudget) -> Pieces:
     """A few megabytes at a time."""
     position = 0
     for chunk in _chunks(tensor, room):
@@ -356,19 +354,19 @@ def _side_by_side(tensor: TensorSnapshot, written: TensorSnapshot, room: Room) -
     _check_length(tensor, position)
 
 
-def _chunks(tensor: TensorSnapshot, room: Room) -> Iterator[memoryview]:
+def _chunks(tensor: TensorSnapshot, room: MemoryBudget) -> Iterator[memoryview]:
     """The tensor's bytes in order: straight from a file in pieces that stay in a core's own cache, or as they come."""
     data = tensor._data
     with located(tensor=tensor.path, path=data.file):
         if isinstance(data, SourceData):
             for start in range(0, tensor.nbytes, _PIECE):
                 yield data.window(start, min(start + _PIECE, tensor.nbytes))
-        elif isinstance(data, MadeWhole):
+        elif isinstance(data, ComputedData):
             with room.buffer(tensor.nbytes) as buffer:
-                data.into(buffer)
+                data.fill(buffer)
                 yield memoryview(buffer)
         else:
-            with room.taken(tensor.bytes_held):
+            with room.reserve(tensor.bytes_held):
                 yield from tensor.chunks()
 
 

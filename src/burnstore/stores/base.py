@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..errors import ModelError, ReadError, located
 from ..formats.registry import format_for_path, format_named
-from ..io.gc_pause import collector_paused
+from ..io.gc_pause import gc_paused
 from ..models.collect import collect_in
 from ..models.layouts import checked_layout, recorded_counts
 from ..models.result import ApplyResult
@@ -113,7 +113,7 @@ class Store(Options):
         Raises LoadError when a tensor does not fit (unless ``validate(False)``), MissingTensorsError when a parameter
         finds none (unless ``allow_partial(True)``); the model is then as it was.
         """
-        with collector_paused():
+        with gc_paused():
             plan, _ = self.plan_for(self.target_of(model))
             return carry_out(plan, allow_partial=self._allow_partial, validate=self._validate, in_place=self._in_place)
 
@@ -123,9 +123,9 @@ class Store(Options):
         """A model as the load of this store sees it."""
         target = target_of(model, skip_enum_variants=self._skips_enum_variants(), rules=self._rules)
         if self._device is not None:
-            from ..models.torch.binding import settle  # not at import: who names a device has torch
+            from ..models.torch.binding import materialize_on  # not at import: a caller that names a device has torch
 
-            settle(target.slots, self._device)
+            materialize_on(target.slots, self._device)
         return target
 
     def plan_for(self, target: Target) -> tuple[LoadPlan, dict[str, str]]:

@@ -1,4 +1,4 @@
-"""TensorData: one tensor in memory, as row-major little-endian bytes with a dtype and a shape."""
+"""TensorData: one tensor in memory as row-major little-endian bytes; and the conversion to and from NumPy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import CorruptError, DTypeError, UnsupportedError
+from ..errors import CorruptError, DTypeError, UnsupportedError, expect
 from ..io.source import Array as Array
 from .dtype import DType, Kind
 
@@ -24,9 +24,9 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorData:
-    """A tensor's bytes, and what they mean.
+    """A tensor's bytes with their dtype and shape.
 
-    ``raw`` is exactly ``dtype.nbytes(shape)`` bytes, the same that Burn's TensorData holds.
+    ``raw`` is exactly ``dtype.nbytes(shape)`` bytes, the same as in Burn's TensorData.
 
     >>> data = TensorData.from_numpy(np.array([[1, 2]], dtype=np.int16))
     >>> data.shape, str(data.dtype), data.to_bytes()
@@ -42,44 +42,44 @@ class TensorData:
             self.dtype.scheme.check_length(self.shape, len(self.raw))
         elif len(self.raw) != self.dtype.nbytes(self.shape):
             need = self.dtype.nbytes(self.shape)
-            raise CorruptError(f"{self.dtype.name} of shape {list(self.shape)} has {need} bytes, got {len(self.raw)}")
+            raise CorruptError(
+                f"expected {need} bytes for {self.dtype.name} of shape {list(self.shape)}, got {len(self.raw)}"
+            )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TensorData.from_bytes, (bytes(self.raw), self.dtype, self.shape)
 
     @classmethod
     def from_numpy(cls, array: Array) -> TensorData:
-        """The data of an array of any strides and byte order; shares memory where its bytes lie right already."""
+        """Return the data of an array of any strides and byte order; shares its memory where no copy is needed."""
         array, dtype = checked_array(array)
         return cls(bytes_of_array(array), dtype, array.shape)
 
     @classmethod
     def from_bytes(cls, raw: bytes | bytearray | memoryview, dtype: DType, shape: Sequence[int]) -> TensorData:
-        """Bytes with their meaning; ValueError where the count does not fit dtype and shape."""
-        if not isinstance(dtype, DType):
-            raise TypeError(f"dtype is a DType, not {type(dtype).__name__}")
-        return cls(memoryview(raw).cast("B"), dtype, checked_shape(shape))
+        """Return bytes with their dtype and shape; ValueError if their number does not fit."""
+        return cls(memoryview(raw).cast("B"), expect(dtype, DType, "dtype"), checked_shape(shape))
 
     @property
     def nbytes(self) -> int:
-        """How many bytes there are."""
+        """The number of bytes."""
         return len(self.raw)
 
     def to_bytes(self) -> bytes:
-        """The bytes, as a copy."""
+        """Return a copy of the bytes."""
         return bytes(self.raw)
 
     def numpy(self) -> Array:
-        """The values: a view on the bytes where NumPy can hold them as they are; quantized ones are dequantized."""
+        """Return the values, a view of the bytes where NumPy has the dtype; quantized ones are dequantized."""
         return array_from_bytes(self.raw, self.dtype, self.shape)
 
     def quantized(self) -> QuantizedTensor:
-        """The codes and scales of a quantized tensor."""
+        """Return the codes and scales of a quantized tensor."""
         return quantized_from_bytes(self.raw, self.dtype, self.shape)
 
 
 def checked_shape(shape: Sequence[int]) -> Shape:
-    """A shape that a caller gave, as plain integers."""
+    """Return a caller's shape as plain integers."""
     extents = tuple(operator.index(extent) for extent in shape)
     if any(extent < 0 for extent in extents):
         raise ValueError(f"shape {list(extents)} has a negative extent")
@@ -87,38 +87,38 @@ def checked_shape(shape: Sequence[int]) -> Shape:
 
 
 def checked_array(array: Array) -> tuple[Array, DType]:
-    """An array that a caller gave and its dtype; refused where its memory is not what a file would hold."""
+    """Return a caller's array and its dtype; refuse an array that a file cannot store."""
     array = np.asanyarray(array)
     if isinstance(array, np.ma.MaskedArray):
-        raise TypeError("a masked array cannot be stored: its mask would be lost, fill it first")
+        raise TypeError("cannot store a masked array: its mask would be lost; call filled() first")
     dtype = DType.of(array.dtype)
     if dtype.bits % 8:
         raise DTypeError(
-            f"NumPy holds {dtype.name} one value to a byte, files pack {8 / dtype.bits:g}",
-            hint="pack the values and give TensorData.from_bytes",
+            f"NumPy has one {dtype.name} value per byte, files pack {8 / dtype.bits:g}",
+            hint="pack the values and use TensorData.from_bytes",
         )
     return array, dtype
 
 
 def little_endian(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype with the byte order that files have."""
+    """Return the dtype with the byte order of files."""
     return dtype.newbyteorder("<") if dtype.byteorder == ">" or (not _LITTLE and dtype.byteorder == "=") else dtype
 
 
 def bytes_of_array(array: Array) -> memoryview:
-    """The row-major little-endian bytes of an array, without a copy where it lies in memory like that."""
+    """Return the row-major little-endian bytes of an array, without a copy where its memory has them."""
     flat = np.ascontiguousarray(array, little_endian(array.dtype)).reshape(-1)
     return memoryview(flat.view(np.uint8)) if flat.size else memoryview(b"")
 
 
 def array_from_bytes(raw: memoryview | Array, dtype: DType, shape: Shape) -> Array:
-    """The values that these bytes hold; shares their memory where NumPy's form is theirs."""
+    """Return the values of these bytes; shares their memory where NumPy has the dtype."""
     if dtype.kind is Kind.QUANTIZED:
         return quantized_from_bytes(memoryview(raw), dtype, shape).dequantize()
     if dtype.bits % 8:
         raise DTypeError(
-            f"{dtype.name} values are packed {8 / dtype.bits:g} to a byte, which NumPy cannot show",
-            hint="take the bytes with to_bytes()",
+            f"{dtype.name} values are packed {8 / dtype.bits:g} to a byte, which NumPy cannot represent",
+            hint="read the bytes with to_bytes()",
         )
     try:
         if dtype.kind is Kind.BOOL:
@@ -127,22 +127,22 @@ def array_from_bytes(raw: memoryview | Array, dtype: DType, shape: Shape) -> Arr
         return array
     except CorruptError:
         raise
-    except ValueError as error:  # more axes than NumPy has, or extents beside a zero whose product overflows
+    except ValueError as error:  # too many axes, or extents beside a zero whose product overflows
         raise UnsupportedError(f"NumPy has no array of shape {list(shape)}: {error}") from error
 
 
 def quantized_from_bytes(raw: memoryview, dtype: DType, shape: Shape) -> QuantizedTensor:
-    """The codes and scales that these bytes hold."""
+    """Return the codes and scales of these bytes."""
     from . import quantization as quant  # not at import: only quantized tensors need it
 
     if dtype.scheme is None:
-        raise DTypeError(f"a tensor of {dtype.name} is not quantized", hint="numpy() gives its values")
+        raise DTypeError(f"a tensor of {dtype.name} is not quantized", hint="call numpy() for its values")
     return quant.decode(raw, dtype.scheme, shape)
 
 
 def _bools(raw: memoryview | Array, dtype: DType, shape: Shape) -> Array:
-    # NumPy's bool is one byte that must be 0 or 1; other bytes would be neither equal to True nor to False.
+    # NumPy's bool is one byte that must be 0 or 1: any other would equal neither True nor False.
     stored: Array = np.ndarray(shape, np.dtype("<u4") if dtype.bits == 32 else np.dtype("u1"), raw)
     if stored.size and stored.max() > 1:
-        raise CorruptError(f"a {dtype.name} holds {int(stored.max())}, which is neither 0 nor 1")
+        raise CorruptError(f"expected 0 or 1 in a {dtype.name}, found {int(stored.max())}")
     return stored.view(np.bool_) if dtype.bits == 8 else stored.astype(np.bool_)

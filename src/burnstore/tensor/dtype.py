@@ -1,4 +1,4 @@
-"""DType: what one element of a tensor is, by Burn's names, with its NumPy and PyTorch spellings."""
+"""DType: the type of a tensor's elements, by Burn's names, with its NumPy and PyTorch names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Kind(Enum):
-    """The families of dtypes; a parameter takes values of its own family only."""
+    """The kinds of dtypes; a parameter accepts values of its own kind only."""
 
     FLOAT = "float"
     INT = "int"
@@ -29,10 +29,10 @@ class Kind(Enum):
 
 
 class DType:
-    """One dtype: an immutable value with a name, a width in bits and a family. Equal dtypes are one object.
+    """One dtype: an immutable value with a name, a width in bits and a kind. Equal dtypes are one object.
 
-    The names are Burn's (``F32``, ``BF16``, ``I64``, ``Bool``, ``QFloat``), then those that other formats add
-    (``F8_E4M3``, ``F4``, ``C64``). ``Bool`` has three stores in Burn; they differ in width and are three dtypes here.
+    The names are Burn's (``F32``, ``BF16``, ``I64``, ``Bool``, ``QFloat``), then those of other formats (``F8_E4M3``,
+    ``F4``, ``C64``). ``Bool`` has three stores in Burn, which are three dtypes here.
 
     >>> str(DType.BF16), DType.BF16.bits, DType.F32.nbytes([2, 3])
     ('BF16', 16, 24)
@@ -86,20 +86,16 @@ class DType:
         torch: str | None,
         scheme: QuantScheme | None = None,
     ) -> None:
-        put = functools.partial(object.__setattr__, self)
-        put("name", name)
-        put("bits", bits)
-        put("kind", kind)
-        put("scheme", scheme)
-        put("_numpy", numpy)
-        put("_torch", torch)
+        fields = {"name": name, "bits": bits, "kind": kind, "scheme": scheme, "_numpy": numpy, "_torch": torch}
+        for field, value in fields.items():
+            object.__setattr__(self, field, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"DType is immutable, {name} cannot be set")
 
     @staticmethod
     def qfloat(scheme: QuantScheme) -> DType:
-        """The dtype of tensors quantized by ``scheme``."""
+        """Return the dtype of tensors quantized by ``scheme``."""
         found = _BY_SCHEME.get(scheme)
         if found is None:
             found = _BY_SCHEME.setdefault(
@@ -109,22 +105,22 @@ class DType:
 
     @staticmethod
     def of(dtype: Any) -> DType:
-        """The dtype of a NumPy array's elements, byte order aside, or of a torch tensor's; DTypeError if there is none.
+        """Return the dtype of a NumPy or torch dtype, whatever its byte order; DTypeError if there is none.
 
-        ``float4_e2m1fn_x2`` is F4: an element of such a tensor holds two values.
+        ``float4_e2m1fn_x2`` is F4: an element of such a tensor has two values.
         """
         if isinstance(dtype, np.dtype):
             return _of_numpy(dtype)
         if type(dtype).__module__ == "torch":
             return _of_torch(dtype)
-        raise TypeError(f"DType.of takes the .dtype of a NumPy array or a torch tensor, not {dtype!r}")
+        raise TypeError(f"DType.of expects the .dtype of a NumPy array or a torch tensor, got {dtype!r}")
 
     @staticmethod
     def parse(name: str) -> DType:
-        """The dtype of that name (Burn's spelling; case matters)."""
+        """Return the dtype of that name (Burn's spelling; case matters)."""
         found = _BY_NAME.get(name)
         if found is None:
-            raise DTypeError(f"{name!r} is not a dtype; one of {', '.join(sorted(_BY_NAME))}")
+            raise DTypeError(f"unknown dtype {name!r}; expected one of {', '.join(sorted(_BY_NAME))}")
         return found
 
     @property
@@ -144,9 +140,9 @@ class DType:
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """The NumPy dtype of the values (little-endian); DTypeError where NumPy and ml_dtypes have none.
+        """The NumPy dtype (little-endian); DTypeError where NumPy and ml_dtypes have none.
 
-        MissingDependencyError for one of ml_dtypes' (BF16, F8 ...) where that is not installed.
+        MissingDependencyError where it needs ml_dtypes (BF16, F8 ...) and that is not installed.
         """
         if self._numpy is None:
             raise DTypeError(f"NumPy has no dtype for {self.name}")
@@ -154,17 +150,17 @@ class DType:
 
     @property
     def torch_name(self) -> str:
-        """What PyTorch calls it (``"bfloat16"``); DTypeError where PyTorch has no such dtype.
+        """PyTorch's name (``"bfloat16"``); DTypeError where PyTorch has no such dtype.
 
         >>> DType.F8_E4M3.torch_name
         'float8_e4m3fn'
         """
         if self._torch is None:
-            raise DTypeError(f"PyTorch has no dtype for {self.name}", hint="take the bytes with to_bytes()")
+            raise DTypeError(f"PyTorch has no dtype for {self.name}", hint="read the bytes with to_bytes()")
         return self._torch
 
     def nbytes(self, shape: Sequence[int]) -> int:
-        """The exact number of bytes that a tensor of this dtype and shape has."""
+        """Return the exact number of bytes of a tensor of this dtype and shape."""
         if self.scheme is not None:
             return self.scheme.byte_len(shape)
         bits = math.prod(shape) * self.bits
@@ -182,13 +178,12 @@ class DType:
         return (DType.parse, (self.name,)) if self.scheme is None else (DType.qfloat, (self.scheme,))
 
 
-@functools.lru_cache(maxsize=256)  # a dtype's name is worked out anew each time it is asked for
+@functools.lru_cache(maxsize=256)  # NumPy computes a dtype's name on every access
 def _of_numpy(dtype: np.dtype[Any]) -> DType:
     found = _BY_NUMPY.get(dtype.name)
     if found is None:
         raise DTypeError(
-            f"NumPy dtype {dtype} has no counterpart among tensor dtypes",
-            hint="give an array of floats, integers, bools or complex numbers",
+            f"the NumPy dtype {dtype} is not supported", hint="use floats, integers, bools or complex numbers"
         )
     return found
 
@@ -198,8 +193,7 @@ def _of_torch(dtype: Any) -> DType:
     found = _BY_TORCH.get(str(dtype).removeprefix("torch."))
     if found is None:
         raise DTypeError(
-            f"{dtype} has no counterpart among tensor dtypes",
-            hint="give a tensor of floats, integers, bools or complex numbers",
+            f"the torch dtype {dtype} is not supported", hint="use floats, integers, bools or complex numbers"
         )
     return found
 
@@ -211,11 +205,11 @@ def _numpy_dtype(name: str) -> np.dtype[Any]:
         dtype = np.dtype(name)
     else:
         try:
-            import ml_dtypes  # only when a tensor needs it: half of burnstore's import time otherwise
+            import ml_dtypes  # only when needed: it would double burnstore's import time
         except ImportError as error:
             raise MissingDependencyError(
-                f"NumPy has no {name}: the package ml_dtypes has, and it is not installed",
-                hint="pip install ml_dtypes, or take a torch tensor with torch(), or the bytes with to_bytes()",
+                f"{name} needs the package ml_dtypes, which is not installed",
+                hint="pip install ml_dtypes, or use torch() or to_bytes()",
             ) from error
         dtype = np.dtype(getattr(ml_dtypes, name))
     return dtype
@@ -264,4 +258,4 @@ for _attribute, _name, _bits, _kind, _numpy, _torch in (
         _BY_NUMPY.setdefault(np.dtype(_numpy).name if _numpy[0] in "<|" else _numpy, _dtype)
     if _torch is not None:
         _BY_TORCH.setdefault(_torch, _dtype)
-_BY_NAME["Bool(Native)"] = DType.Bool  # as Burn's debug text has it since 0.21
+_BY_NAME["Bool(Native)"] = DType.Bool  # Burn's debug text since 0.21

@@ -1,4 +1,4 @@
-"""Narrow numbers: fields of 2, 4 or 8 bits in bytes, the floats of 4 and 8 bits, and scales of 1 to 4 bytes."""
+"""Low-bit numbers: fields of 2, 4 or 8 bits in bytes, floats of 4 and 8 bits, and scales of 1 to 4 bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Floats = npt.NDArray[np.float32]
 
 
 def _minifloat(exponent_bits: int, mantissa_bits: int) -> npt.NDArray[np.float64]:
-    """The number of every code of such a float, infinities and NaN not yet put in."""
+    """Return the number of every code of such a float, without infinities and NaN."""
     bias = 2 ** (exponent_bits - 1) - 1
     codes = np.arange(2 ** (1 + exponent_bits + mantissa_bits))
     mantissa = codes % 2**mantissa_bits
@@ -46,7 +46,7 @@ CODE_TABLES: Final = {name: _TABLES[name] for name in ("E4M3", "E5M2", "E2M1")}
 
 
 def unpack_fields(packed: _Bytes, bits: int) -> _Bytes:
-    """The fields of ``bits`` bits that the bytes along the last axis hold, lowest bits first.
+    """Return the fields of ``bits`` bits in the bytes along the last axis, lowest bits first.
 
     >>> unpack_fields(np.uint8([0x21, 0xF3]), 4)
     array([ 1,  2,  3, 15], dtype=uint8)
@@ -61,7 +61,7 @@ def unpack_fields(packed: _Bytes, bits: int) -> _Bytes:
 
 
 def pack_fields(fields: _Bytes, bits: int) -> _Bytes:
-    """The inverse of `unpack_fields`; the last axis must fill whole bytes.
+    """Pack fields into bytes, the inverse of `unpack_fields`; the last axis must fill whole bytes.
 
     >>> pack_fields(np.uint8([1, 2, 3, 15]), 4).tobytes().hex()
     '21f3'
@@ -74,7 +74,7 @@ def pack_fields(fields: _Bytes, bits: int) -> _Bytes:
 
 
 def decode_scales(data: _Bytes, dtype: str) -> _Floats:
-    """The scales that the bytes hold, as float32; every scale dtype fits into it exactly.
+    """Return the scales of these bytes as float32, which has all values of every scale dtype.
 
     >>> decode_scales(np.uint8([0x7E, 0x38]), "UE4M3")
     array([448.,   1.], dtype=float32)
@@ -82,7 +82,7 @@ def decode_scales(data: _Bytes, dtype: str) -> _Floats:
     if dtype == "F32":
         return data.view("<f4").astype(np.float32)
     if dtype == "F16":
-        with np.errstate(all="ignore"):  # a signalling NaN is no reason to warn
+        with np.errstate(all="ignore"):  # a signalling NaN would warn
             return data.view("<f2").astype(np.float32)
     if dtype == "BF16":
         return (data.view("<u2").astype(np.uint32) << 16).view(np.float32)
@@ -90,7 +90,7 @@ def decode_scales(data: _Bytes, dtype: str) -> _Floats:
 
 
 def encode_scales(scales: npt.NDArray[np.floating[Any]], dtype: str) -> bytes:
-    """The inverse of `decode_scales`, row-major; `DTypeError` for a scale that the dtype does not hold exactly.
+    """Encode scales row-major, the inverse of `decode_scales`; `DTypeError` for a scale that would be rounded.
 
     >>> encode_scales(np.float32([0.5, 4]), "UE8M0").hex()
     '7e81'
@@ -109,14 +109,14 @@ def encode_scales(scales: npt.NDArray[np.floating[Any]], dtype: str) -> bytes:
     exact = (held == scales) | (np.isnan(held) & np.isnan(scales))
     if not exact.all():
         raise DTypeError(
-            f"the scale {scales[~exact][0]} cannot be held as {dtype} exactly",
-            hint="write the scales as F32, or quantize anew with scales of that dtype",
+            f"{dtype} cannot represent the scale {scales[~exact][0]} exactly",
+            hint="write the scales as F32, or quantize again with scales of that dtype",
         )
     return stored.tobytes()
 
 
 def _nearest_codes(scales: _Floats, table: _Floats) -> _Bytes:
-    """The code of every scale that the table holds, signs of zero and NaN kept; any code for the others."""
+    """Return the code of every scale in the table, signs of zero and NaN kept; any code for other scales."""
     codes = np.argsort(table.view(np.uint32)).astype(np.uint8)
     bits = np.where(np.isnan(scales), np.copysign(np.float32(np.nan), scales), scales).view(np.uint32)
     place = np.searchsorted(table.view(np.uint32)[codes], bits)

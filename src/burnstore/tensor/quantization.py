@@ -1,6 +1,6 @@
-"""Quantized tensors: Burn's schemes, the exact bytes they take, and the numbers those bytes mean.
+"""Quantized tensors: Burn's schemes, the exact bytes of each, and their values.
 
-    values, then scales, then the global scale of a two-level scheme; nothing between them
+    values, then scales, then the global scale of a two-level scheme; no gaps
 
 A packed store groups the values of one line along its packed axis into little-endian words, lowest bits first, and pads
 every line to whole words with zeros. Since Burn 0.22.0 a packed axis other than the last is *exchanged* with the last
@@ -32,12 +32,12 @@ MODES: Final = ("Symmetric", "Lookup")
 MOST_BLOCK_DIMS: Final = 5
 
 _MOST_NUMPY_DIMS = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0b1" else 32
-_MOST_NUMPY_SIZE = 2**56  # far below the 2**63 bytes of NumPy, so that no padded or widened copy meets that limit
+_MOST_NUMPY_SIZE = 2**56  # far below NumPy's 2**63 bytes, so that no padded or upcast copy exceeds that limit
 
 
 @dataclass(frozen=True, slots=True)
 class QuantStore:
-    """How values lie in memory: a byte each, or packed along the axis that ``dim`` counts from the last.
+    """How values are stored: a byte each, or packed along the axis that ``dim`` counts from the last.
 
     >>> print(QuantStore("PackedU32", 1))
     PackedU32(1)
@@ -58,7 +58,7 @@ class QuantStore:
 
 @dataclass(frozen=True, slots=True)
 class QuantBlock:
-    """The extent of a block, aligned to the last axes of the tensor, and the dtype of the one scale it has.
+    """The extent of a block, aligned to the last axes of the tensor, and the dtype of its scale.
 
     >>> print(QuantBlock((2, 4), "F16"))
     BlockScale { size: BlockSize([2, 4]), dtype: F16 }
@@ -77,7 +77,7 @@ class QuantBlock:
 
     @property
     def spans_lines(self) -> bool:
-        """Whether a block reaches over several lines of the last axis, so that a rectangle is not a flat run."""
+        """Whether a block spans several lines of the last axis, so that it is not a flat run."""
         return any(extent != 1 for extent in self.size[:-1])
 
     def __str__(self) -> str:
@@ -86,12 +86,12 @@ class QuantBlock:
 
 @dataclass(frozen=True, slots=True)
 class QuantScheme:
-    """What a quantized tensor's codes and scales mean; ``str`` is the text that Burn prints for it.
+    """The meaning of a quantized tensor's codes and scales; ``str`` is the text that Burn prints for it.
 
-    ``tensor`` is the dtype of the one scale of the tensor or, beside a ``block``, of the global scale above the block
-    scales; with neither there is one F32 scale. ``flat_blocks`` says that blocks are runs of the flattened tensor
-    instead of rectangles, as the host backends of Burn 0.20 and 0.21 made them. ``old_style`` says that the bytes
-    follow the rules before Burn 0.22.0, as all do whose scheme is spelled in style P.
+    ``tensor`` is the dtype of the tensor's only scale or, beside a ``block``, of the global scale above the block
+    scales; with neither there is one F32 scale. ``flat_blocks``: blocks are runs of the flattened tensor instead of
+    rectangles, as the host backends of Burn 0.20 and 0.21 made them. ``old_style``: the bytes follow the rules before
+    Burn 0.22.0, as all do whose scheme is spelled in style P.
 
     >>> scheme = QuantScheme("Q8S", QuantStore("Native"), block=QuantBlock((8,), "F32"))
     >>> print(scheme)  # doctest: +NORMALIZE_WHITESPACE
@@ -138,9 +138,9 @@ class QuantScheme:
         return self.tensor if self.block is not None else None
 
     def byte_len(self, shape: Sequence[int]) -> int:
-        """The bytes that a tensor of ``shape`` takes: packed words, then scales, then the global scale.
+        """Return the bytes of a tensor of ``shape``: packed words, then scales, then the global scale.
 
-        Raises `CorruptError` where the scheme cannot be laid over such a shape.
+        Raises `CorruptError` where the scheme does not fit the shape.
 
         >>> QuantScheme("Q4S", QuantStore("PackedU32")).byte_len([3, 3])
         16
@@ -198,7 +198,7 @@ class QuantizedTensor:
             object.__setattr__(self, name, frozen)
 
     def dequantize(self) -> _Floats:
-        """The numbers, in float32 arithmetic: code times scale, where the scale is first multiplied by the global one.
+        """Return the numbers in float32 arithmetic: code times scale, which is first multiplied by the global scale.
 
         >>> scheme = QuantScheme("E4M3", QuantStore("Native"), tensor="F16")
         >>> decode(bytes([0x38, 0xC4, 0x00, 0x40]), scheme, [2], old_style=False).dequantize()
@@ -209,7 +209,7 @@ class QuantizedTensor:
         numbers = numbers.reshape(self.shape)
         if numbers.size == 0:
             return numbers
-        # Infinities and NaN of a damaged or unusual scale are results like any other: no warning.
+        # Infinities and NaN of an unusual scale are results like any other: no warning.
         with np.errstate(all="ignore"):
             scales = self.scales if self.global_scale is None else np.float32(self.global_scale) * self.scales
             block = self.scheme.block
@@ -229,19 +229,19 @@ class QuantizedTensor:
 def decode(
     raw: bytes | bytearray | memoryview, scheme: QuantScheme, shape: Sequence[int], *, old_style: bool | None = None
 ) -> QuantizedTensor:
-    """The codes and scales that ``raw`` holds for a tensor of ``shape``.
+    """Return the codes and scales of a tensor of ``shape``.
 
-    In the old style a packed axis lies in place, and two lengths that old host backends wrote are read besides the
-    exact one: F32 scales whatever the scheme says, and 8-bit codes of a packed store without the padding of lines; the
-    result's scheme says what was found. ``old_style`` overrides what the scheme says of itself. Raises `CorruptError`
-    where length, padding or a code does not fit, `UnsupportedError` for the ``Lookup`` mode.
+    In the old style a packed axis stays in place, and two lengths of old host backends are read besides the exact one:
+    F32 scales whatever the scheme states, and 8-bit codes of a packed store without padded lines; the result's scheme
+    states what was found. ``old_style`` overrides the scheme's. Raises `CorruptError` where length, padding or a code
+    does not fit, `UnsupportedError` for the ``Lookup`` mode.
 
     >>> scheme = QuantScheme("Q4S", QuantStore("PackedU32"))
     >>> decode(bytes.fromhex("10f20000 0000803f"), scheme, [4], old_style=False).codes
     array([ 0,  1,  2, -1], dtype=int8)
     """
     if scheme.mode == "Lookup":
-        raise UnsupportedError("codes of the Lookup mode need a table that no file carries")
+        raise UnsupportedError("codes of the Lookup mode need a table that no file contains")
     if old_style is not None:
         scheme = replace(scheme, old_style=old_style)
     shape = _checked_shape(shape)
@@ -249,7 +249,7 @@ def decode(
     data = np.frombuffer(memoryview(raw).cast("B"), dtype=np.uint8)
     scheme, value_bytes = _fit(scheme, shape, layout, data.size)
     if len(shape) > _MOST_NUMPY_DIMS or math.prod(max(size, 1) for size in shape) > _MOST_NUMPY_SIZE:
-        raise UnsupportedError(f"shape {list(shape)} is more than a NumPy array can have")
+        raise UnsupportedError(f"shape {list(shape)} is too large for a NumPy array")
 
     fields = data[:value_bytes]
     if value_bytes == layout.value_bytes:
@@ -268,9 +268,9 @@ def decode(
 
 
 def encode(quantized: QuantizedTensor) -> bytes:
-    """The bytes of a quantized tensor in the layout of its scheme, lines padded; the inverse of `decode`.
+    """Return the bytes of a quantized tensor in the layout of its scheme, lines padded; the inverse of `decode`.
 
-    Raises `DTypeError` for a scale that the scheme's dtype cannot hold exactly, `UnsupportedError` for ``Lookup``.
+    Raises `DTypeError` for a scale that the scheme's dtype would round, `UnsupportedError` for ``Lookup``.
 
     >>> scheme = QuantScheme("E2M1", QuantStore("PackedNative"))
     >>> encode(QuantizedTensor(np.uint8([1, 15, 6]), np.float32([1]), None, scheme, (3,))).hex(" ")
@@ -278,11 +278,11 @@ def encode(quantized: QuantizedTensor) -> bytes:
     """
     scheme = quantized.scheme
     if scheme.mode == "Lookup":
-        raise UnsupportedError("codes of the Lookup mode cannot be written: no file carries their table")
+        raise UnsupportedError("codes of the Lookup mode cannot be written: no file contains their table")
     if scheme.global_dtype not in (None, "F32"):
         raise DTypeError(
-            f"Burn holds a global scale as F32 only, not {scheme.global_dtype}",
-            hint='give the scheme tensor="F32"; the scale\'s value stays the same',
+            f"Burn only supports a global scale of F32, got {scheme.global_dtype}",
+            hint='use a scheme with tensor="F32"; the value of the scale stays the same',
         )
     layout = code_layout(scheme, quantized.shape)
     fields = np.ascontiguousarray(quantized.codes).view(np.uint8)
@@ -305,14 +305,14 @@ def _check_word(word: object, words: Sequence[str] | dict[str, Any], what: str) 
 
 def _check_int(number: object, what: str, least: int, most: int) -> None:
     if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= most:
-        raise CorruptError(f"a {what} is an integer of {least} to {most}, got {number!r}")
+        raise CorruptError(f"a {what} must be an integer of {least} to {most}, got {number!r}")
 
 
 def _check_array(array: npt.NDArray[Any], what: str, dtype: type[np.generic], shape: tuple[int, ...]) -> None:
     if array.dtype != dtype:
-        raise DTypeError(f"{what} are {np.dtype(dtype)}, got {array.dtype}")
+        raise DTypeError(f"expected {what} of {np.dtype(dtype)}, got {array.dtype}")
     if array.shape != shape:
-        raise CorruptError(f"{what} have shape {list(shape)}, got {list(array.shape)}")
+        raise CorruptError(f"expected {what} of shape {list(shape)}, got {list(array.shape)}")
 
 
 def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
@@ -324,7 +324,7 @@ def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class CodeLayout:
-    """Where the codes and scales of a tensor lie among its bytes."""
+    """The places of codes and scales among the bytes of a tensor."""
 
     dims: tuple[int, ...]  # the shape; a scalar is one line of one value
     axis: int  # the packed one
@@ -338,10 +338,10 @@ class CodeLayout:
 
 
 def code_layout(scheme: QuantScheme, shape: tuple[int, ...]) -> CodeLayout:
-    """The layout of a tensor of this shape; `CorruptError` where the scheme cannot be laid over it."""
+    """Return the layout of a tensor of this shape; `CorruptError` where the scheme does not fit it."""
     dims = shape or (1,)
     if scheme.store.dim >= len(dims):
-        raise CorruptError(f"{scheme.store} packs along a dimension that shape {list(shape)} does not have")
+        raise CorruptError(f"{scheme.store} packs along a dimension that is not in shape {list(shape)}")
     axis = len(dims) - 1 - scheme.store.dim
     per_word, word_bytes = 1, 1
     if scheme.store.kind == "PackedU32":
@@ -353,7 +353,7 @@ def code_layout(scheme: QuantScheme, shape: tuple[int, ...]) -> CodeLayout:
 
     grid: tuple[int, ...] = (1,)
     if scheme.block is not None:
-        # Burn before 0.22 took the *first* entries of a block longer than the rank, later versions refuse it.
+        # Burn before 0.22 used the *first* entries of a block longer than the rank, later versions refuse it.
         if len(scheme.block.size) > len(shape):
             raise CorruptError(f"block size {list(scheme.block.size)} is longer than shape {list(shape)}")
         extents = block_extents(scheme.block, len(shape))
@@ -368,19 +368,19 @@ def code_layout(scheme: QuantScheme, shape: tuple[int, ...]) -> CodeLayout:
 
 
 def block_extents(block: QuantBlock, rank: int) -> tuple[int, ...]:
-    """The extent of a block along each axis of a tensor with so many."""
+    """Return the extent of a block along each axis of a tensor of this rank."""
     return (1,) * (rank - len(block.size)) + block.size
 
 
 def exchanged(dims: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    """The extents with that of the packed axis in the place of the last, and the last in its place."""
+    """Return the extents with the packed axis and the last axis exchanged."""
     turned = list(dims)
     turned[axis], turned[-1] = turned[-1], turned[axis]
     return tuple(turned)
 
 
 def _fit(scheme: QuantScheme, shape: tuple[int, ...], layout: CodeLayout, length: int) -> tuple[QuantScheme, int]:
-    """The scheme and the value bytes that explain the length; two candidates of one length mean the same bytes."""
+    """Return the scheme and the value bytes of this length; two candidates of one length mean the same bytes."""
     if length == layout.total:
         return scheme, layout.value_bytes
     candidates: list[tuple[QuantScheme, int]] = []
@@ -394,11 +394,11 @@ def _fit(scheme: QuantScheme, shape: tuple[int, ...], layout: CodeLayout, length
     for candidate, value_bytes in candidates:
         if length == value_bytes + layout.scale_count * SCALE_WIDTHS[candidate.scale_dtype]:
             return candidate, value_bytes
-    raise CorruptError(f"has {length} bytes, but {scheme} of shape {list(shape)} needs {layout.total}")
+    raise CorruptError(f"expected {layout.total} bytes for {scheme} of shape {list(shape)}, got {length}")
 
 
 def _unpack(data: _Bytes, scheme: QuantScheme, layout: CodeLayout) -> _Bytes:
-    """The field of every value, in logical order; bits above the field remain only where a byte holds one value."""
+    """Return the field of every value in logical order; bits above it remain only where a byte has one value."""
     words = data.view("<u4") if layout.word_bytes == 4 else data
     stored = (*layout.dims[: layout.axis], layout.line_words, *layout.dims[layout.axis + 1 :])
     if scheme.old_style:
@@ -427,7 +427,7 @@ def _pack(fields: _Bytes, scheme: QuantScheme, layout: CodeLayout) -> bytes:
 
 
 def _codes_of_fields(fields: _Bytes, scheme: QuantScheme) -> npt.NDArray[Any]:
-    """Codes in memory of their own, so that neither a mapped file nor the caller's buffer can change them later."""
+    """Return codes in memory of their own: neither a mapped file nor the caller's buffer can change them later."""
     fields = np.array(fields, order="C")
     bits = scheme.value_bits
     if bits == 8:
@@ -440,7 +440,7 @@ def _codes_of_fields(fields: _Bytes, scheme: QuantScheme) -> npt.NDArray[Any]:
     if scheme.store.kind != "Native":
         legal |= low == fields  # Burn 0.23 clears the bits above a packed field, 0.22 extended the sign into them
     if not legal.all():
-        raise CorruptError(f"the byte 0x{fields[~legal][0]:02X} is no {scheme.value} code in a {scheme.store} store")
+        raise CorruptError(f"the byte 0x{fields[~legal][0]:02X} is not a {scheme.value} code of a {scheme.store} store")
     return codes
 
 
@@ -450,5 +450,5 @@ def _code_range(scheme: QuantScheme) -> tuple[int, int]:
         return 0, 2**bits - 1
     least = -(2 ** (bits - 1))
     if scheme.store.kind == "Native" and bits < 8 and scheme.value.endswith("S"):
-        least += 1  # Burn reads -128 in Q8S and -8 in packed Q4S; a byte of its own leaves no reason for it
+        least += 1  # Burn reads -128 in Q8S and -8 in packed Q4S, and needs neither where each code has a byte
     return least, 2 ** (bits - 1) - 1

@@ -1,4 +1,4 @@
-"""Scalar: a single typed number beside the tensors of a Burnpack file (learning rates, step counts, ranks)."""
+"""Scalar: one typed number beside the tensors of a Burnpack file (a learning rate, a step count)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INTEGER_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """A number with the kind that Burn stored it under; kinds are kept, so a file is written back as it was.
+    """A number with the kind that Burn stored; kinds are kept, so that a file is written back unchanged.
 
     >>> Scalar.of(0.5), Scalar("UInt", 42).to("u8")
     (Scalar(kind='Float', value=0.5), 42)
@@ -29,9 +29,9 @@ class Scalar:
     def __post_init__(self) -> None:
         wanted = {"Int": int, "UInt": int, "Float": float, "Bool": bool}.get(self.kind)
         if wanted is None:
-            raise ValueError(f"a scalar's kind is Int, UInt, Float or Bool, not {self.kind!r}")
+            raise ValueError(f"expected the scalar kind Int, UInt, Float or Bool, got {self.kind!r}")
         if type(self.value) is not wanted:
-            raise TypeError(f"a scalar of kind {self.kind} holds {wanted.__name__}, not {type(self.value).__name__}")
+            raise TypeError(f"a scalar of kind {self.kind} must be {wanted.__name__}, got {type(self.value).__name__}")
         if self.kind in _RANGES:
             low, high = _RANGES[self.kind]
             if not low <= self.value <= high:
@@ -39,7 +39,7 @@ class Scalar:
 
     @classmethod
     def of(cls, value: object) -> Scalar:
-        """The scalar of a Python number: bool, float, or int (``Int``, and ``UInt`` only where it must be)."""
+        """Return the scalar of a Python bool, float or int (``UInt`` only beyond the range of ``Int``)."""
         if isinstance(value, Scalar):
             return value
         if isinstance(value, bool):
@@ -48,12 +48,12 @@ class Scalar:
             return cls("Float", float(value))
         if isinstance(value, int):
             return cls("UInt" if value > _RANGES["Int"][1] else "Int", int(value))
-        raise TypeError(f"a scalar is an int, float, bool or Scalar, not {type(value).__name__}")
+        raise TypeError(f"a scalar must be an int, float, bool or Scalar, got {type(value).__name__}")
 
     def to(self, name: str) -> int | float | bool:
-        """The value as one of Burn's types (``i8`` .. ``u64``, ``f32``, ``f64``, ``bool``), if it fits it.
+        """Return the value as one of Burn's types (``i8`` .. ``u64``, ``f32``, ``f64``, ``bool``).
 
-        Integers take Int and UInt in range, floats every number, bool only Bool; all else is a ValueError.
+        Integers accept Int and UInt in range, floats every number, bool only Bool; otherwise ValueError.
         """
         if name == "bool" and self.kind == "Bool":
             return self.value

@@ -1,18 +1,18 @@
-"""ByteStream: the bytes of a tensor, taken in order and through one buffer."""
+"""ByteStream: the bytes of a tensor, read in order through one buffer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from ..errors import CorruptError, located
-from .snapshot import SourceData, TensorSnapshot
+from .snapshot import TensorSnapshot
+from .sources import SourceData
 
 
 class ByteStream:
-    """The bytes of one tensor in order; those of a file from any place on.
+    """The bytes of one tensor in order; those of a file from any offset on.
 
-    Of a file they are read into one buffer again and again, which is as quick as memory allows: what was taken is gone
-    when more is taken. Streams one after another can share a buffer.
+    Bytes of a file are read into one buffer, which each `take` overwrites. Streams one after another can share it.
 
     >>> import numpy as np
     >>> stream = ByteStream(TensorSnapshot.from_numpy("x", np.arange(6, dtype=np.uint8)))
@@ -22,7 +22,7 @@ class ByteStream:
 
     def __init__(self, tensor: TensorSnapshot, start: int = 0, buffer: bytearray | None = None) -> None:
         if start and not isinstance(tensor._data, SourceData):
-            raise ValueError("only the tensors of files can be taken from any place on")
+            raise ValueError("only tensors of files can be read from any offset")
         self._tensor = tensor
         self._position = start
         self._buffer = buffer
@@ -30,7 +30,7 @@ class ByteStream:
         self._rest = memoryview(b"")
 
     def take(self, length: int) -> bytearray | memoryview:
-        """So many bytes more."""
+        """Return the next bytes."""
         data = self._tensor._data
         if not isinstance(data, SourceData):
             return self._next(length)
@@ -50,7 +50,7 @@ class ByteStream:
         while len(self._rest) < length:
             chunk = next(self._chunks, None)
             if chunk is None:
-                raise CorruptError(f"it ends {length - len(self._rest)} bytes early", tensor=self._tensor.path)
+                raise CorruptError(f"ends {length - len(self._rest)} bytes early", tensor=self._tensor.path)
             self._rest = memoryview(bytes(self._rest) + bytes(chunk)) if self._rest else chunk
         taken, self._rest = self._rest[:length], self._rest[length:]
         return taken

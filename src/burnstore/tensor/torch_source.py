@@ -1,7 +1,7 @@
-"""Torch bytes: tensors of torch as bytes to be written, wherever they are and however they lie.
+"""TorchData: torch tensors as bytes, on any device and of any strides.
 
-On the CPU a tensor is its memory. From other devices it comes in pieces as long as a buffer, through pinned memory
-where there is such; small ones come together.
+Bytes of a tensor on the CPU are its memory. From other devices they are fetched in pieces of a staging buffer, through
+pinned memory where torch has it; small tensors are fetched together.
 """
 
 from __future__ import annotations
@@ -9,35 +9,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from ..errors import BurnstoreError, DeviceError, ModelError
-from ..io.gpu.buffers import settings
-from ..io.gpu.fetch import fetched, together
-from ..io.gpu.sinks import SMALL
-from .data import Array
+from ..io.gpu.buffers import transfer_settings
+from ..io.gpu.fetch import fetched
+from ..io.sizes import GPU_SMALL_BYTES
+from ..io.workers import in_batches
 from .dtype import DType
-from .torch import CARRIED, Device, Tensor, as_bits, torch_package
+from .sources import AxisSlice, Data
+from .torch import TRANSFER_DEVICES, Device, Tensor, as_bits, torch_package
 
-# Small tensors are put together on their device before they are fetched: so many bytes of them, and twice that at most.
-_TOGETHER = 4 << 20
+# Small tensors are joined on their device before they are fetched, this many bytes at a time.
+_BATCH_BYTES = 4 << 20
 
 
-class TorchData:
-    """A tensor of any strides on any device, as row-major bytes. It is copied, if at all, when it is read."""
+class TorchData(Data):
+    """A tensor of any strides on any device, as row-major bytes; copied, if at all, when it is read."""
 
     __slots__ = ("tensor",)
-
-    file = None
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
 
     def window(self, start: int, stop: int) -> memoryview:
         return memoryview(flat_bytes(self.tensor)[start:stop].cpu().numpy()) if stop > start else memoryview(b"")
-
-    def owned(self, start: int, stop: int) -> Array:
-        return np.array(self.window(start, stop), np.uint8)
 
     def chunks(self, nbytes: int) -> Iterator[memoryview]:
         if self.tensor.is_cpu or self.tensor.is_meta:
@@ -52,96 +46,93 @@ class TorchData:
 
     @property
     def batch_key(self) -> Device:
-        """The device from which it is fetched together with others, see `formats.write`; None for large ones."""
         tensor = self.tensor
-        if tensor.is_meta or (tensor.is_cpu and "cpu" not in CARRIED):
+        if tensor.is_meta or (tensor.is_cpu and "cpu" not in TRANSFER_DEVICES):
             return None
-        return tensor.device if 0 < tensor.nbytes < SMALL else None
+        return tensor.device if 0 < tensor.nbytes < GPU_SMALL_BYTES else None
 
     @staticmethod
-    def fetch_together(batch: Sequence[TorchData]) -> Iterator[memoryview]:
-        """The bytes of each of these, which are small and on one device."""
+    def fetch_batch(batch: Sequence[TorchData]) -> Iterator[memoryview]:
+        """Yield the bytes of each of these small tensors, which are on one device."""
         torch = torch_package()
-        most = min(_TOGETHER, settings().buffer_bytes)
-        batches = together([data.tensor for data in batch], lambda tensor: tensor.nbytes, most)
-        joined = (torch.cat(list(map(flat_bytes, part))) for part in batches)
-        arriving = _fetched(joined, batch[0].tensor.device)
+        most = min(_BATCH_BYTES, transfer_settings().buffer_bytes)
+        groups = in_batches([data.tensor for data in batch], lambda tensor: int(tensor.nbytes), most)
+        arriving = _fetched((torch.cat(list(map(flat_bytes, group))) for group in groups), batch[0].tensor.device)
         left = memoryview(b"")
         for data in batch:
             left = left or next(arriving)
             yield left[: data.tensor.nbytes]
             left = left[data.tensor.nbytes :]
 
-    def transposed(self) -> TorchData | None:
-        """The matrix turned on its device, which a GPU does faster than the bus carries it; None on the CPU."""
-        return None if self.tensor.is_cpu else TorchData(self.tensor.t())
+    def transposed(self, rows: int, columns: int, width: int) -> Data:
+        # A GPU transposes faster than the bus transfers.
+        return super().transposed(rows, columns, width) if self.tensor.is_cpu else TorchData(self.tensor.t())
 
-    def sliced(self, axis: int, start: int, stop: int) -> TorchData:
-        """A part of it along an axis of the shape that `described` gives it."""
-        pairs = DType.of(self.tensor.dtype) is DType.F4 and axis == self.tensor.dim() - 1
+    def _sliced(self, part: AxisSlice) -> Data:
+        pairs = DType.of(self.tensor.dtype) is DType.F4 and part.axis == self.tensor.dim() - 1
         each = 2 if pairs else 1
-        return TorchData(self.tensor.narrow(axis, start // each, (stop - start) // each))
+        return TorchData(self.tensor.narrow(part.axis, part.start // each, (part.stop - part.start) // each))
 
 
 def flat_bytes(tensor: Tensor) -> Tensor:
-    """The row-major bytes of a tensor, on its device; shares its memory where they lie like that already."""
+    """Return the row-major bytes of a tensor, on its device; shares its memory where that has them."""
     if tensor.is_meta:
-        raise ModelError("it is on the meta device and has no values", hint="load or initialise the model first")
+        raise ModelError("on the meta device, which has no values", hint="load or initialise the model first")
     plain = tensor.detach()
-    if not _lies_plainly(plain):
+    if not _is_plain(plain):
         plain = as_bits(_resolved(plain)).contiguous()
     return plain_bytes(plain)
 
 
 def plain_bytes(tensor: Tensor) -> Tensor:
-    """The same of a tensor that knows no gradient, and whose memory has its row-major bytes."""
-    # Not reshaped: a single element may have any stride, and is then no bytes to torch.
+    """Return the bytes of a contiguous tensor without a gradient."""
+    # Not by reshape: a single element may have any stride, and torch then refuses to view it as bytes.
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch_package().uint8)
 
 
 def _resolved(tensor: Tensor) -> Tensor:
-    """The tensor with its numbers negated or conjugated, if torch only noted that they are to be.
+    """Apply a negation or conjugation that torch only noted.
 
-    Both change the sign's bit and no other. Torch does the same on a CPU; a GPU also changes what a NaN holds.
+    Both change the sign bit and no other, as torch does on a CPU; a GPU also changes the payload of a NaN.
     """
     torch = torch_package()
     if tensor.is_neg():
-        return _with_other_signs(_resolved(torch._neg_view(tensor)))
+        return _flip_signs(_resolved(torch._neg_view(tensor)))
     if tensor.is_conj():
-        held = torch.view_as_real(tensor.conj())  # conjugated twice: the numbers that are there
-        return torch.view_as_complex(torch.stack((held[..., 0], _with_other_signs(held[..., 1])), -1))
+        held = torch.view_as_real(tensor.conj())  # conjugated twice: the stored numbers
+        return torch.view_as_complex(torch.stack((held[..., 0], _flip_signs(held[..., 1])), -1))
     return tensor
 
 
-def _with_other_signs(tensor: Tensor) -> Tensor:
+def _flip_signs(tensor: Tensor) -> Tensor:
     if tensor.is_complex():
-        return torch_package().view_as_complex(_with_other_signs(torch_package().view_as_real(tensor)))
+        return torch_package().view_as_complex(_flip_signs(torch_package().view_as_real(tensor)))
     bits = as_bits(tensor)
     return (bits ^ torch_package().iinfo(bits.dtype).min).view(tensor.dtype)
 
 
 def _host_bytes(tensor: Tensor) -> memoryview:
-    """The row-major bytes of a tensor on the CPU that has some."""
-    if tensor.is_meta or not _lies_plainly(tensor):
+    """Return the row-major bytes of a tensor on the CPU that has some."""
+    if tensor.is_meta or not _is_plain(tensor):
         return memoryview(flat_bytes(tensor).numpy())
-    return memoryview(as_bits(tensor.detach()).numpy()).cast("B")  # there may be very many: in as few calls as can be
+    return memoryview(as_bits(tensor.detach()).numpy()).cast("B")  # few calls: there may be very many tensors
 
 
-def _lies_plainly(tensor: Tensor) -> bool:
-    """Whether the memory of a tensor has its row-major bytes."""
+def _is_plain(tensor: Tensor) -> bool:
+    """Return whether the memory of a tensor has its row-major bytes."""
     return bool(tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg())
 
 
 def _pieces(tensor: Tensor) -> Iterator[Tensor]:
-    """The row-major bytes of a tensor in pieces on its device, each at most as long as a buffer.
+    """Yield the row-major bytes of a tensor on its device, each piece at most as long as a staging buffer.
 
-    One that lies otherwise is brought into order piece by piece: there is never a second copy of it on the device.
+    A tensor of other strides is reordered piece by piece: there is never a second copy of it on the device.
     """
-    most = settings().buffer_bytes
+    most = transfer_settings().buffer_bytes
     todo = [tensor.detach()]
     while todo:
         part = todo.pop()
-        if _lies_plainly(part):
+        if _is_plain(part):
             yield from flat_bytes(part).split(most)
         elif part.nbytes <= most:
             yield flat_bytes(part)
@@ -151,7 +142,7 @@ def _pieces(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _fetched(pieces: Iterator[Tensor], device: Device) -> Iterator[memoryview]:
-    """The bytes of pieces on the host; DeviceError where the device they are on fails."""
+    """Yield the bytes of pieces on the host; DeviceError if their device fails."""
     try:
         if device.type == "cuda":
             yield from fetched(pieces, _pinned, _copied)
@@ -160,8 +151,8 @@ def _fetched(pieces: Iterator[Tensor], device: Device) -> Iterator[memoryview]:
     except RuntimeError as error:
         if isinstance(error, BurnstoreError):
             raise
-        said = str(error).strip().partition("\n")[0]
-        raise DeviceError(f"{device} failed when its tensors were to be read: {said}") from error
+        reason = str(error).strip().partition("\n")[0]
+        raise DeviceError(f"{device} failed while its tensors were read: {reason}") from error
 
 
 def _pinned(nbytes: int) -> Tensor:
@@ -170,5 +161,5 @@ def _pinned(nbytes: int) -> Tensor:
 
 
 def _copied(tensor: Tensor) -> Any:
-    """An event behind the copies that were started from this tensor's device."""
+    """Return an event after the copies that were started from this tensor's device."""
     return torch_package().cuda.current_stream(tensor.device).record_event()

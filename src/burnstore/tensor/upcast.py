@@ -1,4 +1,4 @@
-"""Widening: the elements of a tensor as numbers that NumPy computes with; none of them changes its value by it."""
+"""Upcast elements to a dtype that NumPy computes with; no value changes."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from .lowbit import CODE_TABLES, decode_scales, unpack_fields
 _PARTS = {DType.C32: DType.F16, DType.C64: DType.F32, DType.C128: DType.F64}
 
 
-def widened(raw: memoryview | Array, dtype: DType) -> Array:
-    """The elements that these bytes hold, flat: integers as they are, bools as 0 and 1, floats as at least float32.
+def upcast(raw: memoryview | Array, dtype: DType) -> Array:
+    """Return the elements of these bytes, flat: integers unchanged, bools as 0 and 1, floats as at least float32.
 
-    CorruptError for bytes that are no bools, DTypeError for elements that lie across bytes (F6) and quantized ones,
-    which mean nothing without their scales; MissingDependencyError for what only ml_dtypes knows (the FNUZ floats).
+    CorruptError for bytes that are not bools, DTypeError for F6 and quantized elements, MissingDependencyError for the
+    FNUZ floats, which need ml_dtypes.
 
-    >>> widened(memoryview(bytes.fromhex("803f 20c0")), DType.BF16)
+    >>> upcast(memoryview(bytes.fromhex("803f 20c0")), DType.BF16)
     array([ 1. , -2.5], dtype=float32)
     """
     raw = np.frombuffer(raw, np.uint8)
-    if dtype is DType.BF16:  # by its bits, which is several times as quick as by way of ml_dtypes
+    if dtype is DType.BF16:  # by its bits: several times as fast as ml_dtypes
         return decode_scales(raw, "BF16")
     if dtype is DType.F16:
         return decode_scales(raw, "F16")
     if dtype is DType.F4:
         return CODE_TABLES["E2M1"][unpack_fields(raw, 4)]
-    if dtype is DType.C32:  # pairs of float16, for which NumPy has no dtype
+    if dtype is DType.C32:  # pairs of float16: NumPy has no dtype for them
         return decode_scales(raw, "F16").view(np.complex64)
     if dtype.is_float and dtype.bits == 8:
         numbers: Array = _numbers_of_codes(dtype)[raw]
@@ -42,24 +42,24 @@ def widened(raw: memoryview | Array, dtype: DType) -> Array:
 
 
 def steps(raw: memoryview | Array, dtype: DType) -> Array:
-    """Where each float stands among all floats of its dtype, as an integer: neighbours are one apart.
+    """Return the rank of each float among all floats of its dtype, as an integer: neighbours differ by one.
 
-    Both zeros stand at 0. A complex number has two places, those of its parts. Of NaN the places mean nothing.
+    Both zeros have rank 0. A complex number has two ranks, one per part. The rank of a NaN has no meaning.
 
     >>> steps(np.array([1.0, np.nextafter(np.float32(1), np.float32(2)), -0.0], np.float32), DType.F32).tolist()
     [1065353216, 1065353217, 0]
     """
     dtype = _PARTS.get(dtype, dtype)
     if not dtype.is_float or dtype.bits == 6:
-        raise DTypeError(f"elements of {dtype.name} have no floats as neighbours")
+        raise DTypeError(f"{dtype.name} elements have no ranks among floats")
     raw = np.frombuffer(raw, np.uint8)
     if dtype is DType.F8_E8M0:  # powers of two without a sign
         return raw.astype(np.int16)
-    if dtype.bits == 4:  # with the sign where a byte has it
+    if dtype.bits == 4:  # move the sign to where a byte has it
         fields = unpack_fields(raw, 4)
         raw = fields & 7 | (fields & 8) << 4
     signed: Array = raw.view(f"<i{max(dtype.bits // 8, 1)}")
-    # From sign and magnitude to the complement of two, without a branch: the sign's mask is 0 or -1.
+    # From sign and magnitude to two's complement without a branch: the sign's mask is 0 or -1.
     mask: Array = signed >> (8 * signed.itemsize - 1)
     places: Array = (signed ^ (mask & np.iinfo(signed.dtype).max)) - mask
     return places
@@ -67,7 +67,7 @@ def steps(raw: memoryview | Array, dtype: DType) -> Array:
 
 @functools.cache
 def _numbers_of_codes(dtype: DType) -> Array:
-    """The number of each of the 256 codes of a float of 8 bits."""
+    """Return the number of each of the 256 codes of an 8-bit float."""
     codes = np.arange(256, dtype=np.uint8)
     if dtype is DType.F8_E8M0:
         return decode_scales(codes, "UE8M0")

@@ -1,41 +1,42 @@
-"""Blends: one tensor out of several, computed when it is read, a block at a time.
+"""Blend several tensors into one, when it is read, a block at a time.
 
-A weighted sum is computed element by element, in the order of the sources and never otherwise, in float64 (F32, F64) or
-float32 (what is narrower), and rounded once to the nearest value of the result's dtype, ties to even. So the result
-has the same bits whatever the blocks, and whoever computes them; and where weights add up to one, a tensor that is
-blended with itself is itself (of F64 up to the last bit). A source of weight 0 takes no part: not even its NaN does.
+A weighted sum is computed element by element, in the order of the sources, in float64 (F32, F64) or float32 (narrower
+dtypes), and rounded once to the nearest value of the result's dtype, ties to even. So the result has the same bits
+whatever the blocks are; and with weights that add up to one, a tensor blended with itself is unchanged (F64 up to the
+last bit). A source of weight 0 has no effect, not even by its NaN.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..errors import DTypeError, MergeError, located, printable
-from ..io.comparing import same_bytes
+from ..io.source import same_bytes
 from ..tensor.data import Array
 from ..tensor.dtype import DType, Kind
-from ..tensor.snapshot import Data, TensorSnapshot
-from ..tensor.upcast import widened
+from ..tensor.snapshot import TensorSnapshot
+from ..tensor.sources import Data
+from ..tensor.upcast import upcast
 
-# What is read of each source at a time, and what of that is computed at a time: the second stays in the cache.
+# The bytes read of each source at a time, and the elements computed at a time, which stay in the cache.
 _READ_BYTES = 1 << 20
 _BLOCK = 1 << 14
-# The bits of a dtype that are all set in what is not finite.
+# The bits of a dtype that are all set in values that are not finite.
 _EXPONENTS = {DType.BF16: np.uint16(0x7F80), DType.F16: np.uint16(0x7C00)}
 
 NEARLY_PARALLEL = 0.9995
-"""From this cosine on two tensors are blended along the straight line: the arc between them is as good as straight."""
+"""From this cosine on two tensors are blended along the straight line, which the arc between them nearly is."""
 
 Window = Callable[[int, int], memoryview]
 
 
 def can_blend(dtype: DType) -> bool:
-    """Whether there are numbers of this dtype between two others: not with integers, codes, and powers of two.
+    """Return whether values of this dtype have a weighted sum in it: not integers, codes and powers of two.
 
     >>> can_blend(DType.BF16), can_blend(DType.I64), can_blend(DType.F4)
     (True, False, False)
@@ -47,9 +48,9 @@ def can_blend(dtype: DType) -> bool:
 def blended(
     tensors: Sequence[TensorSnapshot], weights: Sequence[float], *, dtype: DType | None = None
 ) -> TensorSnapshot:
-    """The weighted sum of tensors of one shape, under the name and id of the first, in its dtype or another.
+    """Return the weighted sum of tensors of one shape, with the name and id of the first, in its dtype or another.
 
-    A finite sum that the dtype cannot hold raises DTypeError when it is read.
+    A finite sum that the dtype cannot represent raises DTypeError when it is read.
 
     >>> first, second = (TensorSnapshot.from_numpy("w", np.float32(values)) for values in ([1, 2], [3, 6]))
     >>> blended([first, second], [0.25, 0.75]).numpy().tolist()
@@ -59,20 +60,20 @@ def blended(
     wanted = lead.dtype if dtype is None else dtype
     for tensor in tensors:
         if tensor.shape != lead.shape:
-            raise MergeError(f"shapes {list(lead.shape)} and {list(tensor.shape)} do not blend", tensor=tensor.path)
+            raise MergeError(f"cannot blend shapes {list(lead.shape)} and {list(tensor.shape)}", tensor=tensor.path)
         if not can_blend(tensor.dtype) or not can_blend(wanted) or tensor.dtype.kind is not wanted.kind:
-            raise DTypeError(f"{tensor.dtype} does not blend into {wanted}", tensor=tensor.path)
+            raise DTypeError(f"cannot blend {tensor.dtype} into {wanted}", tensor=tensor.path)
     terms = [Term(tensor._data, tensor.dtype, weight) for tensor, weight in zip(tensors, weights, strict=True)]
     taking_part = [term for term in terms if term.weight]
     if len(taking_part) == 1 and taking_part[0].weight == 1.0 and taking_part[0].dtype is wanted:
-        data: Data = taking_part[0].data  # bit for bit, whatever its NaN carry
+        data: Data = taking_part[0].data  # bit for bit, also its NaN
     else:
         data = BlendedData(taking_part, wanted, math.prod(lead.shape))
     return _like(lead, data, wanted)
 
 
 def agreed(tensors: Sequence[TensorSnapshot]) -> TensorSnapshot:
-    """The tensor that all of these are; MergeError when it is read and one of them is another.
+    """Return the tensor that all of these are; MergeError when it is read and one of them differs.
 
     >>> first, second = (TensorSnapshot.from_numpy("n", np.int64([value])) for value in (3, 3))
     >>> agreed([first, second]).numpy().tolist()
@@ -83,10 +84,10 @@ def agreed(tensors: Sequence[TensorSnapshot]) -> TensorSnapshot:
 
 
 def arc_weights(first: TensorSnapshot, second: TensorSnapshot, t: float) -> tuple[float, float] | None:
-    """The weights that lead from one tensor to the other along the arc between them (slerp), at ``t`` from 0 to 1.
+    """Return the weights of two tensors at ``t`` from 0 to 1 along the arc between them (slerp).
 
-    Each tensor counts as one vector. None where there is no arc to follow: the two are nearly parallel (or opposite),
-    or one is zero, or not finite; both tensors are read for that.
+    Each tensor is one vector. None where there is no arc: the two are nearly parallel (or opposite), or one is zero or
+    not finite; both tensors are read to find out.
 
     >>> x, y = (TensorSnapshot.from_numpy("w", np.float32(values)) for values in ([1, 0], [0, 1]))
     >>> arc_weights(x, y, 0.5)
@@ -106,9 +107,9 @@ def arc_weights(first: TensorSnapshot, second: TensorSnapshot, t: float) -> tupl
 
 
 def _products(first: TensorSnapshot, second: TensorSnapshot) -> tuple[float, float, float]:
-    """The scalar product of two tensors, and of each with itself; summed in blocks of a fixed size, hence always equal.
+    """Return the scalar product of two tensors, and of each with itself; NaN if one overflows.
 
-    Of blocks that overflow the sum is no number any more.
+    Blocks of a fixed size make the sums reproducible.
     """
     sums: list[tuple[float, float, float]] = []
     count = math.prod(first.shape)
@@ -119,7 +120,7 @@ def _products(first: TensorSnapshot, second: TensorSnapshot) -> tuple[float, flo
                 size = min(_BLOCK, end - begin - at)
                 parts = zip(given, terms, strict=True)
                 x, y = (
-                    widened(_elements(raw, term.dtype, at, size), term.dtype).astype(np.float64) for raw, term in parts
+                    upcast(_elements(raw, term.dtype, at, size), term.dtype).astype(np.float64) for raw, term in parts
                 )
                 sums.append((float((x * y).sum()), float((x * x).sum()), float((y * y).sum())))
     if not all(map(math.isfinite, (part for parts in sums for part in parts))):
@@ -130,14 +131,14 @@ def _products(first: TensorSnapshot, second: TensorSnapshot) -> tuple[float, flo
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """What one source gives to a blend."""
+    """The part of one source in a blend."""
 
     data: Data
     dtype: DType
     weight: float
 
 
-class BlendedData:
+class BlendedData(Data):
     """The weighted sum of several data."""
 
     __slots__ = ("count", "dtype", "nbytes", "terms")
@@ -154,14 +155,11 @@ class BlendedData:
 
     @property
     def streams(self) -> bool:
-        """Whether a few megabytes of each source are in memory at a time."""
-        return all(_streams(term.data) for term in self.terms)
+        return all(term.data.streams for term in self.terms)
 
-    @property
-    def bytes_held(self) -> int:
-        """What `chunks` has in memory: a piece of each source and of the sum, or all of what is made as a whole."""
+    def bytes_held(self, nbytes: int) -> int:
         sizes = ((term.data, term.dtype.nbytes((self.count,))) for term in self.terms)
-        return _held(sizes) + min(self.nbytes, _READ_BYTES)
+        return sum(_held(*each) for each in sizes) + min(self.nbytes, _READ_BYTES)
 
     def window(self, start: int, stop: int) -> memoryview:
         return memoryview(self.owned(start, stop))
@@ -181,7 +179,7 @@ class BlendedData:
             yield memoryview(sums.view(np.uint8))
 
     def _sum(self, given: Sequence[memoryview], sums: Array) -> None:
-        """Fill ``sums`` with the weighted sum of the values in these bytes."""
+        """Fill ``sums`` with the weighted sum of the values of these bytes."""
         precise = self._precision()
         total: Array = np.empty(min(len(sums), _BLOCK), precise)
         product = np.empty_like(total)
@@ -191,7 +189,7 @@ class BlendedData:
                 rounded = sums[at : at + _BLOCK]
                 block, scaled = total[: len(rounded)], product[: len(rounded)]
                 parts = [
-                    widened(_elements(raw, term.dtype, at, len(rounded)), term.dtype)
+                    upcast(_elements(raw, term.dtype, at, len(rounded)), term.dtype)
                     for raw, term in zip(given, self.terms, strict=True)
                 ]
                 np.multiply(parts[0], weights[0], out=block, dtype=precise)
@@ -209,13 +207,13 @@ class BlendedData:
         return np.dtype(np.float32 if narrow else np.float64)
 
     def _check_range(self, sums: Array, given: Sequence[Array]) -> None:
-        """Raise DTypeError where values that are finite have a sum that is not."""
+        """Raise DTypeError where finite values have a sum that is not."""
         odd = ~np.isfinite(sums)
         lost = np.logical_and.reduce([np.isfinite(values[odd]) for values in given])
         if lost.any():
             raise DTypeError(
                 f"{int(lost.sum())} sums of finite values are too large for {self.dtype.name}",
-                hint="cast=... asks for a wider dtype",
+                hint="use cast= with a wider dtype",
             )
 
 
@@ -228,12 +226,12 @@ def _all_finite(values: Array, dtype: DType) -> bool:
     exponent = _EXPONENTS.get(dtype)
     if exponent is None:
         return bool(np.isfinite(values).all())
-    bits = values.view(np.uint16) & exponent  # by its bits, which is several times as quick
+    bits = values.view(np.uint16) & exponent  # by its bits: several times as fast
     return bool((bits != exponent).all())
 
 
-class AgreedData:
-    """Data that several sources have alike."""
+class AgreedData(Data):
+    """Data that must be equal in several sources."""
 
     __slots__ = ("nbytes", "sources")
 
@@ -247,22 +245,16 @@ class AgreedData:
 
     @property
     def streams(self) -> bool:
-        """Whether a few megabytes of each source are in memory at a time."""
-        return all(map(_streams, self.sources))
+        return all(data.streams for data in self.sources)
 
-    @property
-    def bytes_held(self) -> int:
-        """What `chunks` has in memory: a piece of each source, or all of what is made as a whole."""
-        return _held((data, self.nbytes) for data in self.sources)
+    def bytes_held(self, nbytes: int) -> int:
+        return sum(_held(data, nbytes) for data in self.sources)
 
     def window(self, start: int, stop: int) -> memoryview:
         first = self.sources[0].window(start, stop)
         for other in self.sources[1:]:
             self._check(first, other.window(start, stop), other)
         return first
-
-    def owned(self, start: int, stop: int) -> Array:
-        return np.frombuffer(bytearray(self.window(start, stop)), np.uint8)
 
     def chunks(self, nbytes: int) -> Iterator[memoryview]:
         windows = [_window_of(data, nbytes) for data in self.sources]
@@ -277,16 +269,16 @@ class AgreedData:
         if not same_bytes(first, second):
             whose = printable(other.file) if other.file else "another source"
             raise MergeError(
-                f"it differs from that of {whose}, and values of its dtype have no mean",
-                hint='conflicts="first" or "last" says whose counts',
+                f"differs from that of {whose}, and values of its dtype cannot be averaged",
+                hint='choose one with conflicts="first" or "last"',
             )
 
 
 def _steps(terms: Sequence[Term], first: int, last: int) -> Iterator[tuple[int, int, list[memoryview]]]:
-    """The bytes of all terms from one element to another, some of each at a time, and from where to where."""
+    """Yield the bytes of all terms from one element to another, some of each at a time, with their bounds."""
     widths = [term.dtype.bits // 8 for term in terms]
     windows = [_window_of(term.data, last * width) for term, width in zip(terms, widths, strict=True)]
-    # Whole blocks, counted from the first element: whatever part is asked for, blocks end where they always do.
+    # Whole blocks, counted from the first element: blocks end at the same elements whatever part is asked for.
     step = max(_READ_BYTES // max(widths) // _BLOCK, 1) * _BLOCK
     at = first
     while at < last:
@@ -301,20 +293,15 @@ def _steps(terms: Sequence[Term], first: int, last: int) -> Iterator[tuple[int, 
 
 
 def _window_of(data: Data, nbytes: int) -> Window:
-    """How to get at parts of data: from where they lie, or else out of all of them, made once."""
-    if _streams(data):
+    """Return a function that returns parts of data; those that do not stream are read as a whole, once."""
+    if data.streams:
         return data.window
     whole = data.window(0, nbytes)
     return lambda start, stop: whole[start:stop]
 
 
-def _streams(data: Data) -> bool:
-    """Whether parts of the data can be had without all of them."""
-    return getattr(data, "streams", False)
-
-
-def _held(sizes: Iterable[tuple[Data, int]]) -> int:
-    return sum(min(nbytes, _READ_BYTES) if _streams(data) else nbytes for data, nbytes in sizes)
+def _held(data: Data, nbytes: int) -> int:
+    return min(nbytes, _READ_BYTES) if data.streams else nbytes
 
 
 def _like(lead: TensorSnapshot, data: Data, dtype: DType) -> TensorSnapshot:

@@ -1,13 +1,12 @@
-"""Partition: how the tensors of a model are divided among ranks, and the part that one rank has.
+"""Partition: how the tensors of a model are divided among ranks, and the part of one rank.
 
-A rule is a pattern that is found in a tensor's name, and what becomes of such a tensor: ``"rows"`` divides its first
-axis, ``"columns"`` its second, an integer any other, ``"replicate"`` leaves it whole. Axes are those of the tensor as
-the model has it, after everything else was done to it: the rows of a Linear's weight are its outputs in PyTorch and its
-inputs in Burn. The first rule that matches counts; a name that none matches is an error, because a tensor that was
-forgotten would be wrong on every rank.
+A rule is a pattern to search in a tensor's name, and how to divide such a tensor: ``"rows"`` divides its first axis,
+``"columns"`` its second, an integer any other, ``"replicate"`` leaves it whole. Axes are those of the model's tensor,
+after all conversions: the rows of a Linear's weight are its outputs in PyTorch and its inputs in Burn. The first rule
+that matches counts; a name that none matches is an error, because a forgotten tensor would be wrong on every rank.
 
-Several matrices in one tensor, such as the queries, keys and values of an attention, must be divided each by itself:
-``("rows", 3)`` says that there are three of equal size, ``("rows", (4096, 1024, 1024))`` how many rows each has.
+Several matrices in one tensor, such as the queries, keys and values of an attention, are divided separately:
+``("rows", 3)`` for three of equal size, ``("rows", (4096, 1024, 1024))`` for the rows of each.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ModelError, located
+from ..errors import ModelError, expect, located
 from ..tensor.snapshot import TensorSnapshot
 from .axes import joined, sliced
-from .codes import sliced_codes
 from .patterns import compile_pattern
+from .quantized_slices import sliced_codes
 
 _AXES = {"rows": 0, "columns": 1}
 _REPLICATE = "replicate"
@@ -30,7 +29,7 @@ _REPLICATE = "replicate"
 
 @dataclass(frozen=True, slots=True)
 class _Division:
-    """The axis along which a tensor is divided, None for none, and the blocks in which that is done one by one."""
+    """The axis along which a tensor is divided, or None, and the blocks that are divided separately."""
 
     axis: int | None
     blocks: int | tuple[int, ...] = 1
@@ -43,10 +42,10 @@ class _Division:
 
 
 class Partition:
-    """Which part of every tensor each of several ranks has: patterns that are found in names, and how to divide.
+    """The part of every tensor that each of several ranks has: patterns to search in names, and how to divide.
 
-    ``uneven`` also divides what does not come out even: the first ranks then have one row or column more, as with
-    ``torch.tensor_split``. Immutable, picklable, and equal to a partition of equal rules.
+    With ``uneven`` an extent that does not divide evenly gives the first ranks one row or column more, as
+    ``torch.tensor_split`` does. Immutable, picklable, and equal to a partition of equal rules.
 
     >>> import numpy as np, burnstore as bs
     >>> rules = bs.Partition({
@@ -63,24 +62,20 @@ class Partition:
     __slots__ = ("_rules", "_uneven")
 
     def __init__(self, rules: Mapping[str | re.Pattern[str], Any], *, uneven: bool = False) -> None:
-        if not isinstance(rules, Mapping):
-            raise TypeError(f"rules map patterns to how a tensor is divided, they cannot be a {type(rules).__name__}")
-        if not isinstance(uneven, bool):
-            raise TypeError(f"uneven is a bool, not {type(uneven).__name__}")
+        expect(rules, Mapping, "rules")  # type: ignore[type-abstract]
         self._rules = tuple((compile_pattern(pattern), _division(how)) for pattern, how in rules.items())
-        self._uneven = uneven
+        self._uneven = expect(uneven, bool, "uneven")
 
     def slice(self, snapshots: Iterable[TensorSnapshot], *, rank: int, world: int) -> list[TensorSnapshot]:
-        """The part that a rank has of each of these tensors, under the same names; nothing is read yet.
+        """Return a rank's part of each of these tensors, under the same names; nothing is read yet.
 
-        Rows are later read as one range. Other parts are read by the runs of bytes that they consist of where these are
-        in the page cache or rows are long (128 KiB), and otherwise with what lies between them.
+        Rows are later read as one range, other parts as `burnstore.io.runs` describes.
 
         Raises ModelError for a name that no rule matches, for a tensor without the axis, and for an extent that does
-        not divide by ``world``; DTypeError where a block of a quantized tensor would be cut.
+        not divide by ``world``; DTypeError where a block of a quantized tensor would be split.
         """
         if isinstance(snapshots, Mapping):
-            raise TypeError(f"snapshots are a list, not a {type(snapshots).__name__}; give its values()")
+            raise TypeError(f"snapshots must be a list, got {type(snapshots).__name__}; pass its values()")
         part = Part(self, rank, world)
         return [part.of(snapshot, snapshot.path) for snapshot in snapshots]
 
@@ -99,24 +94,23 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one of several ranks has of every tensor."""
+    """The part of every tensor that one of several ranks has."""
 
     partition: Partition
     rank: int
     world: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.partition, Partition):
-            raise TypeError(f"a partition is a Partition, not {type(self.partition).__name__}")
+        expect(self.partition, Partition, "partition")
         for name in ("rank", "world"):
-            if isinstance(getattr(self, name), bool) or not hasattr(getattr(self, name), "__index__"):
-                raise TypeError(f"{name} is an int, not {type(getattr(self, name)).__name__}")
-            object.__setattr__(self, name, operator.index(getattr(self, name)))
+            value = getattr(self, name)
+            is_index = hasattr(value, "__index__") and not isinstance(value, bool)
+            object.__setattr__(self, name, operator.index(value) if is_index else expect(value, int, name))
         if not 0 <= self.rank < self.world:
-            raise ValueError(f"there is no rank {self.rank} in a world of {self.world}: ranks are counted from 0")
+            raise ValueError(f"no rank {self.rank} in a world of {self.world}: ranks count from 0")
 
     def of(self, snapshot: TensorSnapshot, name: str) -> TensorSnapshot:
-        """This rank's part of the tensor that the model calls by this name."""
+        """Return this rank's part of the tensor of this name in the model."""
         with located(tensor=name):
             division = self._division_of(name)
             axis = division.axis
@@ -124,15 +118,15 @@ class Part:
                 return snapshot
             if axis >= len(snapshot.shape):
                 raise ModelError(
-                    f"it is divided by {division!r}, and its shape {list(snapshot.shape)} has no axis {axis}",
-                    hint='a bias that is added once, after the ranks\' results, is whole everywhere: "replicate"',
+                    f"cannot divide by {division!r}: shape {list(snapshot.shape)} has no axis {axis}",
+                    hint='use "replicate" for a bias that is added once, after the ranks\' results',
                 )
             cut = sliced_codes if snapshot.dtype.is_quantized else sliced
             parts = [cut(snapshot, axis, *ends) for ends in self._ends(snapshot.shape[axis], division)]
             return parts[0] if len(parts) == 1 else joined(parts)
 
     def unmatched(self, names: Sequence[str]) -> list[str]:
-        """The patterns that are found in none of these names, which is seldom meant."""
+        """Return the patterns that match none of these names, which is seldom intended."""
         patterns = [pattern for pattern, _ in self.partition._rules]
         return [pattern.pattern for pattern in patterns if not any(map(pattern.search, names))]
 
@@ -140,18 +134,18 @@ class Part:
         for pattern, division in self.partition._rules:
             if pattern.search(name):
                 return division
-        raise ModelError("no rule of the partition matches it", hint='a last rule ".*": "replicate" takes the rest')
+        raise ModelError("no rule of the partition matches", hint='add a last rule ".*": "replicate"')
 
     def _ends(self, extent: int, division: _Division) -> Iterator[tuple[int, int]]:
-        """Where this rank's part of each block begins and ends."""
+        """Yield the begin and end of this rank's part of each block."""
         start = 0
         for size in _sizes(extent, division):
             each, more = divmod(size, self.world)
             if more and not self.partition._uneven:
                 block = "" if division.blocks == 1 else f" (in a block of {size})"
                 raise ModelError(
-                    f"axis {division.axis} has {extent}{block}, which {self.world} ranks cannot have equal parts of",
-                    hint="Partition(rules, uneven=True) gives the first ranks one more",
+                    f"cannot divide the extent {extent} of axis {division.axis}{block} evenly among {self.world} ranks",
+                    hint="use Partition(rules, uneven=True) to give the first ranks one more",
                 )
             begin = start + self.rank * each + min(self.rank, more)
             yield begin, begin + each + (self.rank < more)
@@ -165,10 +159,12 @@ def _sizes(extent: int, division: _Division) -> tuple[int, ...]:
     blocks = division.blocks
     if isinstance(blocks, tuple):
         if sum(blocks) != extent:
-            raise ModelError(f"axis {division.axis} has {extent}, and blocks of {list(blocks)} make {sum(blocks)}")
+            raise ModelError(
+                f"expected blocks of axis {division.axis} that add up to {extent}, got {list(blocks)} ({sum(blocks)})"
+            )
         return blocks
     if extent % blocks:
-        raise ModelError(f"axis {division.axis} has {extent}, which are not {blocks} blocks of equal size")
+        raise ModelError(f"cannot divide the extent {extent} of axis {division.axis} into {blocks} equal blocks")
     return (extent // blocks,) * blocks
 
 
@@ -176,29 +172,27 @@ def _division(how: Any) -> _Division:
     blocks: Any = 1
     if isinstance(how, tuple):
         if len(how) != 2:
-            raise TypeError(f'a tuple is ("rows", blocks), not {how!r}')
+            raise TypeError(f'expected a tuple ("rows", blocks), got {how!r}')
         how, blocks = how
     if isinstance(how, int) and not isinstance(how, bool):
         if how < 0:
-            raise ValueError(f"axes are counted from 0, there is no {how}")
+            raise ValueError(f"an axis must not be negative, got {how}")
         axis = how
     elif how == _REPLICATE and blocks == 1:
         return _Division(None)
     elif isinstance(how, str) and how in _AXES:
         axis = _AXES[how]
     else:
-        raise ValueError(
-            f'a tensor is divided by "rows", "columns", an axis, or left whole by "replicate"; not {how!r}'
-        )
+        raise ValueError(f'expected "rows", "columns", an axis or "replicate", got {how!r}')
     return _Division(axis, _blocks(blocks, axis))
 
 
 def _blocks(blocks: Any, axis: int) -> int | tuple[int, ...]:
     given = [blocks] if isinstance(blocks, int) else blocks
     if isinstance(given, str) or not isinstance(given, Sequence) or not given:
-        raise TypeError(f"blocks are a number, or the rows of each; not {blocks!r}")
+        raise TypeError(f"blocks must be a number or the rows of each block, got {blocks!r}")
     if any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in given):
-        raise ValueError(f"blocks are counted and have rows: {blocks!r}")
+        raise ValueError(f"the number and the rows of blocks must be positive, got {blocks!r}")
     if axis != 0 and blocks != 1:
-        raise ValueError(f"only rows are divided in blocks, not axis {axis}")
+        raise ValueError(f"only rows can be divided in blocks, not axis {axis}")
     return blocks if isinstance(blocks, int) else tuple(blocks)

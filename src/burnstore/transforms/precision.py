@@ -7,17 +7,19 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..errors import DTypeError
+from ..io.sizes import CHUNK_BYTES
 from ..tensor.data import Array, array_from_bytes, bytes_of_array
 from ..tensor.dtype import DType, Kind
-from ..tensor.snapshot import CHUNK_BYTES, Data, TensorSnapshot
+from ..tensor.snapshot import TensorSnapshot
+from ..tensor.sources import AxisSlice, Data
 
 BURN_FLOATS = (DType.F64, DType.F32, DType.Flex32, DType.F16, DType.BF16)
 
 
 def cast(snapshot: TensorSnapshot, dtype: DType) -> TensorSnapshot:
-    """The tensor in another float dtype, rounded to nearest even.
+    """Return the tensor in another float dtype, rounded to nearest even.
 
-    A finite value that the dtype cannot hold would become infinite; reading then raises DTypeError instead.
+    A finite value that the dtype cannot represent would become infinite; reading it raises DTypeError instead.
 
     >>> half = cast(TensorSnapshot.from_numpy("w", np.float32([1.0, 2.5])), DType.F16)
     >>> str(half.dtype), half.nbytes, half.numpy().tolist()
@@ -25,7 +27,7 @@ def cast(snapshot: TensorSnapshot, dtype: DType) -> TensorSnapshot:
     """
     if not (snapshot.dtype.is_float and dtype.is_float):
         raise DTypeError(
-            f"{snapshot.dtype.name} is not cast to {dtype.name}: both must be floats", tensor=snapshot.path
+            f"cannot cast {snapshot.dtype.name} to {dtype.name}: both must be floats", tensor=snapshot.path
         )
     if snapshot.dtype is dtype:
         return snapshot
@@ -36,8 +38,8 @@ def cast(snapshot: TensorSnapshot, dtype: DType) -> TensorSnapshot:
     return snapshot.replace(dtype=dtype, data=data)
 
 
-class CastData:
-    """The values of other data in another float dtype; a few megabytes at a time where those come so."""
+class CastData(Data):
+    """The values of other data in another float dtype; a few megabytes at a time where those stream."""
 
     __slots__ = ("count", "data", "dtype", "given")
 
@@ -53,16 +55,10 @@ class CastData:
 
     @property
     def streams(self) -> bool:
-        """Whether the data behind come piece by piece."""
-        return getattr(self.data, "streams", False)
+        return self.data.streams
 
-    @property
-    def bytes_held(self) -> int:
-        """What `chunks` has in memory: all of what is behind, if that is made as a whole, and a piece of its own."""
-        given = self.count * self.given.bits // 8
-        return (min(given, CHUNK_BYTES) if self.streams else given) + min(
-            self.count * self.dtype.bits // 8, CHUNK_BYTES
-        )
+    def bytes_held(self, nbytes: int) -> int:
+        return self.data.bytes_held(self.count * self.given.bits // 8) + min(nbytes, CHUNK_BYTES)
 
     def window(self, start: int, stop: int) -> memoryview:
         width, wide = self.dtype.bits // 8, self.given.bits // 8
@@ -70,18 +66,20 @@ class CastData:
         values = array_from_bytes(self.data.window(first * wide, last * wide), self.given, (last - first,))
         return bytes_of_array(self._cast(values))[start - first * width : stop - first * width]
 
-    def owned(self, start: int, stop: int) -> Array:
-        return np.array(np.frombuffer(self.window(start, stop), np.uint8))
-
     def chunks(self, nbytes: int) -> Iterator[memoryview]:
         for values in self._values():
             yield bytes_of_array(self._cast(values))
 
+    def _sliced(self, part: AxisSlice) -> Data:
+        values = self.data.sliced(part._replace(bits=self.given.bits))
+        count = part.nbytes(part.stop - part.start) * part.runs * 8 // part.bits
+        return CastData(values, self.given, self.dtype, count)
+
     def _values(self) -> Iterator[Array]:
-        """The values as they are given, a piece at a time."""
+        """Yield the values before the cast, a part at a time."""
         wide = self.given.bits // 8
         step = CHUNK_BYTES // max(wide, self.dtype.bits // 8)
-        kept = b""  # what is behind may end a chunk within an element
+        kept = b""  # a chunk may end within an element
         for chunk in self.data.chunks(self.count * wide):
             raw = memoryview(bytes(kept) + bytes(chunk)) if kept else chunk
             whole = len(raw) // wide
@@ -89,7 +87,7 @@ class CastData:
                 part = raw[at * wide : min(at + step, whole) * wide]
                 yield array_from_bytes(part, self.given, (len(part) // wide,))
             kept = bytes(raw[whole * wide :])
-            del chunk, raw  # or they would live on while the next is made
+            del chunk, raw  # or they would stay while the next is made
 
     def _cast(self, values: Array) -> Array:
         converted = _converted(values, self.dtype)
@@ -98,7 +96,7 @@ class CastData:
         return converted
 
     def _too_large(self) -> DTypeError:
-        """The error that speaks of the whole tensor, whichever piece of it was asked for."""
+        """Return the error about the whole tensor, whichever part of it was read."""
         count, largest = 0, 0.0
         for values in self._values():
             lost = _lost(values, _converted(values, self.dtype))
@@ -109,7 +107,7 @@ class CastData:
 
 
 def cast_array(values: Array, dtype: DType) -> Array:
-    """The values in that dtype; DTypeError where a finite one does not fit."""
+    """Return the values in that dtype; DTypeError where a finite one does not fit."""
     converted = _converted(values, dtype)
     lost = _lost(values, converted)
     if lost.any():
@@ -121,15 +119,15 @@ def _converted(values: Array, dtype: DType) -> Array:
     with np.errstate(over="ignore", invalid="ignore"):
         try:
             return values.astype(dtype.numpy)
-        except TypeError:  # from F8_E8M0 to others of 8 bits, or back: F32 has all numbers of both
+        except TypeError:  # between F8_E8M0 and other 8-bit floats: F32 has all numbers of both
             return values.astype(np.float32).astype(dtype.numpy)
 
 
 def _lost(values: Array, converted: Array) -> Array:
-    """Where a finite value became something else; empty where none can."""
+    """Return where a finite value became something else; empty where none can."""
     if converted.dtype.itemsize > values.dtype.itemsize:  # F16 has the width of BF16 and not its range
         return np.empty(0, np.bool_)
-    with np.errstate(invalid="ignore"):  # ml_dtypes asks after a signalling NaN in a way that raises it
+    with np.errstate(invalid="ignore"):  # ml_dtypes' isfinite raises the flag for a signalling NaN
         lost = ~np.isfinite(converted)
         return lost & np.isfinite(values) if lost.any() else lost
 
@@ -146,9 +144,9 @@ def _too_large(count: int, largest: float, dtype: DType) -> DTypeError:
 
 
 def held_as(values: Array, dtype: DType) -> Array:
-    """The values in the dtype of a place that keeps it: floats are rounded, integers must fit; DTypeError if not.
+    """Return the values in the dtype of a target that keeps its own: floats are rounded, integers must fit.
 
-    F8_E8M0 has the powers of two and nothing else, not even zero; values must be such.
+    F8_E8M0 has powers of two and nothing else, not even zero: values must be such. DTypeError otherwise.
 
     >>> held_as(np.array([1, 255]), DType.U8).tolist()
     [1, 255]
@@ -156,11 +154,11 @@ def held_as(values: Array, dtype: DType) -> Array:
     if dtype.kind in (Kind.INT, Kind.UINT):
         range_ = np.iinfo(dtype.numpy)
         if values.size and (int(values.min()) < range_.min or int(values.max()) > range_.max):
-            raise DTypeError(f"integers up to {int(values.max())} down to {int(values.min())} do not fit {dtype.name}")
+            raise DTypeError(f"integers from {int(values.min())} to {int(values.max())} do not fit {dtype.name}")
         return values.astype(dtype.numpy)
     if dtype.is_bool:
         return values.astype(dtype.numpy)
     converted = cast_array(values, dtype)
     if dtype is DType.F8_E8M0 and not np.array_equal(converted.astype(np.float64), values.astype(np.float64)):
-        raise DTypeError("values that are no powers of two do not fit F8_E8M0")
+        raise DTypeError("F8_E8M0 has powers of two only; other values do not fit")
     return converted

@@ -11,8 +11,8 @@ import pytest
 
 import burnstore as bs
 from burnstore.io.gpu import buffers
-from burnstore.io.gpu.buffers import POOL, Pool, lent, page_aligned, settings
-from burnstore.io.pages import PAGE
+from burnstore.io.gpu.buffers import POOL, Pool, lend, page_aligned, transfer_settings
+from burnstore.io.sizes import PAGE
 
 
 class Pinned:
@@ -76,7 +76,7 @@ def test_memory_that_cannot_be_pinned_is_not_counted() -> None:
 
 def test_lent_memory_comes_back_when_the_last_view_of_it_is_gone() -> None:
     bs.release_pinned_memory()
-    _, memory = lent(Pinned)
+    _, memory = lend(Pinned)
     part = memory[5:10]
     del memory
     gc.collect()
@@ -93,22 +93,22 @@ def test_lent_memory_comes_back_when_the_last_view_of_it_is_gone() -> None:
 
 
 def test_settings_are_checked_and_go_back_to_their_defaults() -> None:
-    default = settings()
+    default = transfer_settings()
     assert default.buffers * default.buffer_bytes <= 256_000_000
     bs.configure_transfers(readers=1, buffers=3, buffer_bytes=1 << 16)
-    assert (settings().readers, settings().buffers, settings().buffer_bytes) == (1, 3, 1 << 16)
+    assert transfer_settings() == buffers.TransferSettings(1, 3, 1 << 16)
     bs.configure_transfers(buffers=4)
-    assert settings().buffers == 4 and settings().buffer_bytes == default.buffer_bytes
+    assert transfer_settings().buffers == 4 and transfer_settings().buffer_bytes == default.buffer_bytes
     for wrong in ({"readers": 0}, {"buffers": 0}, {"buffer_bytes": 1 << 15}, {"buffer_bytes": 100_000}):
-        with pytest.raises(ValueError, match=r"needed|power of two"):
+        with pytest.raises(ValueError, match=r"at least one reader|power of two"):
             bs.configure_transfers(**wrong)
-    assert settings().buffers == 4
+    assert transfer_settings().buffers == 4
 
 
 def test_there_are_no_more_readers_than_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     for count, readers in ((64, 14), (4, 4), (1, 2), (None, 2)):
         monkeypatch.setattr(buffers.os, "cpu_count", lambda count=count: count)
-        assert settings().readers == readers
+        assert transfer_settings().readers == readers
 
 
 def test_memory_of_a_ring_begins_at_a_page() -> None:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from burnstore.io.gpu.casts import AT_ONCE, SCRATCH_BYTES, Cast, Native, Shifted, Tabled
+from burnstore.io.gpu.casts import MAX_CAST, Cast, NativeCast, ShiftCast, TableCast
+from burnstore.io.sizes import GPU_CAST_BYTES
 
 Made = tuple[Cast, Callable[[torch.Tensor], torch.Tensor]]
 
@@ -20,15 +21,15 @@ def tabled(width: int, held: str) -> Made:
     def wanted(values: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(table[values.numpy().view(f"u{width}")])
 
-    return Tabled(torch, "cpu", table), wanted
+    return TableCast(torch, "cpu", table), wanted
 
 
 def shifted() -> Made:
-    return Shifted(torch, "cpu"), lambda values: values.view(torch.bfloat16).float().view(torch.int32)
+    return ShiftCast(torch, "cpu"), lambda values: values.view(torch.bfloat16).float().view(torch.int32)
 
 
 def native() -> Made:
-    return Native(torch.int64, torch.int16), lambda values: values.to(torch.int16)
+    return NativeCast(torch.int64, torch.int16), lambda values: values.to(torch.int16)
 
 
 CASTS = {
@@ -43,7 +44,7 @@ CASTS = {
 
 @pytest.fixture
 def scratch() -> torch.Tensor:
-    return torch.empty(SCRATCH_BYTES, dtype=torch.uint8)
+    return torch.empty(GPU_CAST_BYTES, dtype=torch.uint8)
 
 
 def values_for(cast: Cast, *shape: int) -> torch.Tensor:
@@ -52,7 +53,7 @@ def values_for(cast: Cast, *shape: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", CASTS)
 @pytest.mark.parametrize(
-    "shape", [(1,), (7,), (0,), (0, 3), (3, 0), (1_700_001,), (2, AT_ONCE), (1333, 1501), (5, 7, 3)]
+    "shape", [(1,), (7,), (0,), (0, 3), (3, 0), (1_700_001,), (2, MAX_CAST), (1333, 1501), (5, 7, 3)]
 )
 def test_a_tensor_in_order_is_filled(name: str, shape: tuple[int, ...], scratch: torch.Tensor) -> None:
     cast, wanted = CASTS[name]()
@@ -63,7 +64,7 @@ def test_a_tensor_in_order_is_filled(name: str, shape: tuple[int, ...], scratch:
 
 
 @pytest.mark.parametrize("name", CASTS)
-@pytest.mark.parametrize("shape", [(7, 3), (AT_ONCE // 5, 7), (3, AT_ONCE), (4, 3, 5)])
+@pytest.mark.parametrize("shape", [(7, 3), (MAX_CAST // 5, 7), (3, MAX_CAST), (4, 3, 5)])
 def test_a_tensor_that_lies_otherwise_is_filled_and_nothing_beside_it(
     name: str, shape: tuple[int, ...], scratch: torch.Tensor
 ) -> None:
@@ -77,19 +78,19 @@ def test_a_tensor_that_lies_otherwise_is_filled_and_nothing_beside_it(
 
 
 @pytest.mark.parametrize("name", CASTS)
-@pytest.mark.parametrize("count", [1, 2, 5, 1001, AT_ONCE - 1, AT_ONCE])
+@pytest.mark.parametrize("count", [1, 2, 5, 1001, MAX_CAST - 1, MAX_CAST])
 def test_flat_values_are_cast_in_the_scratch_memory(name: str, count: int, scratch: torch.Tensor) -> None:
     cast, wanted = CASTS[name]()
     values = values_for(cast, count)
     found = cast.cast(values, scratch)
     assert torch.equal(found, wanted(values))
     first = found.data_ptr() - scratch.data_ptr()
-    assert first >= 0 and first + found.nbytes <= SCRATCH_BYTES
+    assert first >= 0 and first + found.nbytes <= GPU_CAST_BYTES
 
 
 def test_every_bit_pattern_has_its_own_entry(scratch: torch.Tensor) -> None:
     for width in (1, 2):
         patterns = np.arange(1 << 8 * width, dtype=f"u{width}")
-        cast = Tabled(torch, "cpu", patterns.astype(np.int32))
+        cast = TableCast(torch, "cpu", patterns.astype(np.int32))
         found = cast.cast(torch.from_numpy(patterns.view("u1" if width == 1 else "i2")), scratch)
         assert found.tolist() == patterns.tolist()

@@ -197,7 +197,7 @@ def small() -> dict[str, torch.Tensor]:
 def test_small_tensors_of_a_gpu_are_written_as_those_of_the_host(
     arrivals: Arrivals, monkeypatch: pytest.MonkeyPatch, configured: None, together: int, buffer_bytes: int
 ) -> None:
-    monkeypatch.setattr(torch_bytes, "_TOGETHER", together)
+    monkeypatch.setattr(torch_bytes, "_BATCH_BYTES", together)
     bs.configure_transfers(buffer_bytes=buffer_bytes)
     for format_name in ("safetensors", "burnpack"):
         given = small()

@@ -16,8 +16,8 @@ from tests.gpu.checks import bits, ring_for
 
 import burnstore as bs
 from burnstore.formats import placement
+from burnstore.formats.placement import series
 from burnstore.tensor.dtype import DType
-from burnstore.tensor.series import series
 
 Entry = tuple[str, str, list[int]]
 """The name, dtype and shape of a tensor of a SafeTensors file."""

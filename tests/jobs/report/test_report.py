@@ -373,7 +373,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, run_python: Any) -> 
     code = (
         "import resource, sys, burnstore as bs, burnstore.io.workers as execution\n"
         "from burnstore.jobs.report.report import report\n"
-        "execution.THREADS = 2\n"
+        "execution.TASK_THREADS = 2\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "found = report(sys.argv[1])\n"
         "assert found.files[0].outcomes[0][0].outliers[0].index == (5, 7)\n"

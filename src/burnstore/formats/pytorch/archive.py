@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ...errors import CorruptError, LimitError, UnsafeContentError, UnsupportedError, located, printable
 from ...io.source import Source
 from ...limits import Limits
-from ...tensor.snapshot import SourceData
+from ...tensor.sources import SourceData
 from ..codec.json import decode
 from ..codec.json import parse as parse_json
 from ..codec.zip import DEFLATED, MAX_INFLATED, Directory, read_directory

@@ -12,7 +12,7 @@ from ...io.source import Source
 from ...limits import Limits
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
-from ...tensor.snapshot import Data, SourceData
+from ...tensor.sources import Data, SourceData
 from ..base import Contents, Table
 from .calls import NumpyArray
 from .data import DenseData, PickledArray, StridedData, UnsavedData, dense_kind

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from ...errors import CorruptError, LimitError, UnsupportedError, located
+from ...io.sizes import CHUNK_BYTES
 from ...io.source import Source
 from ...tensor.data import Array, Shape, array_from_bytes, bytes_of_array
 from ...tensor.dtype import DType, Kind
-from ...tensor.snapshot import CHUNK_BYTES, Data, SourceData
+from ...tensor.sources import Data, SourceData
 from ..codec.zip import DEFLATED, Member, inflate
 from .tensors import ITEM_SIZES, MAX_EXPANDED, CompositeTensor, PickledTensor, is_contiguous, last_element
 
@@ -22,26 +23,7 @@ _UNITS: dict[int, np.dtype[Any]] = {
 }
 
 
-class ComputedData:
-    """Bytes that `window` computes; each call gives the caller its own memory."""
-
-    __slots__ = ()
-
-    @property
-    def file(self) -> str | None:
-        return None
-
-    def window(self, start: int, stop: int) -> memoryview:
-        raise NotImplementedError
-
-    def owned(self, start: int, stop: int) -> Array:
-        return np.array(np.frombuffer(self.window(start, stop), np.uint8))
-
-    def chunks(self, nbytes: int) -> Iterator[memoryview]:
-        yield self.window(0, nbytes)
-
-
-class UnsavedData(ComputedData):
+class UnsavedData(Data):
     """The values of a meta tensor, which were never saved."""
 
     __slots__ = ()
@@ -50,7 +32,7 @@ class UnsavedData(ComputedData):
         raise UnsupportedError("a tensor on the meta device: its values were never saved", rule="PT-22")
 
 
-class PickledArray(ComputedData):
+class PickledArray(Data):
     """An array that was in the pickle itself."""
 
     __slots__ = ("array",)
@@ -62,7 +44,7 @@ class PickledArray(ComputedData):
         return memoryview(bytearray(bytes_of_array(self.array)[start:stop]))
 
 
-class DeflatedData(ComputedData):
+class DeflatedData(Data):
     """The bytes of a compressed member; inflated, and compared with its checksum, each time they are read."""
 
     __slots__ = ("member", "source")
@@ -109,7 +91,7 @@ def _compare(found: int, member: Member) -> None:
         )
 
 
-class StridedData(ComputedData):
+class StridedData(Data):
     """The values of a view in row-major order, little-endian, with torch's lazy bits applied.
 
     Only the range of the storage that the requested rows reach is read.
@@ -204,7 +186,7 @@ class StridedData(ComputedData):
 Parts = Mapping[str, Array]
 
 
-class DenseData(ComputedData):
+class DenseData(Data):
     """The plain values of a sparse or quantized tensor."""
 
     __slots__ = ("composite", "parts")

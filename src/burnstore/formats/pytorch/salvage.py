@@ -10,9 +10,10 @@ from __future__ import annotations
 import struct
 
 from ...errors import CorruptError, FormatError, UnsafeContentError, UnsupportedError, located, printable
+from ...io.sizes import CHUNK_BYTES
 from ...io.source import Source
 from ...limits import Limits
-from ...tensor.snapshot import CHUNK_BYTES, SourceData
+from ...tensor.sources import SourceData
 from ..codec.zip import DEFLATED, DESCRIPTOR_MAGIC, LOCAL_MAGIC, STORED, Member
 from .archive import PICKLE, ZipFile
 from .data import DeflatedData, check_member, read_member

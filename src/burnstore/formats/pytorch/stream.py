@@ -26,7 +26,7 @@ from ...errors import (
 )
 from ...io.source import BytesSource, Source
 from ...limits import Limits
-from ...tensor.snapshot import SourceData
+from ...tensor.sources import SourceData
 from ..codec.pickle import Dialect, Pickle, PickleLimits, read_pickle
 from ..codec.pickle_values import Symbol, kind_of
 from ..codec.tar import Member, read_members

@@ -9,7 +9,7 @@ from typing import Any
 from ...errors import CorruptError, LimitError, UnsupportedError, printable
 from ...tensor.data import Array, Shape
 from ...tensor.dtype import DType
-from ...tensor.snapshot import Data
+from ...tensor.sources import Data
 from ..codec.pickle_values import Call, Symbol, kind_of
 
 MAX_AXES = 64

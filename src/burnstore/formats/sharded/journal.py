@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from ...errors import AlreadyExistsError, SaveError
 from ...io.atomic import atomic_file, remove_files
-from ...io.whole import read_whole
+from ...io.source import read_whole
 from ...progress import Progress
 from ..base import WritePlan
 

@@ -25,8 +25,7 @@ from itertools import accumulate
 from typing import Protocol
 
 from ...errors import AlreadyExistsError, BurnstoreError, DuplicateNameError, LimitError, SaveError
-from ...io.atomic import atomic_file, remove_files
-from ...io.destination import already_exists
+from ...io.atomic import already_exists, atomic_file, remove_files
 from ...io.source import FileSource
 from ...limits import Limits
 from ...progress import Progress

@@ -1,8 +1,8 @@
-"""Readers: who reads pieces into buffers, many at a time, while the issuer goes on.
+"""Readers: threads that read chunks into buffers, many at a time, while the issuer goes on.
 
-`KernelReaders` are threads of the kernel, for files on systems that have them: nothing of Python runs while they read.
-`ThreadReaders` are threads of Python, for all else. Those share the interpreter's lock, and a dozen that read make the
-issuer wait for it: so what they do per piece is little, with one system call in it.
+`KernelReaders` are threads of the kernel, for files on systems that have them: no Python runs while they read.
+`ThreadReaders` are Python threads, for everything else. They share the interpreter's lock with the issuer, so they do
+little per chunk: one system call.
 """
 
 from __future__ import annotations
@@ -17,54 +17,48 @@ import numpy as np
 
 from ...errors import ReadError
 from ..kernel_reads import KernelReads, kernel_reads
-from ..pages import PAGE, AskedOfKernel
-from ..source import Source
-from .chunks import Piece, at_pages
+from ..sizes import GPU_READ_BYTES, PAGE
+from ..source import KernelReadable, Source
+from .chunks import Chunk, page_windows
 
-# A piece is read by several workers, each so much of it: it is there sooner, so that fewer are under way at a time, and
-# what is in them is still in the processor's cache when the GPU comes for it.
-_READ_AT_ONCE = 4 << 20
-# More would wait in vain, in buffers that leave that cache meanwhile.
+# More reads would only wait, in buffers that leave the processor's cache meanwhile.
 _FEW = 4
 
-Filled = tuple[int, Piece]
-"""A buffer, and the piece that was read into it."""
+Filled = tuple[int, Chunk]
+"""A buffer, and the chunk that was read into it."""
 
 
 class Readers(Protocol):
-    """Who reads. After `close` nobody does, and all buffers may be used by others."""
+    """Threads that read. After `close` none does, and others may use the buffers."""
 
     workers: int
-    """How many reads are done at a time."""
+    """The reads that are done at a time."""
     ahead: int
-    """How many are to be under way, so that no worker has to wait for the next one."""
+    """The reads that should be under way, so that no worker waits for the next one."""
     patience: float
-    """For how many seconds what happens next is looked for again and again, before one waits for it.
-
-    To be woken takes longer than a piece does. But who looks keeps the interpreter's lock, which threads need.
-    """
+    """The seconds to poll before waiting: waking up takes longer than a chunk, but polling keeps the GIL."""
 
     @property
     def under_way(self) -> int:
-        """How many are, and have not been told as finished; a piece may be several."""
+        """The reads that were begun and not returned by `finished`; a chunk may be several."""
 
-    def begin(self, index: int, piece: Piece, buffer: memoryview) -> None:
-        """Have a piece read into a buffer."""
+    def begin(self, index: int, chunk: Chunk, buffer: memoryview) -> None:
+        """Have a chunk read into a buffer."""
 
     def finished(self, most: int, *, wait: bool = False) -> Sequence[Filled]:
-        """What was read meanwhile, at most so many; with ``wait`` at least one, unless a signal comes first.
+        """Return chunks that were read, at most so many; with ``wait`` at least one, unless a signal comes first.
 
         The first failure of a read is raised here.
         """
 
     def close(self) -> None:
-        """Return when nobody reads any more."""
+        """Return when no thread reads any more."""
 
 
 def readers_for(sources: Sequence[Source], workers: int, buffer_bytes: int) -> Readers:
-    """Those who read these sources best, with so many workers, pieces that fit such a buffer."""
-    if all(isinstance(source, AskedOfKernel) for source in sources):
-        reads = kernel_reads(workers + _FEW + -(-buffer_bytes // _READ_AT_ONCE), workers)
+    """Return the fastest readers for these sources."""
+    if all(isinstance(source, KernelReadable) for source in sources):
+        reads = kernel_reads(workers + _FEW + -(-buffer_bytes // GPU_READ_BYTES), workers)
         if reads is not None:
             return KernelReaders(reads, workers)
     return ThreadReaders(workers)
@@ -88,15 +82,15 @@ class KernelReaders:
     def under_way(self) -> int:
         return len(self._asked)
 
-    def begin(self, index: int, piece: Piece, buffer: memoryview) -> None:
-        fd, offset, length = piece.asked()
+    def begin(self, index: int, chunk: Chunk, buffer: memoryview) -> None:
+        fd, offset, length = chunk.asked()
         memory = self._addresses.get(index)
         if memory is None:
             memory = self._addresses[index] = _address(buffer)
-        memory -= piece.offset // PAGE * PAGE
-        begun = self._begun[index] = _Begun(piece, buffer)
-        for first, last in at_pages(offset, offset + length, _READ_AT_ONCE):
-            self._asked[self._number] = index, min(last, piece.stop) - first
+        memory -= chunk.offset // PAGE * PAGE
+        begun = self._begun[index] = _Begun(chunk, buffer)
+        for first, last in page_windows(offset, offset + length, GPU_READ_BYTES):
+            self._asked[self._number] = index, min(last, chunk.stop) - first
             self._reads.ask((fd, first, last - first), memory + first, self._number)
             self._number += 1
             begun.left += 1
@@ -114,9 +108,9 @@ class KernelReaders:
             begun.is_whole &= count >= needed
             if not begun.left:
                 del self._begun[index]
-                if not begun.is_whole:  # short, or refused: read as others are, which also says what is wrong with it
-                    begun.piece.fill(begun.buffer, begun.piece.offset, begun.piece.stop)
-                filled.append((index, begun.piece))
+                if not begun.is_whole:  # short or refused: a plain read succeeds or raises the proper error
+                    begun.chunk.fill(begun.buffer, begun.chunk.offset, begun.chunk.stop)
+                filled.append((index, begun.chunk))
         return filled
 
     def close(self) -> None:
@@ -128,9 +122,9 @@ class KernelReaders:
 
 @dataclass(slots=True)
 class _Begun:
-    """A piece that is being read: how many reads of it are under way, and whether those that ended got all of it."""
+    """A chunk that is being read: the reads that are under way, and whether the others were complete."""
 
-    piece: Piece
+    chunk: Chunk
     buffer: memoryview
     left: int = 0
     is_whole: bool = True
@@ -143,17 +137,17 @@ def _address(buffer: memoryview) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What a thread is to read: a part of a piece."""
+    """A part of a chunk for a thread to read."""
 
     index: int
-    piece: Piece
+    chunk: Chunk
     buffer: memoryview
     first: int
     last: int
 
 
 class ThreadReaders:
-    """Threads of Python, started when there is something for them to do."""
+    """Python threads, started when there is something to read."""
 
     patience = 0.0
 
@@ -167,8 +161,8 @@ class ThreadReaders:
         self._done: SimpleQueue[_Job | Exception] = SimpleQueue()
         self._has_ended = False
 
-    def begin(self, index: int, piece: Piece, buffer: memoryview) -> None:
-        jobs = [_Job(index, piece, buffer, *part) for part in at_pages(piece.offset, piece.stop, _READ_AT_ONCE)]
+    def begin(self, index: int, chunk: Chunk, buffer: memoryview) -> None:
+        jobs = [_Job(index, chunk, buffer, *part) for part in page_windows(chunk.offset, chunk.stop, GPU_READ_BYTES)]
         self._left[index] = len(jobs)
         for job in jobs:
             self.under_way += 1
@@ -181,17 +175,16 @@ class ThreadReaders:
         self._threads.append(thread)
         try:
             thread.start()
-        except RuntimeError:  # the system gives no more threads; one is enough
+        except RuntimeError:  # the system starts no more threads; one is enough
             self._threads.pop()
             self.workers = len(self._threads)
             if not self._threads:
                 raise
 
     def _read(self) -> None:
-        """What a thread does."""
         while (job := self._jobs.get()) is not None and not self._has_ended:
             try:
-                job.piece.fill(job.buffer, job.first, job.last)
+                job.chunk.fill(job.buffer, job.first, job.last)
             except Exception as error:
                 self._done.put(error)
             else:
@@ -207,7 +200,7 @@ class ThreadReaders:
                     raise found
                 self._left[found.index] -= 1
                 if not self._left[found.index]:
-                    filled.append((found.index, found.piece))
+                    filled.append((found.index, found.chunk))
         except Empty:
             pass
         return filled
@@ -215,12 +208,12 @@ class ThreadReaders:
     def close(self) -> None:
         try:
             self._end()
-        except BaseException:  # of a signal, whatever its handler raises: told when nobody reads any more
+        except BaseException:  # raised by a signal's handler: pass it on when no thread reads any more
             self.close()
             raise
 
     def _end(self) -> None:
-        """Wait for all threads: one that still reads would write into a buffer that is somebody else's by then."""
+        """Wait for all threads: one that still reads would write into a buffer that others use by then."""
         self._has_ended = True
         for _ in self._threads:
             self._jobs.put(None)

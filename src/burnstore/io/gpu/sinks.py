@@ -1,162 +1,134 @@
-"""Landings: where bytes of a file end in the memory of a device, and what happens to them on arrival.
+"""Sinks: where bytes of a file end in the memory of a device, and what happens to them on arrival.
 
-`Straight` are bytes that are wanted as they are. The others go through a small staging area on the device: `Rows` are
-for a tensor whose memory lies otherwise (transposed, of other strides), `CastRows` for one of another dtype.
-`Scattered` are many small tensors that come as one range, and are distributed on the device. `Looks` land nowhere:
-they find out between which bounds the values are.
+`DirectSink` copies bytes unchanged, `NewSink` into memory that it makes. The others go through staging memory on the
+device: `RowsSink` fills a tensor of other strides (a transposed one), `CastSink` one of another dtype, `ScatterSink`
+many small tensors from one range. `MinMaxSink` keeps nothing: it finds the bounds of the values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from .casts import Cast
+from .staging import Tensor, TensorStaging
 
-SMALL = 1 << 20
-"""Tensors below this travel with their neighbours in the file."""
-
-_AT_ONCE = 256 << 20
-
-Tensor = Any
-"""A torch.Tensor on the device."""
+_MADE_BYTES = 256 << 20
 
 
-class TensorCarrier(Protocol):
-    """A carrier to a device with tensors."""
+class NewSink:
+    """New memory on the device, made when the first byte arrives: readers are at work by then.
 
-    torch: Any
-
-    def copy(self, target: Tensor, memory: Tensor) -> None:
-        """Copy bytes of a buffer into memory of the device, before the batch ends."""
-
-    def empty(self, sizes: Sequence[int]) -> list[Tensor]:
-        """Fresh memory on the device, of so many bytes each."""
-
-    def copy_rows(self, rows: Tensor, memory: Tensor, dtype: Any) -> None:
-        """Fill rows of a tensor with elements of this dtype, whatever its own strides and dtype, as `copy`."""
-
-    def staged(self, memory: Tensor) -> Tensor:
-        """The bytes on the device, until the next ones are staged: for what is more than a copy."""
-
-    def scratch(self) -> Tensor:
-        """Memory on the device beside what is staged, for casts; as long as that."""
-
-
-class Fresh:
-    """Memory on the device that is made when the first byte arrives: readers are at work by then.
-
-    With it that of the next ones is made, some hundred megabytes in all: one by one takes longer.
+    It is made together with that of the next sinks, some hundred megabytes at a time: one by one takes longer.
     """
 
-    __slots__ = ("_carrier", "_memory", "_nbytes", "_next", "_skipped")
+    __slots__ = ("_memory", "_nbytes", "_next", "_skipped", "_staging")
 
-    def __init__(self, carrier: TensorCarrier, nbytes: int, skipped: int = 0, before: Fresh | None = None) -> None:
-        self._carrier = carrier
+    def __init__(self, staging: TensorStaging, nbytes: int, skipped: int = 0, before: NewSink | None = None) -> None:
+        self._staging = staging
         self._nbytes = nbytes
         self._skipped = skipped
         self._memory: Tensor | None = None
-        self._next: Fresh | None = None
+        self._next: NewSink | None = None
         if before is not None:
             before._next = self
 
-    def land(self, memory: Tensor, place: int) -> None:
-        at = place + self._skipped
-        self._carrier.copy(self.memory[at : at + memory.numel()], memory)
+    def write(self, memory: Tensor, offset: int) -> None:
+        at = offset + self._skipped
+        self._staging.copy(self.memory[at : at + memory.numel()], memory)
 
     @property
     def memory(self) -> Tensor:
-        """The bytes; the first that lands lies behind those that were to be skipped."""
+        """The bytes; offset 0 of the sink comes after the skipped ones."""
         if self._memory is None:
             made = list(self._due())
-            for fresh, memory in zip(made, self._carrier.empty([fresh._nbytes for fresh in made]), strict=True):
-                fresh._memory = memory
+            for sink, memory in zip(made, self._staging.empty([sink._nbytes for sink in made]), strict=True):
+                sink._memory = memory
         return self._memory
 
-    def _due(self) -> Iterator[Fresh]:
-        fresh: Fresh | None = self
-        room = _AT_ONCE
-        while fresh is not None and fresh._memory is None and (room >= fresh._nbytes or fresh is self):
-            yield fresh
-            room -= fresh._nbytes
-            fresh = fresh._next
+    def _due(self) -> Iterator[NewSink]:
+        sink: NewSink | None = self
+        left = _MADE_BYTES
+        while sink is not None and sink._memory is None and (left >= sink._nbytes or sink is self):
+            yield sink
+            left -= sink._nbytes
+            sink = sink._next
 
 
-class Straight:
-    """Memory of a tensor that is there, as a flat tensor of bytes."""
+class DirectSink:
+    """The memory of an existing tensor, as a flat tensor of bytes."""
 
-    __slots__ = ("_carrier", "_memory")
+    __slots__ = ("_memory", "_staging")
 
-    def __init__(self, carrier: TensorCarrier, memory: Tensor) -> None:
-        self._carrier = carrier
+    def __init__(self, staging: TensorStaging, memory: Tensor) -> None:
+        self._staging = staging
         self._memory = memory
 
-    def land(self, memory: Tensor, place: int) -> None:
-        self._carrier.copy(self._memory[place : place + memory.numel()], memory)
+    def write(self, memory: Tensor, offset: int) -> None:
+        self._staging.copy(self._memory[offset : offset + memory.numel()], memory)
 
 
-class Rows:
+class RowsSink:
     """A tensor of any strides, filled by whole rows of its first axis."""
 
-    __slots__ = ("_carrier", "_row_bytes", "_target")
+    __slots__ = ("_row_bytes", "_staging", "_target")
 
-    def __init__(self, carrier: TensorCarrier, target: Tensor, row_bytes: int) -> None:
-        self._carrier = carrier
+    def __init__(self, staging: TensorStaging, target: Tensor, row_bytes: int) -> None:
+        self._staging = staging
         self._target = target
         self._row_bytes = row_bytes
 
-    def land(self, memory: Tensor, place: int) -> None:
-        first = place // self._row_bytes
-        count = memory.numel() // self._row_bytes
-        self._carrier.copy_rows(self._target[first : first + count], memory, self._target.dtype)
+    def rows(self, memory: Tensor, offset: int) -> Tensor:
+        first = offset // self._row_bytes
+        return self._target[first : first + memory.numel() // self._row_bytes]
+
+    def write(self, memory: Tensor, offset: int) -> None:
+        self._staging.copy_rows(self.rows(memory, offset), memory, self._target.dtype)
 
 
-class CastRows:
+class CastSink(RowsSink):
     """A tensor of any strides, filled by whole rows of its first axis with values of another dtype."""
 
-    __slots__ = ("_carrier", "_cast", "_row_bytes", "_target")
+    __slots__ = ("_cast",)
 
-    def __init__(self, carrier: TensorCarrier, target: Tensor, cast: Cast, row_bytes: int) -> None:
-        self._carrier = carrier
-        self._target = target
+    def __init__(self, staging: TensorStaging, target: Tensor, row_bytes: int, cast: Cast) -> None:
+        super().__init__(staging, target, row_bytes)
         self._cast = cast
-        self._row_bytes = row_bytes
 
-    def land(self, memory: Tensor, place: int) -> None:
-        first = place // self._row_bytes
-        rows = self._target[first : first + memory.numel() // self._row_bytes]
-        values = self._carrier.staged(memory).view(self._cast.given).view(rows.shape)
-        self._cast.fill(rows, values, self._carrier.scratch())
+    def write(self, memory: Tensor, offset: int) -> None:
+        rows = self.rows(memory, offset)
+        values = self._staging.stage(memory).view(self._cast.given).view(rows.shape)
+        self._cast.fill(rows, values, self._staging.scratch())
 
 
-class Scattered:
-    """Tensors that lie near each other in the file; what lies between them is dropped on the device.
+class ScatterSink:
+    """Contiguous tensors that are near each other in the file; gaps between them are dropped on the device.
 
-    A target is a contiguous tensor, and its place the byte at which its values begin. All must come at once: the range
-    is a single unit. With a cast all of the range is cast, so all places must be multiples of an element's width.
+    A place is the byte at which the values of a target begin. The range is a single unit: all bytes come together.
+    With a cast the whole range is cast, so places must be multiples of an element's width.
     """
 
-    __slots__ = ("_carrier", "_cast", "_places", "_targets")
+    __slots__ = ("_cast", "_places", "_staging", "_targets")
 
     def __init__(
-        self, carrier: TensorCarrier, targets: Sequence[Tensor], places: Sequence[int], cast: Cast | None = None
+        self, staging: TensorStaging, targets: Sequence[Tensor], places: Sequence[int], cast: Cast | None = None
     ) -> None:
-        self._carrier = carrier
+        self._staging = staging
         self._targets = targets
         self._places = places
         self._cast = cast
 
-    def land(self, memory: Tensor, place: int) -> None:
-        staged = self._carrier.staged(memory)
+    def write(self, memory: Tensor, offset: int) -> None:
+        staged = self._staging.stage(memory)
         if self._cast is not None:
-            self._distribute_cast(staged, self._cast)
+            self._write_cast(staged, self._cast)
             return
         batches: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
         typed: dict[Any, Tensor] = {}
         for target, at in zip(self._targets, self._places, strict=True):
             dtype = target.dtype
             width = target.element_size()
-            if at % width:  # it begins where no such element can
+            if at % width:  # no view of the staged bytes can begin here
                 values = staged[at : at + target.nbytes].clone().view(dtype).view(target.shape)
             else:
                 seen = typed.get(dtype)
@@ -167,37 +139,36 @@ class Scattered:
             into.append(target)
             given.append(values)
         for into, given in batches.values():
-            self._carrier.torch._foreach_copy_(into, given)
+            self._staging.torch._foreach_copy_(into, given)
 
-    def _distribute_cast(self, staged: Tensor, cast: Cast) -> None:
+    def _write_cast(self, staged: Tensor, cast: Cast) -> None:
         width = cast.given.itemsize
-        values = cast.cast(staged.view(cast.given), self._carrier.scratch())
+        values = cast.cast(staged.view(cast.given), self._staging.scratch())
         first = values.storage_offset()
         given = [
             values.as_strided(target.shape, target.stride(), first + at // width)
             for target, at in zip(self._targets, self._places, strict=True)
         ]
-        self._carrier.torch._foreach_copy_(self._targets, given)
+        self._staging.torch._foreach_copy_(self._targets, given)
 
 
-class Looks:
-    """Values that are looked at on the device, and go nowhere.
+class MinMaxSink:
+    """The least and the greatest of the values that arrive.
 
-    With spans only what lies in these is looked at: bytes from the first to the last of the range, which then is
-    a single unit.
+    With spans only these bytes of the range count, which then is a single unit.
     """
 
-    __slots__ = ("_carrier", "_dtype", "_spans", "found")
+    __slots__ = ("_dtype", "_spans", "_staging", "found")
 
-    def __init__(self, carrier: TensorCarrier, dtype: Any, spans: Sequence[tuple[int, int]] = ()) -> None:
-        self._carrier = carrier
+    def __init__(self, staging: TensorStaging, dtype: Any, spans: Sequence[tuple[int, int]] = ()) -> None:
+        self._staging = staging
         self._dtype = dtype
         self._spans = spans
         self.found: list[Tensor] = []
-        """The least and the greatest value of each piece that came; NaN if one is among them."""
+        """The least and the greatest value of each write; NaN if there is one."""
 
-    def land(self, memory: Tensor, place: int) -> None:
-        torch, staged = self._carrier.torch, self._carrier.staged(memory)
+    def write(self, memory: Tensor, offset: int) -> None:
+        torch, staged = self._staging.torch, self._staging.stage(memory)
         if self._spans:
             staged = torch.cat([staged[first:last] for first, last in self._spans])
         self.found += torch.aminmax(staged.view(self._dtype))

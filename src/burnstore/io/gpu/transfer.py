@@ -1,308 +1,192 @@
-"""Carriers: rings of buffers from which bytes go on to a GPU, or stay in host memory.
+"""Transfer ranges of sources through a ring of staging buffers to their sinks.
 
-`CudaCarrier` has two streams. One is the bus: all copies, one after the other, as copies of several streams that take
-turns are now and then three times as slow. In the other runs what a landing does on the device after a copy (a
-transposition, a cast), beside the copies that come next. What is worked on lies in staging memory of two halves: while
-one is worked on, the other is filled. Both streams begin after all that the caller's stream was given before, and are
-awaited at the end.
+    readers   read the next chunks of the plan into free buffers, many at a time (`burnstore.io.gpu.readers`)
+    issuer    the caller's own thread, so that Ctrl-C reaches it and the GPU's context is its own: hands chunks that
+              were read to their sinks, which start copies, and has buffers refilled whose copies are done
+
+Nothing here knows formats, tensors or GPUs: a `Staging` has the buffers and says when one is free again, a `Sink`
+copies from them. When `transfer` returns or raises, no thread reads, every copy that was started is done, and the
+buffers are released. `transferring` is the same for a caller with work to do while the last chunks are under way.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Protocol
 
-from .buffers import POOL, Settings, page_aligned, settings
-from .casts import SCRATCH_BYTES
-from .engine import Ticket
+from ..sizes import PAGE
+from ..source import ReadsPages
+from .buffers import CopyEvent
+from .chunks import Memory, Range, by_source, split_chunks
+from .readers import Filled, Readers, readers_for
 
-# What passes through staging may take so much memory of the device, and so many pieces are moved at once.
-_STAGING_BYTES = 48 << 20
-_MOST_STAGED = 4
-
-Torch = Any
-"""The torch package, which this package is given by its callers and does not import."""
-
-Tensor = Any
-"""A torch.Tensor."""
+# Chunks that were read meanwhile are handed on together: calls for all of them are made less often.
+_MAX_BATCH = 4
 
 
-class HostCarrier:
-    """A ring in plain memory, whose copies are done when they are started: what a GPU's ring is on a CPU."""
+class Staging(Protocol):
+    """A ring of buffers in host memory; entered before and left after a transfer."""
 
-    def __init__(self, chosen: Settings | None = None) -> None:
-        chosen = settings() if chosen is None else chosen
-        self.buffer_bytes = chosen.buffer_bytes
-        self.most_buffers = chosen.buffers
-        self.readers = chosen.readers
-        self._buffers: list[memoryview] = []
+    buffer_bytes: int
+    max_buffers: int
 
     def buffer(self, index: int) -> memoryview:
-        self._buffers.append(memoryview(page_aligned(self.buffer_bytes)))
-        return self._buffers[index]
+        """Return the memory of a new buffer, which begins at a page; called with 0, 1, 2 in turn."""
 
-    def begin(self) -> None:
-        return None
+    def begin_batch(self) -> None:
+        """Begin a batch of copies."""
 
-    def memory(self, index: int) -> Any:
-        return self._buffers[index]
+    def memory(self, index: int) -> Memory:
+        """Return a whole buffer, for sinks to copy from."""
 
-    def sent(self) -> HostCarrier:
-        return self
+    def end_batch(self) -> CopyEvent:
+        """Start the copies of the batch that are not started yet, and return their end."""
 
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        return None
-
-    def __enter__(self) -> HostCarrier:
-        return self
+    def __enter__(self) -> Staging: ...
 
     def __exit__(self, *_: object) -> None:
-        self._buffers.clear()
+        """Wait for all copies that were started, also after a failure; then others may use the buffers."""
 
 
-class TensorCarrier(HostCarrier):
-    """The same with buffers that are torch tensors, for tensors on the CPU."""
+def transfer(ranges: Iterable[Range], staging: Staging, *, readers: int) -> None:
+    """Bring all ranges to their sinks; the first failure, of a reader or of a sink, is raised here.
 
-    def __init__(self, torch: Torch, device: Any, chosen: Settings | None = None) -> None:
-        super().__init__(chosen)
-        self.torch = torch
-        self.device = device
-
-    def memory(self, index: int) -> Tensor:
-        return self.torch.frombuffer(self._buffers[index], dtype=self.torch.uint8)
-
-    def copy(self, target: Tensor, memory: Tensor) -> None:
-        """Copy bytes of a buffer into memory of the device, before the batch ends."""
-        target.copy_(memory)
-
-    def empty(self, sizes: Sequence[int]) -> list[Tensor]:
-        """Fresh memory on the device, which landings of this transfer may copy into."""
-        return [self.torch.empty(nbytes, dtype=self.torch.uint8, device=self.device) for nbytes in sizes]
-
-    def copy_rows(self, rows: Tensor, memory: Tensor, dtype: Any) -> None:
-        """Fill rows of a tensor with elements of this dtype, whatever its own strides and dtype, as `copy`."""
-        rows.copy_(_shaped(memory.clone(), dtype, tuple(rows.shape[1:]))[: rows.shape[0]])
-
-    def staged(self, memory: Tensor) -> Tensor:
-        """The bytes on the device, until the next ones are staged: for what is more than a copy."""
-        return memory.clone()
-
-    def scratch(self) -> Tensor:
-        """Memory on the device beside what is staged, for casts; as long as that."""
-        return self.empty([SCRATCH_BYTES])[0]
+    >>> from burnstore.io.gpu.staging import HostStaging
+    >>> from burnstore.io.source import BytesSource
+    >>> class Print:
+    ...     def write(self, memory, offset):
+    ...         print(offset, bytes(memory))
+    >>> source = BytesSource(b"some bytes")
+    >>> transfer([Range(source, 0, 4, Print()), Range(source, 5, 5, Print())], HostStaging(), readers=2)
+    0 b'some'
+    0 b'bytes'
+    """
+    with transferring(ranges, staging, readers=readers):
+        pass
 
 
-def _shaped(memory: Tensor, dtype: Any, row_shape: tuple[int, ...]) -> Tensor:
-    """Memory as rows of elements, as many as there are whole ones in it."""
-    row_bytes = dtype.itemsize * math.prod(row_shape)
-    return memory[: memory.numel() // row_bytes * row_bytes].view(dtype).view(-1, *row_shape)
+@contextmanager
+def transferring(ranges: Iterable[Range], staging: Staging, *, readers: int) -> Iterator[None]:
+    """Transfer ranges: in the block every byte is read or being read, after it all have arrived."""
+    groups = by_source(ranges)
+    if not groups:
+        yield
+        return
+    with staging:
+        running = _Transfer(groups, staging, readers)
+        try:
+            running.begin()
+            yield
+            running.finish()
+        finally:
+            running.close()
 
 
-class _Copies:
-    """Copies that are to be started with one call."""
+class _Transfer:
+    """One run, in the issuer's thread."""
 
-    __slots__ = ("_sources", "_targets")
-
-    def __init__(self) -> None:
-        self._targets: list[Tensor] = []
-        self._sources: list[Tensor] = []
-
-    def add(self, target: Tensor, source: Tensor) -> None:
-        self._targets.append(target)
-        self._sources.append(source)
-
-    def start(self, torch: Torch) -> None:
-        if self._targets:
-            torch._foreach_copy_(self._targets, self._sources, non_blocking=True)
-            self.clear()
-
-    def clear(self) -> None:
-        self._targets = []
-        self._sources = []
-
-    def __len__(self) -> int:
-        return len(self._targets)
-
-
-class CudaCarrier:
-    """A ring in pinned memory, before a GPU of CUDA or ROCm."""
-
-    def __init__(self, torch: Torch, device: Any, chosen: Settings | None = None) -> None:
-        chosen = settings() if chosen is None else chosen
-        self.buffer_bytes = chosen.buffer_bytes
-        self.most_buffers = chosen.buffers
-        self.readers = chosen.readers
-        self.torch = torch
-        self.device = device
-        self._pinned: list[tuple[Tensor, int]] = []
-        self._copies = _Copies()
-        self._staged_copies = _Copies()
-        self._staged_rows = _Copies()
-        self._staging: tuple[list[Tensor], list[Tensor]] = [], []
-        self._scratch: Tensor | None = None
-        self._most_staged = max(min(_MOST_STAGED, _STAGING_BYTES // self.buffer_bytes // 2), 1)
-        self._shaped: dict[tuple[Any, ...], Tensor] = {}
-        self._half = 0
-        self._worked: list[Any] = [None, None]  # when what is in each half was worked on
-        self._is_worked_on = False
-        self._callers: Any = None
-
-    def buffer(self, index: int) -> memoryview:
-        self._pinned.append(POOL.take(self._pin))
-        return memoryview(self._pinned[index][0].numpy())
-
-    def _pin(self, nbytes: int) -> Tensor:
-        return self.torch.empty(nbytes, dtype=self.torch.uint8, device="cpu", pin_memory=True)
+    def __init__(self, groups: Sequence[Sequence[Range]], staging: Staging, readers: int) -> None:
+        self._staging = staging
+        self._sources = [group[0].source for group in groups]
+        self._nbytes = sum(range_.length for group in groups for range_ in group)
+        self._max_buffers = min(staging.max_buffers, self._nbytes // staging.buffer_bytes + 2)
+        self._readers: Readers = readers_for(self._sources, readers, staging.buffer_bytes)
+        self._chunks = split_chunks(groups, staging.buffer_bytes)
+        self._next = next(self._chunks, None)
+        self._buffers: list[memoryview] = []
+        self._free: list[int] = []
+        self._reading = 0
+        self._written = 0
+        self._in_flight: deque[tuple[CopyEvent, list[int]]] = deque()
+        self._patient_until = 0.0
 
     def begin(self) -> None:
-        self.torch.cuda.set_stream(self._bus)
+        """Transfer until everything is at least being read."""
+        self._grow()
+        while self._next is not None:
+            self._step()
 
-    def memory(self, index: int) -> Tensor:
-        return self._pinned[index][0]
+    def finish(self) -> None:
+        """Hand on what was still being read; the last copies may end after the return."""
+        while self._reading:
+            self._step()
+        if self._written != self._nbytes:
+            raise AssertionError(f"{self._written} of {self._nbytes} bytes were transferred")
+        for source in self._sources:
+            if isinstance(source, ReadsPages):
+                source.check_unchanged()
 
-    def copy(self, target: Tensor, memory: Tensor) -> None:
-        """Copy bytes of a buffer into memory of the device, before the batch ends."""
-        self._copies.add(target, memory)
+    def close(self) -> None:
+        """Return when no thread reads any more."""
+        self._readers.close()
 
-    def copy_rows(self, rows: Tensor, memory: Tensor, dtype: Any) -> None:
-        """Fill rows of a tensor with elements of this dtype, whatever its own strides and dtype, as `copy`."""
-        self._end_work()
-        if len(self._staged_copies) == self._most_staged:
-            self._start_rows()
-        slot = len(self._staged_copies)
-        staging = self._staging_slot(slot)
-        shape = rows.shape
-        key = self._half, slot, dtype, shape[1:]
-        shaped = self._shaped.get(key)
-        if shaped is None:
-            shaped = self._shaped[key] = _shaped(staging, dtype, tuple(shape[1:]))
-        nbytes, count = memory.numel(), shape[0]  # what is taken whole need not be sliced, which costs a call
-        self._staged_copies.add(staging if nbytes == self.buffer_bytes else staging[:nbytes], memory)
-        self._staged_rows.add(rows, shaped if count == shaped.shape[0] else shaped[:count])
+    def _step(self) -> None:
+        found = self._readers.finished(_MAX_BATCH)
+        if found:
+            self._issue(found)
+        if self._refill() or found:
+            self._patient_until = perf_counter() + self._readers.patience
+        elif self._has_no_patience():
+            self._wait()
 
-    def staged(self, memory: Tensor) -> Tensor:
-        """The bytes on the device, until the next ones are staged: for what is more than a copy."""
-        self._start()
-        staged = self._staging_slot(0)[: memory.numel()]
-        self._await_half()
-        staged.copy_(memory, non_blocking=True)
-        self._begin_work()
-        return staged
+    def _issue(self, batch: Sequence[Filled]) -> None:
+        """Hand chunks that were read to their sinks."""
+        staging = self._staging
+        self._reading -= len(batch)
+        staging.begin_batch()
+        for index, chunk in batch:
+            memory = staging.memory(index)
+            first = chunk.offset % PAGE
+            for start, length, sink, place, _ in chunk.parts:
+                sink.write(memory[first + start : first + start + length], place)
+                self._written += length
+        self._in_flight.append((staging.end_batch(), [index for index, _ in batch]))
 
-    def scratch(self) -> Tensor:
-        """Memory on the device beside what is staged, for casts; as long as that."""
-        if self._scratch is None:
-            (self._scratch,) = self.empty([SCRATCH_BYTES])
-        return self._scratch
+    def _refill(self) -> bool:
+        """Take back buffers whose copies are done and have the next chunks read; False if there was nothing to do.
 
-    def sent(self) -> Ticket:
-        """Start all copies; an event behind them."""
-        self._start()
-        event = self.torch.cuda.Event(blocking=True)  # one that spins takes a reader's processor
-        event.record(self._bus)
-        done: Ticket = event
-        return done
-
-    def _start(self) -> None:
-        """Start what waits to be started."""
-        self._end_work()
-        self._copies.start(self.torch)
-        self._start_rows()
-
-    def _start_rows(self) -> None:
-        if self._staged_copies:
-            self._await_half()
-            self._staged_copies.start(self.torch)
-            self._begin_work()
-            self._staged_rows.start(self.torch)
-            self._end_work()
-
-    def _staging_slot(self, slot: int) -> Tensor:
-        slots = self._staging[self._half]
-        if slot == len(slots):
-            slots += self.empty([self.buffer_bytes])
-        return slots[slot]
-
-    def _await_half(self) -> None:
-        """Let the bus wait until this half may be filled again."""
-        if self._worked[self._half] is not None:
-            self._bus.wait_event(self._worked[self._half])
-
-    def _begin_work(self) -> None:
-        """From here on, what is started works on what the bus brings into this half, when it is there."""
-        self._work.wait_event(self._bus.record_event())
-        self.torch.cuda.set_stream(self._work)
-        self._is_worked_on = True
-
-    def _end_work(self) -> None:
-        """Go on with copies, and with the other half, if this one was worked on."""
-        if not self._is_worked_on:
-            return
-        self._worked[self._half] = self._work.record_event()
-        self.torch.cuda.set_stream(self._bus)
-        self._is_worked_on = False
-        self._half ^= 1
-
-    def empty(self, sizes: Sequence[int]) -> list[Tensor]:
-        """Fresh memory on the device, which landings of this transfer may copy into.
-
-        It is of the caller's stream, as all that the caller makes: freed, it can be used for anything again. What that
-        stream was doing with it before must be over when ours begin to fill it. Nothing fills what is made outside of
-        a transfer.
+        The buffer that came last is used first: it is still in the processor's cache.
         """
-        torch = self.torch
-        if self._callers is None:
-            return [torch.empty(nbytes, dtype=torch.uint8, device=self.device) for nbytes in sizes]
-        ours = torch.cuda.current_stream()
-        torch.cuda.set_stream(self._callers)
-        try:
-            made = [torch.empty(nbytes, dtype=torch.uint8, device=self.device) for nbytes in sizes]
-            free = self._callers.record_event()
-        finally:
-            torch.cuda.set_stream(ours)
-        for stream in (self._bus, self._work):
-            stream.wait_event(free)
-        return made
+        in_flight, readers = self._in_flight, self._readers
+        is_done = bool(in_flight) and in_flight[0][0].query()
+        if is_done:
+            self._free += in_flight.popleft()[1]
+        while readers.under_way < readers.ahead and self._free and self._begin(self._free[-1]):
+            self._free.pop()
+        return is_done or (readers.under_way < readers.ahead and self._grow())
 
-    def __enter__(self) -> CudaCarrier:
-        cuda = self.torch.cuda
-        self._selected = cuda.device(self.device)
-        self._selected.__enter__()
-        self._callers = cuda.current_stream()
-        self._bus, self._work = cuda.Stream(), cuda.Stream()
-        for stream in (self._bus, self._work):
-            stream.wait_stream(self._callers)
-        return self
+    def _grow(self) -> bool:
+        """Add a buffer to the ring and have a chunk read into it; False if it may not or need not grow.
 
-    def __exit__(self, *failure: object) -> None:
-        idle = False
-        try:
-            self._synchronize()
-            idle = True
-        finally:
-            self.torch.cuda.set_stream(self._callers)
-            self._callers = None
-            self._selected.__exit__(*failure)
-            self._staging = [], []
-            self._scratch = None
-            self._shaped.clear()
-            self._worked = [None, None]
-            self._is_worked_on = False
-            for copies in (self._copies, self._staged_copies, self._staged_rows):
-                copies.clear()
-            for pinned, era in self._pinned:
-                POOL.give_back(pinned if idle else None, era)  # what a broken GPU may still read is not lent again
-            self._pinned.clear()
+        One at a time, as pinning memory takes a while.
+        """
+        index = len(self._buffers)
+        if index >= self._max_buffers or self._next is None:
+            return False
+        self._buffers.append(self._staging.buffer(index))
+        return self._begin(index)
 
-    def _synchronize(self) -> None:
-        try:
-            self._bus.synchronize()
-            self._work.synchronize()
-        except BaseException:  # of a signal, say: memory that is being copied into must not be let go
-            self._bus.synchronize()
-            self._work.synchronize()
-            raise
+    def _begin(self, index: int) -> bool:
+        """Have the next chunk read into a buffer; False if there is none."""
+        chunk = self._next
+        if chunk is None:
+            return False
+        self._readers.begin(index, chunk, self._buffers[index])
+        self._reading += 1
+        self._next = next(self._chunks, None)
+        return True
+
+    def _has_no_patience(self) -> bool:
+        return perf_counter() >= self._patient_until
+
+    def _wait(self) -> None:
+        """Wait for the buffers that were sent first, if readers could use them; otherwise for the next read."""
+        if self._in_flight and self._readers.under_way < self._readers.workers:
+            self._in_flight[0][0].synchronize()
+        else:
+            found = self._readers.finished(_MAX_BATCH, wait=True)
+            if found:
+                self._issue(found)

@@ -21,7 +21,7 @@ from ...formats.base import Format
 from ...formats.registry import format_for_path, format_named
 from ...formats.sharded.journal import Journal
 from ...formats.sharded.write import byte_count, set_at
-from ...io.destination import already_exists
+from ...io.atomic import already_exists
 from ...io.joined import JoinedSource
 from ...io.source import FileSource
 from ...io.workers import Workers

@@ -22,11 +22,11 @@ from typing import Any
 from ...checkpoint import Checkpoint, open_checkpoint
 from ...errors import BurnstoreError, CorruptError, located
 from ...io.atomic import atomic_file
-from ...io.source import FileSource
-from ...io.whole import read_whole
+from ...io.sizes import CHUNK_BYTES
+from ...io.source import FileSource, read_whole
 from ...io.workers import Workers, in_batches, run_tasks
 from ...limits import Limits
-from ...tensor.snapshot import CHUNK_BYTES, TensorSnapshot
+from ...tensor.snapshot import TensorSnapshot
 
 RECEIPT_SUFFIX = ".receipt.json"
 

@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...errors import UNSHOWN, located
-from ...io.comparing import same_bytes
-from ...io.memory_budget import Room
+from ...errors import UNREPRESENTABLE, located
+from ...io.memory_budget import MemoryBudget
+from ...io.source import same_bytes
 from ...io.workers import Workers, in_batches, run_tasks
 from ...tensor.data import Array
-from ...tensor.snapshot import SourceData, TensorSnapshot, read_all
+from ...tensor.snapshot import TensorSnapshot, read_all
+from ...tensor.sources import SourceData
 from ...tensor.stream import ByteStream
 from ..stats import value_runs
 from .difference import Difference, RunningDifference, Tolerance
@@ -57,7 +58,7 @@ class Comparison:
     def __init__(self, pairs: Iterable[Pair], workers: Workers, advance: Advance) -> None:
         made_whole = (pair for pair in pairs if not (_is_in_file(pair[0]) and _is_in_file(pair[1])))
         held = max((one.bytes_held + other.bytes_held for one, other in made_whole), default=0)
-        self._room = Room(held + _SPARE)
+        self._room = MemoryBudget(held + _SPARE)
         self.workers = workers
         self._advance = advance
 
@@ -138,7 +139,7 @@ def _bytes_before(elements: int, tensor: TensorSnapshot) -> int:
 class _Comparer:
     """The task of comparing bytes: return for each piece whether both sides are equal."""
 
-    room: Room
+    room: MemoryBudget
 
     def __call__(self, batch: list[Piece]) -> list[bool]:
         small = [row for row, piece in enumerate(batch) if piece.one.nbytes < _SMALL]
@@ -147,13 +148,13 @@ class _Comparer:
         return [found[row] if row in found else self._one(piece, *buffers) for row, piece in enumerate(batch)]
 
     def _together(self, pieces: list[Piece]) -> list[bool]:
-        with self.room.taken(2 * sum(piece.nbytes for piece in pieces)):
+        with self.room.reserve(2 * sum(piece.nbytes for piece in pieces)):
             sides = (_read([piece.one for piece in pieces]), _read([piece.other for piece in pieces]))
             return [bytes(one) == bytes(other) for one, other in zip(*sides, strict=True)]
 
     def _one(self, piece: Piece, buffer: bytearray, other_buffer: bytearray) -> bool:
         size, start = piece.nbytes, _bytes_before(piece.start, piece.one)
-        with self.room.taken(piece.bytes_held):
+        with self.room.reserve(piece.bytes_held):
             one, other = ByteStream(piece.one, start, buffer), ByteStream(piece.other, start, other_buffer)
             while size > 0:
                 length = min(size, _BLOCK_BYTES)
@@ -167,16 +168,16 @@ class _Comparer:
 class _Measurer:
     """The task of measuring: return the difference of each piece, or the reason why it cannot be measured."""
 
-    room: Room
+    room: MemoryBudget
     tolerance: Tolerance | None
 
     def __call__(self, batch: list[Piece]) -> list[RunningDifference | str]:
         found: list[RunningDifference | str] = []
         for piece in batch:
             try:
-                with self.room.taken(piece.bytes_held), located(tensor=piece.one.path):
+                with self.room.reserve(piece.bytes_held), located(tensor=piece.one.path):
                     found.append(self._measure(piece))
-            except UNSHOWN as error:
+            except UNREPRESENTABLE as error:
                 found.append(error.message)
         return found
 
@@ -207,14 +208,14 @@ class _Measurer:
 class _Checksummer:
     """The task of computing a checksum of each tensor."""
 
-    room: Room
+    room: MemoryBudget
 
     def __call__(self, batch: list[TensorSnapshot]) -> list[int]:
         return [self._sum(tensor) for tensor in batch]
 
     def _sum(self, tensor: TensorSnapshot) -> int:
         found = 0
-        with self.room.taken(tensor.bytes_held):
+        with self.room.reserve(tensor.bytes_held):
             for chunk in tensor.chunks():
                 found = zlib.crc32(chunk, found)
         return found

@@ -23,7 +23,7 @@ import numpy as np
 from ...tensor.data import Array, Shape
 from ...tensor.dtype import DType, Kind
 from ...tensor.lowbit import unpack_fields
-from ...tensor.upcast import steps, widened
+from ...tensor.upcast import steps, upcast
 from ..json_output import Plain
 from ..stats import unravel
 
@@ -137,7 +137,7 @@ class RunningDifference:
         """Add the bytes of the same elements of both, beginning at the flat index ``start``."""
         with np.errstate(all="ignore"):
             if dtype is not other_dtype:
-                self._add(widened(one, dtype), widened(other, other_dtype), None, start, None)
+                self._add(upcast(one, dtype), upcast(other, other_dtype), None, start, None)
             elif dtype.bits not in (8, 16, 32, 64):
                 self._add_alike(one, other, dtype, start, None)
             else:
@@ -146,7 +146,7 @@ class RunningDifference:
                 if _SPARSE * places.size > a.size:
                     self._add_alike(one, other, dtype, start, None)
                 else:  # Equal elements only enter the sums.
-                    self._add_equal(widened(one, dtype), places)
+                    self._add_equal(upcast(one, dtype), places)
                     self._add_alike(a[places], b[places], dtype, start, places)
 
     def add_values(self, a: Array, b: Array, start: int) -> None:
@@ -157,7 +157,7 @@ class RunningDifference:
     def add_equal(self, raw: memoryview, dtype: DType) -> None:
         """Add the bytes of elements that are equal in both."""
         with np.errstate(all="ignore"):
-            self._add_equal(widened(raw, dtype), None)
+            self._add_equal(upcast(raw, dtype), None)
 
     def _add_equal(self, values: Array, but: Array | None) -> None:
         """Add values that are equal in both, except at some places."""
@@ -181,7 +181,7 @@ class RunningDifference:
 
     def _add_alike(self, one: Any, other: Any, dtype: DType, start: int, places: Array | None) -> None:
         """Add bytes of one dtype."""
-        a, b = widened(one, dtype), widened(other, dtype)
+        a, b = upcast(one, dtype), upcast(other, dtype)
         if dtype.kind not in (Kind.FLOAT, Kind.COMPLEX):
             self._add(a, b, None, start, places)
             return

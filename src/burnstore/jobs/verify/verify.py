@@ -19,7 +19,7 @@ from typing import Any
 
 from ...checkpoint import Checkpoint, open_checkpoint
 from ...errors import (
-    UNSHOWN,
+    UNREPRESENTABLE,
     BurnstoreError,
     CorruptError,
     FormatError,
@@ -33,7 +33,7 @@ from ...formats.registry import format_for_path
 from ...formats.safetensors.header import MOST_HEADER_BYTES, MOST_TENSORS
 from ...formats.sharded.locate import INDEX_SUFFIX, locate
 from ...formats.sharded.read import read_weight_map
-from ...io.memory_budget import Room
+from ...io.memory_budget import MemoryBudget
 from ...io.source import FileSource, Source
 from ...io.workers import Workers, checked_workers, in_batches, run_tasks
 from ...limits import Limits
@@ -103,7 +103,7 @@ class Verification(Plain):
     def is_whole(self) -> bool:
         """Whether every rule of the format is kept and every tensor can be read."""
         broken = (tensor.error for tensor in self.tensors if tensor.error is not None)
-        own = not self.errors and all(isinstance(error, UNSHOWN) for error in broken)
+        own = not self.errors and all(isinstance(error, UNREPRESENTABLE) for error in broken)
         return own and all(file.is_whole for file in self.files)
 
     @property
@@ -323,7 +323,7 @@ class _Work:
         checks = sorted(checkpoint.checks(), key=lambda check: -check.nbytes)  # the longest first, for balance
         self.tasks += [_Checks(batch) for batch in in_batches(checks, lambda check: check.nbytes, _TASK_BYTES)]
         tensors = list(checkpoint.values())
-        room = Room(max((tensor.bytes_held for tensor in tensors), default=0) + _SPARE)
+        room = MemoryBudget(max((tensor.bytes_held for tensor in tensors), default=0) + _SPARE)
         batches = in_batches(tensors, lambda tensor: tensor.nbytes, _TASK_BYTES)
         self.tasks += [_Tensors(batch, digests, room) for batch in batches]
 
@@ -416,7 +416,7 @@ class _Checks:
 class _Tensors:
     tensors: Sequence[TensorSnapshot]
     digests: bool
-    room: Room
+    room: MemoryBudget
     """The memory that tensors which must be made whole may use together."""
 
     @property
@@ -425,12 +425,12 @@ class _Tensors:
 
     def __call__(self) -> _Found:
         small = [tensor for tensor in self.tensors if tensor.nbytes <= _SMALL]
-        with self.room.taken(sum(tensor.nbytes for tensor in small)):
+        with self.room.reserve(sum(tensor.nbytes for tensor in small)):
             read = dict(zip((tensor.path for tensor in small), read_all(small), strict=True))
             found = {path: self._check(tensor, read[path]) for path, tensor in zip(read, small, strict=True)}
         for tensor in self.tensors:
             if tensor.path not in found:
-                with self.room.taken(tensor.bytes_held):
+                with self.room.reserve(tensor.bytes_held):
                     found[tensor.path] = self._check(tensor, None)
         return _Found([found[tensor.path] for tensor in self.tensors])
 

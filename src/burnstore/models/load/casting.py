@@ -1,10 +1,9 @@
-"""Casting: which tensors of another dtype than the model's can be cast on a device, bit for bit as on the host.
+"""Casting: values for slots of another dtype, on the host, and on a device bit for bit as on the host.
 
-Some dtypes cannot hold every value of another: on the host a load is then refused before the model is changed. For
-a device that is found out in a look at the values, which go there once more for it. Whatever it finds (a value that is
-too large, an infinity, a NaN where the host keeps its bits and a device might not) is left to the host, which casts or
-refuses as it always does. So nothing here has an opinion of its own: the bounds between which every value is held, and
-the tables by which narrow ones are cast, come from the host's own code.
+Some dtypes cannot represent every value of another: the host then refuses a load before the model is changed. For a
+device the bounds of the values are computed there first. Values outside of them (too large, an infinity, a NaN whose
+bits a device might change) are left to the host, which casts or refuses. The bounds, and the tables by which narrow
+values are cast, come from the host's own code.
 """
 
 from __future__ import annotations
@@ -18,22 +17,43 @@ from typing import Any
 import numpy as np
 
 from ...errors import DTypeError
-from ...io.gpu.casts import Cast, Native, Shifted, Tabled
-from ...tensor.data import Array
+from ...io.gpu.casts import Cast, NativeCast, ShiftCast, TableCast
+from ...tensor.data import Array, TensorData, array_from_bytes
 from ...tensor.dtype import DType, Kind
+from ...tensor.snapshot import TensorSnapshot
 from ...transforms.precision import held_as
+from ..binding import Slot
+
+# Dtypes that an array alone determines; of others the stored bytes are kept.
+_PLAIN_DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "Bool")
+_ARRAY_DTYPES = frozenset(map(DType.parse, _PLAIN_DTYPES))
+_BOOLS_OF_INTEGERS = {DType.U8: DType.BoolU8, DType.U32: DType.BoolU32}  # some backends store bools so
+
+
+def value_for(slot: Slot, snapshot: TensorSnapshot, raw: Any) -> Array | TensorData:
+    """Return the value of these bytes of the snapshot for the slot; DTypeError where it cannot represent them."""
+    dtype = snapshot.dtype
+    if dtype in _BOOLS_OF_INTEGERS and slot.dtype.is_bool:
+        dtype = _BOOLS_OF_INTEGERS[dtype]
+    if slot.keeps_dtype and dtype is slot.dtype and not dtype.is_bool:
+        return TensorData(memoryview(raw), dtype, snapshot.shape)  # NumPy may not have this dtype
+    array = array_from_bytes(raw, dtype, snapshot.shape)
+    if slot.keeps_dtype:
+        return array if dtype is slot.dtype else held_as(array, slot.dtype)
+    return array if dtype in _ARRAY_DTYPES else TensorData(memoryview(raw), dtype, snapshot.shape)
+
 
 Bounds = tuple[Any, Any]
 """The least and the greatest value."""
 
 _INTEGERS = (Kind.INT, Kind.UINT)
 _BITS = {8: "uint8", 16: "int16", 32: "int32", 64: "int64"}
-# What torch finds the least and the greatest of, by the name under which it does.
+# The torch dtypes whose least and greatest values torch computes.
 _COMPARED = {
     **{dtype: dtype.torch_name for dtype in (DType.F64, DType.F32, DType.Flex32, DType.F16, DType.BF16)},
     **{dtype: dtype.torch_name for dtype in (DType.I64, DType.I32, DType.I16, DType.I8, DType.U8)},
 }
-# By which torch rounds once, as NumPy does. From F64 to 16 bits it rounds to F32 first.
+# The casts that torch rounds once, as NumPy does. From F64 to 16 bits it rounds to F32 first.
 _ROUNDED = {
     DType.F64: (DType.F32,),
     DType.F32: (DType.F64, DType.F16, DType.BF16),
@@ -43,53 +63,53 @@ _ROUNDED = {
 
 @dataclass(frozen=True, slots=True)
 class Casting:
-    """How values of one dtype come to be those of another on a device."""
+    """How a device casts values of one dtype to another."""
 
     bounds: Bounds | None = None
-    """Between which all values must be, and none a NaN; None if they may be any."""
+    """The bounds of the values that the device casts, without NaN; None for all values."""
 
     compared: str = ""
-    """The name of the torch dtype by which that is found out."""
+    """The name of the torch dtype by which values are compared with the bounds."""
 
     make: Callable[[Any, Any], Cast] | None = None
-    """The cast, given torch and a device; None where the bits stay as they are."""
+    """A function of torch and a device that returns the cast; None where the bits stay unchanged."""
 
-    def takes(self, values: Iterable[Any]) -> bool:
-        """Whether these are such as the device casts."""
+    def accepts(self, values: Iterable[Any]) -> bool:
+        """Return whether the device casts these values."""
         if self.bounds is None:
             return True
         low, high = self.bounds
-        return all(low <= value <= high for value in values)  # which of a NaN is not true
+        return all(low <= value <= high for value in values)  # False for a NaN
 
 
-_AS_THEY_ARE = Casting()
+_UNCHANGED = Casting()
 
 
-@functools.cache  # it is asked for every tensor
+@functools.cache  # called for every tensor
 def casting(given: DType, held: DType) -> Casting | None:
-    """How a device turns the one into the other; None if the host must.
+    """Return how a device casts one dtype to the other; None if the host must.
 
     >>> casting(DType.BF16, DType.F32).bounds, casting(DType.F32, DType.F16).bounds
     (None, (-65519.99609375, 65519.99609375))
     """
     if given is held and not given.is_bool and not given.is_quantized:
-        return _AS_THEY_ARE
+        return _UNCHANGED
     if held.is_bool:
         return _of_bools(given)
     if given.bits % 8 or held.bits % 8:
         return None
     if given.kind in _INTEGERS and held.kind in _INTEGERS:
         return _of_integers(given, held)
-    # Of F8_E8M0 there is no range of which it holds all.
+    # F8_E8M0 does not represent all values of any range.
     return _of_floats(given, held) if given.is_float and held.is_float and held is not DType.F8_E8M0 else None
 
 
 def _of_bools(given: DType) -> Casting | None:
-    """Bytes that must be 0 or 1, and those that take four bytes for it."""
+    """Cast bytes, or 32-bit words, that must be 0 or 1."""
     if given in (DType.Bool, DType.BoolU8, DType.U8):
         return Casting((0, 1), "uint8")
     if given in (DType.BoolU32, DType.U32):
-        return Casting((0, 1), "int32", lambda torch, device: Native(torch.int32, torch.uint8))
+        return Casting((0, 1), "int32", lambda torch, device: NativeCast(torch.int32, torch.uint8))
     return None
 
 
@@ -105,13 +125,13 @@ def _of_integers(given: DType, held: DType) -> Casting | None:
 
 def _of_floats(given: DType, held: DType) -> Casting | None:
     if given is DType.Flex32 and held is DType.F32:
-        return _AS_THEY_ARE
+        return _UNCHANGED
     if given.bits > 16:
         bounds = _farthest(given, held, -1), _farthest(given, held, 1)
         return _native(given, held.torch_name, bounds) if held in _ROUNDED[given] else None
     if held.bits > given.bits:
-        return Casting(make=Shifted) if given is DType.BF16 and held is DType.F32 else _tabled(given, held, None)
-    if given.bits == 8:  # torch does not compare such floats
+        return Casting(make=ShiftCast) if given is DType.BF16 and held is DType.F32 else _tabled(given, held, None)
+    if given.bits == 8:  # torch does not compare 8-bit floats
         return None
     bounds = _farthest(given, held, -1), _farthest(given, held, 1)
     return _tabled(given, held, None if bounds == _extremes(given) else bounds)
@@ -119,18 +139,18 @@ def _of_floats(given: DType, held: DType) -> Casting | None:
 
 def _tabled(given: DType, held: DType, bounds: Bounds | None) -> Casting:
     def make(torch: Any, device: Any) -> Cast:
-        return Tabled(torch, device, _table(given, held, bounds))
+        return TableCast(torch, device, _table(given, held, bounds))
 
     return Casting(bounds, _COMPARED.get(given, ""), make)
 
 
 def _native(given: DType, held: str, bounds: Bounds | None) -> Casting:
     compared = _COMPARED[given]
-    return Casting(bounds, compared, lambda torch, device: Native(getattr(torch, compared), getattr(torch, held)))
+    return Casting(bounds, compared, lambda torch, device: NativeCast(getattr(torch, compared), getattr(torch, held)))
 
 
 def _table(given: DType, held: DType, bounds: Bounds | None) -> Array:
-    """What the host makes of every bit pattern; zeros for those outside of the bounds, of which none will come."""
+    """Return the host's cast of every bit pattern; zeros for those outside of the bounds, which do not occur."""
     values = np.arange(1 << given.bits, dtype=f"<u{given.bits // 8}").view(given.numpy)
     table: Array = np.zeros(len(values), _BITS[held.bits])
     with np.errstate(invalid="ignore"):
@@ -140,7 +160,7 @@ def _table(given: DType, held: DType, bounds: Bounds | None) -> Array:
 
 
 def _extremes(dtype: DType) -> Bounds:
-    """The least and the greatest number that there is."""
+    """Return the least and the greatest number of a dtype."""
     if dtype.kind in _INTEGERS:
         range_ = np.iinfo(dtype.numpy)
         return int(range_.min), int(range_.max)
@@ -149,7 +169,7 @@ def _extremes(dtype: DType) -> Bounds:
 
 
 def _farthest(given: DType, held: DType, sign: int) -> float:
-    """The number farthest from zero that the host holds; found by halving, as what is too large stays so beyond."""
+    """Return the number farthest from zero that the host casts, by bisection: larger ones are refused as well."""
     known, beyond = 0, _count(given) + 1
     while beyond - known > 1:
         tried = (known + beyond) // 2
@@ -162,7 +182,7 @@ def _farthest(given: DType, held: DType, sign: int) -> float:
 
 
 def _count(dtype: DType) -> int:
-    """How many numbers above zero a float dtype has: their bit patterns are 1, 2, 3 and so on until infinity."""
+    """Return how many positive numbers a float dtype has: their bit patterns are 1, 2, 3 and so on until infinity."""
     return int(np.array([np.inf], dtype.numpy).view(f"<u{dtype.bits // 8}")[0]) - 1
 
 

@@ -1,8 +1,8 @@
-"""In place: tensors that are read straight into the memory of a model, with no copy of them in between.
+"""Load tensors directly into the memory of a model, without a copy in between.
 
-All that can be known beforehand is checked before: names, shapes, dtypes, that the bytes are inside the file. What is
-left is that the disk fails, or that somebody cuts the file, while it is read; then some parameters have new values and
-others not, which the error says.
+Everything that can be checked is checked before: names, shapes, dtypes, that the bytes are inside the file. A disk that
+fails, or a file that is cut, during the read leaves some parameters with new values and others not, which the error
+says.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ import numpy as np
 
 from ...errors import BurnstoreError, DeviceError, LoadError, located
 from ...tensor.dtype import DType
-from ...tensor.snapshot import Data, SourceData, TensorSnapshot
-from ...transforms.axes import JoinedData, RangeData, TransposedData, fill
+from ...tensor.snapshot import TensorSnapshot
+from ...tensor.sources import Data, SourceData
 from ...transforms.precision import CastData
 from ..binding import Slot
 from .casting import Casting, casting
 from .ties import same_values
 
 if TYPE_CHECKING:
-    from .gpu import Delivery, OnDevice
+    from .gpu import Delivery, DeviceSlot
 
-# Smaller tensors are read together with their neighbours: a copy then costs less than a read of its own.
+# Smaller tensors are read together with their neighbours: a copy then costs less than a separate read.
 _LARGE = 64 << 10
 
 Matched = tuple[Slot, TensorSnapshot, "int | None"]
-"""A slot, the tensor for it, and the id that comes with that."""
+"""A slot, its tensor, and the parameter id that comes with it."""
 
 
-class StraightRead(NamedTuple):
-    """Data of a file that are to be read into the memory of slots: bytes on the host, or a tensor on a GPU."""
+class DirectRead(NamedTuple):
+    """Data of a file to read into the memory of slots: bytes on the host, or a tensor on a GPU."""
 
     holders: Sequence[tuple[Slot, int | None]]
-    """The slots that have this memory, and the id that each is given: one, or several that share a tensor."""
+    """The slots that have this memory with the id that each gets: one, or several that share a tensor."""
 
     data: Data
     memory: memoryview | Delivery
@@ -46,27 +46,25 @@ class StraightRead(NamedTuple):
 
 @dataclass(slots=True)
 class _Tensor:
-    """A tensor of a model that was found in the file, under one or several names."""
+    """A tensor of a model that the file has, under one or several names."""
 
     matched: list[Matched]
     followers: list[Slot] = field(default_factory=list)
-    """The slots that share it and were not found."""
+    """The slots that share it and are not in the file."""
 
-    way: Delivery | memoryview | None = None
-    """Where it can be read to; None if it must be brought to the model otherwise."""
+    memory: Delivery | memoryview | None = None
+    """The memory to read it into; None if it must be loaded otherwise."""
 
     @property
     def holders(self) -> list[tuple[Slot, int | None]]:
-        found = [(slot, given) for slot, _, given in self.matched]
+        found = [(slot, param_id) for slot, _, param_id in self.matched]
         return found + [(slot, found[0][1]) for slot in self.followers] if self.followers else found
 
 
-def straight_reads(
-    matched: Sequence[Matched], followers: Iterable[Slot] = ()
-) -> tuple[list[StraightRead], list[Matched]]:
-    """Which of these tensors can be read straight into the model, and all the others.
+def direct_reads(matched: Sequence[Matched], followers: Iterable[Slot] = ()) -> tuple[list[DirectRead], list[Matched]]:
+    """Return the tensors that can be read directly into the model, and all others.
 
-    ``followers`` are slots that take the tensor of one that they share theirs with.
+    ``followers`` are slots that get the tensor of another slot with which they share theirs.
     """
     tensors: dict[int, _Tensor] = {}
     for each in matched:
@@ -79,103 +77,95 @@ def straight_reads(
         if slot.identity() in tensors:
             tensors[slot.identity()].followers.append(slot)
     for tensor in tensors.values():
-        tensor.way = _way(tensor)
-    _leave_to_the_host(tensors.values())
-    reads = [_read(tensor, tensor.way) for tensor in tensors.values() if tensor.way is not None]
+        tensor.memory = _memory_for(tensor)
+    _exclude_by_values(tensors.values())
+    reads = [_read(tensor, tensor.memory) for tensor in tensors.values() if tensor.memory is not None]
     if len(reads) == len(tensors):
         return reads, []
-    return reads, [each for each in matched if tensors[each[0].identity()].way is None]
+    return reads, [each for each in matched if tensors[each[0].identity()].memory is None]
 
 
-def _read(tensor: _Tensor, way: Delivery | memoryview) -> StraightRead:
-    if isinstance(way, memoryview):
-        return StraightRead(tensor.holders, tensor.matched[0][1]._data, way)
-    return StraightRead(tensor.holders, way.data, way.prepare())
+def _read(tensor: _Tensor, memory: Delivery | memoryview) -> DirectRead:
+    if isinstance(memory, memoryview):
+        return DirectRead(tensor.holders, tensor.matched[0][1]._data, memory)
+    return DirectRead(tensor.holders, memory.data, memory.prepare())
 
 
 @functools.cache
-def _on_device() -> ModuleType:
-    """The module of that name, which is not imported before: only a model of torch has slots on devices."""
-    from . import gpu as on_device
+def _gpu() -> ModuleType:
+    from . import gpu  # not at import: only a torch model has slots on devices
 
-    return on_device
+    return gpu
 
 
-def _way(tensor: _Tensor) -> Delivery | memoryview | None:
-    """Where a tensor can be read to, as far as it can be told without reading."""
+def _memory_for(tensor: _Tensor) -> Delivery | memoryview | None:
+    """Return the memory to read a tensor into, as far as that can be decided without reading."""
     slot, snapshot, _ = tensor.matched[0]
-    way: Delivery | memoryview | None = None
-    if _is_carried(slot):
+    memory: Delivery | memoryview | None = None
+    if _may_be_on_gpu(slot):
         found = _casting(snapshot, tensor.matched[0][0].dtype)
-        way = None if found is None else _on_device().delivery(slot, *found)
-    if way is None and snapshot.nbytes >= _LARGE and _same_bytes(slot, snapshot) and _of_file(snapshot._data):
-        way = slot.buffer()
-    if way is not None and (len(tensor.matched) > 1 or tensor.followers):
+        memory = None if found is None else _gpu().delivery(slot, *found)
+    if memory is None and snapshot.nbytes >= _LARGE and _same_bytes(slot, snapshot) and snapshot._data.in_source:
+        memory = slot.buffer()
+    if memory is not None and (len(tensor.matched) > 1 or tensor.followers):
         are_fixed = {other.fixed for other, _ in tensor.holders}
-        return way if len(are_fixed) == 1 else None  # where one is filled, none can be replaced
-    return way
+        return memory if len(are_fixed) == 1 else None  # where one is filled, none can be replaced
+    return memory
 
 
-def _leave_to_the_host(tensors: Collection[_Tensor]) -> None:
-    """Take from the straight way what turns out, by reading, to need more than that."""
-    carried = [tensor.way for tensor in tensors if tensor.way is not None and not isinstance(tensor.way, memoryview)]
-    odd = _odd([way for way in carried if way.casting.bounds is not None])
+def _exclude_by_values(tensors: Collection[_Tensor]) -> None:
+    """Exclude tensors whose values, which are read for it, need more than a direct read."""
+    deliveries = [
+        tensor.memory for tensor in tensors if tensor.memory is not None and not isinstance(tensor.memory, memoryview)
+    ]
+    excluded = _out_of_bounds([each for each in deliveries if each.casting.bounds is not None])
     for tensor in tensors:
-        if tensor.way is not None and (id(tensor.way) in odd or not _has_one_value(tensor)):
-            tensor.way = None
+        if tensor.memory is not None and (id(tensor.memory) in excluded or not _has_one_value(tensor)):
+            tensor.memory = None
 
 
-def _odd(carried: Sequence[Delivery]) -> set[int]:
-    """Those of which not all values are such as a device casts."""
-    if not carried:
+def _out_of_bounds(deliveries: Sequence[Delivery]) -> set[int]:
+    """Return the ids of those with values that a device does not cast."""
+    if not deliveries:
         return set()
     try:
-        return set(map(id, _on_device().out_of_bounds(carried)))
+        return set(map(id, _gpu().out_of_bounds(deliveries)))
     except DeviceError:
         raise
-    except BurnstoreError:  # it cannot be read: whoever tries next will say so of each tensor
-        return set(map(id, carried))
+    except BurnstoreError:  # the read that follows reports it for each tensor
+        return set(map(id, deliveries))
 
 
 def _has_one_value(tensor: _Tensor) -> bool:
-    """Whether a tensor that has several names in the file has the same values under each of them."""
+    """Return whether a tensor that the file has under several names has the same values under each."""
     if len(tensor.matched) == 1:
         return True
     first = tensor.matched[0][1]
-    return all(_of_file(other._data) and same_values(first, other) for _, other, _ in tensor.matched[1:])
+    return all(other._data.in_source and same_values(first, other) for _, other, _ in tensor.matched[1:])
 
 
 def _casting(snapshot: TensorSnapshot, held: DType) -> tuple[Data, Casting] | None:
-    """The data as they lie in the file, and what is to be done to them on the device; None if the host must do it."""
+    """Return the data of the file and the cast to do on the device; None if the host must do it."""
     data, given = snapshot._data, snapshot.dtype
-    if isinstance(data, CastData) and data.dtype is held:  # it was to be cast on the host, to the same
+    if isinstance(data, CastData) and data.dtype is held:  # the host would cast to the same dtype
         given, data = data.given, data.data
     found = casting(given, held)
     return None if found is None else (data, found)
 
 
 def _same_bytes(slot: Slot, snapshot: TensorSnapshot) -> bool:
-    dtype = snapshot.dtype  # a bool may be a byte that is neither 0 nor 1: that is found out first
+    dtype = snapshot.dtype  # a byte of a bool may be neither 0 nor 1, which must be checked first
     return dtype is slot.dtype and not dtype.is_bool and not dtype.is_quantized
 
 
-def _is_carried(slot: Slot | OnDevice) -> TypeGuard[OnDevice]:
-    return getattr(slot, "is_carried", False)
+def _may_be_on_gpu(slot: Slot | DeviceSlot) -> TypeGuard[DeviceSlot]:
+    return getattr(slot, "may_be_on_gpu", False)
 
 
-def _of_file(data: Data) -> bool:
-    """Whether these bytes come from a source and nowhere else: not from a function, not from the very model."""
-    if isinstance(data, (TransposedData, RangeData)):
-        return _of_file(data.data)
-    if isinstance(data, JoinedData):
-        return all(_of_file(part) for part, _ in data.parts)
-    return isinstance(data, SourceData)
-
-
-def read_straight(reads: Sequence[StraightRead], result: object) -> None:
+def read_directly(reads: Sequence[DirectRead], result: object) -> None:
     """Do these reads; LoadError if one fails, and the model is then partly loaded."""
     by_source: dict[int, list[tuple[SourceData, memoryview]]] = {}
-    moved: list[tuple[StraightRead, memoryview]] = []
+    moved: list[tuple[DirectRead, memoryview]] = []
     delivered: list[Delivery] = []
     for read in reads:
         if not isinstance(read.memory, memoryview):
@@ -184,7 +174,7 @@ def read_straight(reads: Sequence[StraightRead], result: object) -> None:
             by_source.setdefault(id(read.data.source), []).append((read.data, read.memory))
         else:
             moved.append((read, read.memory))
-    # What was to replace a tensor does so only as a whole; what was written into one is to be noticed.
+    # A new tensor replaces the old one only when it is complete; a write into the old one counts in any case.
     changed = [read for read in reads if isinstance(read.memory, memoryview) or not read.memory.replaces]
     try:
         for group in by_source.values():
@@ -193,9 +183,9 @@ def read_straight(reads: Sequence[StraightRead], result: object) -> None:
                 source.read_into([(data.offset, buffer) for data, buffer in group])
         for read, buffer in moved:
             with located(tensor=read.holders[0][0].path, path=read.data.file):
-                fill(np.frombuffer(buffer, np.uint8), read.data)
+                read.data.fill(np.frombuffer(buffer, np.uint8))
         if delivered:
-            _on_device().deliver(delivered)
+            _gpu().deliver(delivered)
         changed = list(reads)
     except BurnstoreError as error:
         raise failed_load(error, result, unchanged=not changed) from error
@@ -206,12 +196,12 @@ def read_straight(reads: Sequence[StraightRead], result: object) -> None:
 
 
 def failed_load(error: BurnstoreError, result: object, *, unchanged: bool) -> LoadError:
-    """The error that says what became of the model when a load failed for no fault of the file or the model."""
-    became = "as it was" if unchanged else "partly loaded"
+    """Return the error of a load that a disk or a device ended; it says what became of the model."""
+    state = "unchanged" if unchanged else "partly loaded"
     failed = "the device" if isinstance(error, DeviceError) else "reading"
     hint = "load again; in_place=False reads everything before it changes anything, in memory of its own"
     return LoadError(
-        f"the model is {became}, because {failed} failed: {error.message}",
+        f"the model is {state}, because {failed} failed: {error.message}",
         result=result,
         path=error.path,
         tensor=error.tensor,

@@ -1,21 +1,21 @@
-"""Ties: tensors that a model has once and a file under several names, and whether these are the same."""
+"""Ties: one tensor of a model that a file has under several names, and whether these have the same values."""
 
 from __future__ import annotations
 
 from ...errors import BurnstoreError
-from ...io.comparing import same_bytes
 from ...io.parallel import for_each
-from ...tensor.snapshot import Data, SourceData, TensorSnapshot
-from ...transforms.axes import TransposedData, sliced_data
+from ...io.source import same_bytes
+from ...tensor.snapshot import TensorSnapshot
+from ...tensor.sources import AxisSlice, Data, SourceData, TransposedData
 
-# Compared at a time. Of a matrix that lies turned a band of rows is a little of each row of the file: not too little.
+# The bytes that are compared at a time. A band of a transposed matrix is a part of each row of the file.
 _BAND_BYTES = 16 << 20
 
 
 def same_values(one: TensorSnapshot, other: TensorSnapshot) -> bool:
-    """Whether two tensors of one shape have the same bits; False also where that cannot be told piece by piece.
+    """Return whether two tensors have the same bits; False also where they cannot be compared part by part.
 
-    What lies in the same place of a file is not read, and of the rest never more than some megabytes are in memory.
+    The same range of a file is not read, and of the rest never more than some megabytes are in memory.
 
     >>> import numpy as np
     >>> rows = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -24,12 +24,10 @@ def same_values(one: TensorSnapshot, other: TensorSnapshot) -> bool:
     """
     if one.dtype is not other.dtype or one.shape != other.shape:
         return False
-    if _same_place(one._data, other._data):
-        return True
-    if not one.nbytes:
+    if _same_range(one._data, other._data) or not one.nbytes:
         return True
     shape, bits = one.shape, one.dtype.bits
-    if all(isinstance(each._data, SourceData) for each in (one, other)):  # as bytes, of however many bits elements are
+    if all(isinstance(each._data, SourceData) for each in (one, other)):  # as bytes, whatever the width of an element
         shape, bits = (one.nbytes,), 8
     if bits % 8 or not shape:
         return False
@@ -38,7 +36,7 @@ def same_values(one: TensorSnapshot, other: TensorSnapshot) -> bool:
     differing: list[int] = []
 
     def band(data: Data, start: int, stop: int) -> memoryview:
-        return sliced_data(data, bits, shape, 0, start, stop).window(0, row_bytes * (stop - start))
+        return data.sliced(AxisSlice(bits, shape, 0, start, stop)).window(0, row_bytes * (stop - start))
 
     def compare(start: int) -> None:
         stop = min(start + height, shape[0])
@@ -47,14 +45,14 @@ def same_values(one: TensorSnapshot, other: TensorSnapshot) -> bool:
 
     try:
         for_each(compare, range(0, shape[0], height))
-    except BurnstoreError:  # whoever reads it then will say why
+    except BurnstoreError:  # the read that follows reports it
         return False
     return not differing
 
 
-def _same_place(one: Data, other: Data) -> bool:
+def _same_range(one: Data, other: Data) -> bool:
     if isinstance(one, TransposedData) and isinstance(other, TransposedData):
-        return one.columns == other.columns and _same_place(one.data, other.data)
+        return one.columns == other.columns and _same_range(one.data, other.data)
     if isinstance(one, SourceData) and isinstance(other, SourceData):
         return one.source is other.source and one.offset == other.offset and one.nbytes == other.nbytes
     return False

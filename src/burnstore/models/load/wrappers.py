@@ -1,15 +1,15 @@
-"""Wrappers: names that differ from those looked for only by what a wrapper around a torch model puts into them."""
+"""Wrappers: names that differ only by the segment that a wrapper around a torch model adds."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
 _SEGMENTS = ("module", "_orig_mod")
-"""Of DataParallel, DistributedDataParallel and AveragedModel; of torch.compile."""
+"""Added by DataParallel, DistributedDataParallel and AveragedModel; by torch.compile."""
 
 
 def wrapper_hint(missing: Collection[str], unused: Collection[str]) -> str | None:
-    """What to do if every missing name is there but for a wrapper's segment; None if that is not so.
+    """Return a hint if every missing name is in the file apart from a wrapper's segment, otherwise None.
 
     >>> wrapper_hint(["fc.weight"], ["module.fc.weight"])
     "the file was saved from a wrapped model: key_remapping={r'(^|\\\\.)(module\\\\.)+': r'\\\\1'} strips 'module.'"
@@ -35,9 +35,9 @@ def wrapper_hint(missing: Collection[str], unused: Collection[str]) -> str | Non
 
 
 def _paired(missing: Collection[str], unused: Collection[str]) -> list[tuple[str, str]]:
-    """Each missing name with an unused one that is the same but for wrappers; empty if one has none.
+    """Return each missing name with the unused one that differs only by wrappers; empty if one has none.
 
-    A file of another layout may call the tensors of a module otherwise: then the modules are compared.
+    A file of another layout may have other tensor names in a module: then the names of modules are compared.
     """
     for depth in (0, 1):
         bare = {_bare(name, depth): name for name in unused}

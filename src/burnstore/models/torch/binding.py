@@ -1,16 +1,14 @@
 """PyTorch models: modules, state dicts, and tensors held in plain objects.
 
-A module's tensors are those of its ``state_dict()``, under its names and in its order: parameters and persistent
-buffers, a shared one under each of its names. What is loaded goes into the tensors that are there, in place, so their
-dtype, device, strides and ``requires_grad`` stay, and so does whatever else holds them (an optimizer, a tie). Only
-a tensor on the meta device is replaced, by one on the device that was asked for, or on torch's default one. In
-a mapping, a list or an attribute a tensor is replaced, as a NumPy array is.
+A module's tensors are those of its ``state_dict()``, with its names and in its order: parameters and persistent
+buffers, a shared one under each of its names. Loading fills the existing tensors in place: their dtype, device, strides
+and ``requires_grad`` stay, and so does every other reference to them (an optimizer, a tie). Only a tensor on the meta
+device is replaced, by one on the requested device or on torch's default one. In a mapping, a list or an attribute a
+tensor is replaced, as a NumPy array is.
 
-A parameter's Burn id is its attribute ``burn_param_id``, and so survives loads, ``module.to()`` and pickling; a
+A parameter's Burn id is its attribute ``burn_param_id``, which survives loads, ``module.to()`` and pickling; a
 ``deepcopy`` of a parameter and the tensors of a ``state_dict()`` are new tensors and have none. Loading does not run
-``load_state_dict`` hooks. A module whose ``state_dict()`` is not simply its tensors is refused: give the state dict.
-
-Torch is imported already wherever this is: someone made the model.
+``load_state_dict`` hooks. A module whose ``state_dict()`` is not simply its tensors is refused: use the state dict.
 """
 
 from __future__ import annotations
@@ -26,10 +24,10 @@ from ...tensor.dtype import DType
 from ...tensor.param_id import ParamId
 from ...tensor.snapshot import TensorSnapshot
 from ...tensor.torch import (
+    TRANSFER_DEVICES,
     Device,
     Tensor,
     as_bits,
-    carries_to_type,
     described,
     device_errors,
     is_tensor,
@@ -43,7 +41,6 @@ from ...transforms.layout import ModuleKind
 from .. import plain
 from ..binding import Slot
 from .kinds import kind_of
-from .state import check_state_dicts
 
 layout = "torch"
 
@@ -52,15 +49,16 @@ Module = Any
 
 _ID = "burn_param_id"
 _PART_IDS = "burn_param_ids"
+_STATE_METHODS = ("state_dict", "_save_to_state_dict", "get_extra_state")
 
 
 class TensorSlot:
-    """A torch tensor: a parameter or buffer of a module, or what an attribute or an item holds."""
+    """A torch tensor: a parameter or buffer of a module, or the value of an attribute or an item."""
 
     __slots__ = (
         "_arrivals",
-        "_home",
         "_identity",
+        "_meta_device",
         "_replacements",
         "container_stack",
         "dtype",
@@ -83,7 +81,7 @@ class TensorSlot:
         self.tensor = tensor
         self.put = put
         self._identity = id(tensor)
-        self._home: Device = None
+        self._meta_device: Device = None
         try:
             self.dtype, self.shape = described(tensor)
         except BurnstoreError:
@@ -91,14 +89,14 @@ class TensorSlot:
                 raise
 
     def join(self, others: _Joined) -> None:
-        """Meet the other slots of the model: those that hold the same memory are one, and are replaced by one."""
+        """Identify this slot with other slots of the model that have the same memory: they get one value."""
         tensor = self.tensor
         self._replacements = others.replacements
         self._arrivals = others.arrivals
         if tensor.is_meta or not tensor.numel():
             return
         first = others.by_address.setdefault(tensor.data_ptr(), self)
-        if first is not self:  # what begins at one address need not be the same
+        if first is not self:  # tensors at one address may still differ
             others.identities.setdefault(first._memory(), first._identity)
             self._identity = others.identities.setdefault(self._memory(), id(tensor))
 
@@ -123,14 +121,14 @@ class TensorSlot:
     def check_fill(self, value: Array | TensorData) -> None:
         tensor = self.tensor
         if tensor.is_meta:
-            reason, hint = "on the meta device and has no memory", "hold it where it can be replaced"
+            reason, hint = "it is on the meta device and has no memory", "keep it where it can be replaced"
         elif tensor.is_inference() and not torch_package().is_inference_mode_enabled():
-            reason, hint = "an inference tensor", "load it under torch.inference_mode()"
+            reason, hint = "it is an inference tensor", "load it under torch.inference_mode()"
         elif _overlaps(tensor):
-            reason, hint = "expanded: several of its elements are one number in memory", "make it contiguous() first"
+            reason, hint = "it is expanded: several elements share memory", "make it contiguous() first"
         else:
             return
-        raise ModelError(f"it cannot be filled, as it is {reason}", tensor=self.path, hint=hint)
+        raise ModelError(f"cannot fill this tensor: {reason}", tensor=self.path, hint=hint)
 
     def buffer(self) -> memoryview | None:
         tensor = self.tensor
@@ -141,27 +139,25 @@ class TensorSlot:
         return memoryview(flat_bytes(tensor).numpy())
 
     @property
-    def is_carried(self) -> bool:
-        """Whether its tensor is, or may come to be, where values are carried through a ring of buffers."""
-        return not self.tensor.is_cpu or carries_to_type("cpu")
+    def may_be_on_gpu(self) -> bool:
+        return not self.tensor.is_cpu or "cpu" in TRANSFER_DEVICES
 
-    def settle(self, device: Device) -> None:
-        """Have the values made on this device; ModelError if the tensor is on another already."""
+    def materialize_on(self, device: Device) -> None:
+        """Let the values be made on this device; ModelError if the tensor is on another already."""
         held = self.tensor.device
         if self.tensor.is_meta:
-            self._home = device
+            self._meta_device = device
         elif held.type != device.type or device.index not in (None, held.index):
             raise ModelError(
-                f"it is on {held}, and {device} was asked for",
+                f"expected a tensor on {device}, found it on {held}",
                 tensor=self.path,
-                hint="move the model there first, or leave device= out: what has memory is filled where it is",
+                hint="move the model there first, or leave device= out: existing tensors are filled in place",
             )
 
-    def home(self) -> Device | None:
-        """The GPU on which values are to arrive; see `burnstore.models.load.gpu.OnDevice`."""
+    def gpu(self) -> Device | None:
         tensor = self.tensor
         device = self._device()
-        if not carries_to_type(device.type) or tensor.is_conj() or tensor.is_neg() or tensor.is_inference():
+        if device.type not in TRANSFER_DEVICES or tensor.is_conj() or tensor.is_neg() or tensor.is_inference():
             return None
         return None if self.put is None and _overlaps(tensor) else device
 
@@ -191,7 +187,7 @@ class TensorSlot:
         self._keep(param_id)
 
     def _replace(self, make: Callable[[], Tensor]) -> None:
-        """Put another tensor in the place of this one, and wherever else it is held the same."""
+        """Replace this tensor, and with the same tensor wherever else it is."""
         replacement = self._replacements.get(id(self.tensor))
         if replacement is None:
             replacement = self._replacements[id(self.tensor)] = _standing_for(self.tensor, make())
@@ -200,11 +196,11 @@ class TensorSlot:
         self.tensor = replacement
 
     def _device(self) -> Device:
-        """The device of the tensor's values; those without any get the one that was asked for, or torch's default."""
+        """Return the device of the tensor, or of its values if it is on the meta device."""
         if not self.tensor.is_meta:
             return self.tensor.device
-        if self._home is not None:
-            return self._home
+        if self._meta_device is not None:
+            return self._meta_device
         torch = torch_package()
         device = torch.get_default_device()
         return torch.device("cpu") if device.type == "meta" else device
@@ -215,7 +211,7 @@ class TensorSlot:
 
     @property
     def part_ids(self) -> tuple[int | None, ...] | None:
-        """The ids of the tensors of Burn that this one was made of, if it was made of several."""
+        """The ids of the Burn tensors that this one was joined from, if there were several."""
         return getattr(self.tensor, _PART_IDS, None)
 
     @part_ids.setter
@@ -228,7 +224,7 @@ class TensorSlot:
 
 @dataclass(slots=True)
 class _Joined:
-    """What the slots of one model have in common."""
+    """The state that the slots of one model share."""
 
     by_address: dict[int, TensorSlot] = field(default_factory=dict)
     identities: dict[tuple[Any, ...], int] = field(default_factory=dict)
@@ -237,17 +233,17 @@ class _Joined:
 
 
 def walk(model: Any, *, skip_enum_variants: bool = False) -> Iterator[Slot]:
-    """The slots of a model that holds torch tensors, be it a module or anything that a plain model may be."""
+    """Yield the slots of a model with torch tensors: a module, or anything that a plain model may be."""
     slots: list[Any] = list(plain.walk(model, skip_enum_variants=skip_enum_variants))
     tensors = {slot.path: slot.tensor for slot in slots if isinstance(slot, TensorSlot)}
     for slot in slots:
         if isinstance(slot, plain.HolderSlot):
             raise ModelError(
-                f"it is in Burn's layout, and the model's '{next(iter(tensors))}' in PyTorch's",
+                f"has Burn's layout, while '{next(iter(tensors))}' of the same model has PyTorch's",
                 tensor=slot.path,
-                hint="save and load the two parts apart",
+                hint="save and load the two parts separately",
             )
-    check_state_dicts(modules(model), tensors)
+    _check_state_dicts(modules(model), tensors)
     joined = _Joined()
     for slot in slots:
         if isinstance(slot, TensorSlot):
@@ -255,38 +251,35 @@ def walk(model: Any, *, skip_enum_variants: bool = False) -> Iterator[Slot]:
     return iter(slots)
 
 
-def settle(slots: Iterable[Slot], device: Device) -> None:
-    """Have the tensors that have no memory yet made on this device.
+def materialize_on(slots: Iterable[Slot], device: Device) -> None:
+    """Let tensors on the meta device be made on this device.
 
-    ModelError if one has its memory elsewhere: nothing is moved. DeviceError if there is no such device.
+    ModelError if a tensor is on another device: none is moved. DeviceError if the device does not exist.
     """
     torch = torch_package()
     try:
         wanted = torch.device(device)
         if wanted.type == "meta":
-            raise ValueError("tensors that are loaded have values, on the meta device there are none")
+            raise ValueError("cannot load onto the meta device, which has no values")
         torch.empty(1, device=wanted)
-    except (RuntimeError, AssertionError, TypeError, ImportError) as error:  # which one, depends on torch's build
-        raise DeviceError(f"{device!r} is no device that can be used: {error}") from error
+    except (RuntimeError, AssertionError, TypeError, ImportError) as error:  # it depends on torch's build
+        raise DeviceError(f"cannot use the device {device!r}: {error}") from error
     held = [slot for slot in slots if isinstance(slot, TensorSlot)]
     if not held:
-        raise ModelError("a model without tensors of PyTorch is on no device", hint="leave device= out")
+        raise ModelError("device= needs a model with torch tensors", hint="leave device= out")
     for slot in held:
-        slot.settle(wanted)
+        slot.materialize_on(wanted)
 
 
 def holds_tensors(model: Any) -> bool:
-    """Whether this is a model of torch: a module, or something that holds torch tensors."""
+    """Return whether this is a torch module or contains torch tensors."""
     if isinstance(model, torch_package().nn.Module):
         return True
     return any(isinstance(slot, TensorSlot) for slot in plain.walk(model))
 
 
 def modules(model: Any) -> Iterator[tuple[str, Module]]:
-    """The torch modules of a model with their paths, each before those in it; a shared one under each of its paths.
-
-    A tensor of the path ``encoder.0.weight`` is called ``weight`` by the module of the path ``encoder.0``.
-    """
+    """Yield the torch modules of a model with their paths, outer before inner; a shared one under each path."""
     module_type = torch_package().nn.Module
     todo: list[tuple[str, Any]] = [("", model)]
     while todo:
@@ -304,12 +297,12 @@ def modules(model: Any) -> Iterator[tuple[str, Module]]:
 
 
 def kinds(model: Any, *, skip_enum_variants: bool = False) -> dict[str, ModuleKind | None]:
-    """All modules of a model, each before those in it, and what they are."""
+    """Return the kind of every module of a model, outer before inner."""
     return {path: kind_of(module) for path, module in modules(model)}
 
 
 def _kind(kind: type) -> Any:
-    """What plain models should take values of this type for; None for all that is not torch's."""
+    """Return how the walk of plain models handles a type of torch; None for other types."""
     torch = torch_package()
     nn = torch.nn
     if issubclass(kind, torch.Tensor):
@@ -343,7 +336,7 @@ def _held_by(module: Module, container: str) -> plain.Children:
         tensors += [item for item in module._buffers.items() if item[0] not in module._non_persistent_buffers_set]
     for name, tensor in tensors:
         if tensor is not None:
-            # setattr and not the dict itself: an LSTM keeps a second list of its parameters, and does so there.
+            # Not by the dict itself: an LSTM keeps a second list of its parameters, which __setattr__ updates.
             yield name, container, tensor, functools.partial(setattr, module, name) if tensor.is_meta else None
     for name, child in module._modules.items():
         if child is not None:
@@ -351,7 +344,7 @@ def _held_by(module: Module, container: str) -> plain.Children:
 
 
 def _overlaps(tensor: Tensor) -> bool:
-    """Whether several of its elements are one number in memory."""
+    """Return whether several elements share memory."""
     steps = tensor.stride()
     return 0 in steps and any(step == 0 and extent > 1 for step, extent in zip(steps, tensor.shape, strict=True))
 
@@ -373,10 +366,48 @@ def _copy_bits(source: Tensor, target: Tensor) -> None:
 
 
 def _standing_for(held: Tensor, values: Tensor) -> Tensor:
-    """The values as the kind of tensor that the held one is, with what was attached to it."""
+    """Return the values as a tensor of the same class and attributes as the one they replace."""
     if isinstance(held, torch_package().nn.Parameter):
         values = torch_package().nn.Parameter(values, requires_grad=held.requires_grad)
     elif held.requires_grad:
         values.requires_grad_()
     values.__dict__.update(held.__dict__)
     return values
+
+
+def _check_state_dicts(modules: Iterable[tuple[str, Module]], tensors: dict[str, Tensor]) -> None:
+    """Raise ModelError for a module whose ``state_dict()`` is not simply its tensors."""
+    base = torch_package().nn.Module
+    own: dict[type, bool] = {}
+    for path, module in modules:
+        kind = type(module)
+        if kind not in own:
+            own[kind] = any(getattr(kind, name) is not getattr(base, name) for name in _STATE_METHODS)
+        if own[kind] or module._state_dict_hooks or module._state_dict_pre_hooks:
+            _check_state_dict(path, module, tensors)
+
+
+def _check_state_dict(path: str, module: Module, tensors: dict[str, Tensor]) -> None:
+    prefix = f"{path}." if path else ""
+    given = module.state_dict(prefix=prefix, keep_vars=True)
+    found = {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    odd = sorted(given.keys() ^ found.keys()) or [name for name in found if not _is_same(given[name], found[name])]
+    if odd:
+        raise ModelError(
+            f"the state_dict() of a {type(module).__name__} is not its parameters and buffers; {odd[0]!r} differs",
+            tensor=path or None,
+            hint="use the state dict: bs.save(model.state_dict(), ...), or load into it and call load_state_dict",
+        )
+
+
+def _is_same(given: Any, found: Tensor) -> bool:
+    if given is found:
+        return True
+    return (
+        is_tensor(given)
+        and given.data_ptr() == found.data_ptr()
+        and given.shape == found.shape
+        and given.stride() == found.stride()
+        and given.dtype is found.dtype
+        and not found.is_meta
+    )

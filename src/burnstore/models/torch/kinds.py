@@ -1,4 +1,4 @@
-"""What PyTorch's modules are, as far as layouts go: their type, and those options that no tensor shows."""
+"""The kinds of PyTorch modules: their type, and the options that no tensor shows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BASES = frozenset({"Module", "_BatchNorm", "_InstanceNorm", "_NormBase", "_Conv
 
 
 def kind_of(module: Module) -> ModuleKind | None:
-    """The kind of a module; None for a class of one's own that derives from no layer of PyTorch.
+    """Return the kind of a module; None for a class that derives from no layer of PyTorch.
 
     A class that derives from a layer has that layer's tensors. Torchvision's DeformConv2d counts as a layer.
     """
@@ -31,13 +31,13 @@ def kind_of(module: Module) -> ModuleKind | None:
     return ModuleKind(layer, options) if options else _without_options(layer)
 
 
-_without_options = functools.cache(ModuleKind)  # most are so: one object for all that are alike
+_without_options = functools.cache(ModuleKind)  # one object for all that are equal
 _DEFORMABLE = "torchvision.ops.deform_conv.DeformConv2d"
 
 
 @functools.cache
 def _layer_of(kind: type) -> str | None:
-    """The name of the layer that a class is, or derives from."""
+    """Return the name of the layer that a class is, or derives from."""
     for cls in kind.__mro__:
         own = cls.__module__.startswith("torch.nn.") or f"{cls.__module__}.{cls.__name__}" == _DEFORMABLE
         if own and not cls.__name__.startswith("_") and cls.__name__ not in _BASES:
@@ -48,13 +48,13 @@ def _layer_of(kind: type) -> str | None:
 def _options(name: str, module: Module) -> Iterable[tuple[str, int]]:
     if _has(module, "norm_first"):
         yield "norm_first", bool(module.norm_first)
-    weight = module._parameters.get("weight")  # not the attribute: a parametrization computes it, and may change state
-    if name in ("LayerNorm", "RMSNorm") and weight is None:  # Burn's has tensors where this one has none
+    weight = module._parameters.get("weight")  # a parametrization would compute the attribute, and may change state
+    if name in ("LayerNorm", "RMSNorm") and weight is None:  # Burn's layer has tensors here
         shape = tuple(module.normalized_shape)
         yield "axes", len(shape)
         yield "features", shape[-1]
     if name.startswith(("BatchNorm", "SyncBatchNorm")) and module.running_mean is None:
-        yield "features", module.num_features  # it may hold nothing at all, and must not be passed over
+        yield "features", module.num_features  # a module without any tensor must not be skipped
     if _has(module, "padding_mode") and module.padding_mode != "zeros":
         yield "padding_mode", True
     counted = module._buffers.get(COUNT)
@@ -70,19 +70,19 @@ def _options(name: str, module: Module) -> Iterable[tuple[str, int]]:
 
 
 def _has(module: Module, option: str) -> bool:
-    """Whether a module has an attribute of this name; torch takes long to say no, as it looks in many places first."""
+    """Return whether a module has this attribute; torch itself is slow to say no."""
     kind: type = type(module)
     return option in vars(module) or ((hasattr(kind, option) or _searches(kind)) and hasattr(module, option))
 
 
 @functools.cache
 def _searches(kind: type) -> bool:
-    """Whether a class has a way of its own to find attributes."""
+    """Return whether a class has its own __getattr__."""
     return getattr(kind, "__getattr__", None) is not torch_package().nn.Module.__getattr__
 
 
 def _exceeds(weight: Any, max_norm: float, norm_type: float) -> bool:
-    """Whether a forward pass would still change a row. One that lies within the norm stays as it is."""
+    """Return whether a forward pass would still change a row: one beyond the norm."""
     if weight.is_meta:
-        return False  # it has no rows yet
+        return False  # no values yet
     return bool((weight.detach().float().norm(p=norm_type, dim=-1) > max_norm).any())

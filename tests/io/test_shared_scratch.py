@@ -14,18 +14,17 @@ from typing import Any
 import pytest
 
 from burnstore.errors import ClosedError, SaveError
-from burnstore.io import portions
-from burnstore.io.atomic import atomic_file
-from burnstore.io.portions import Place
+from burnstore.io import atomic
+from burnstore.io.atomic import SharedScratch, atomic_file
 
 
-def saved(path: Path, size: int, act: Callable[[Place], None], **options: Any) -> None:
+def saved(path: Path, size: int, act: Callable[[SharedScratch], None], **options: Any) -> None:
     """Save a shared file into which ``act`` writes."""
     with atomic_file(path, size=size, **options) as scratch:
         act(scratch.shared(size))
 
 
-def write(place: Place, offset: int, data: bytes, *, durable: bool = False) -> None:
+def write(place: SharedScratch, offset: int, data: bytes, *, durable: bool = False) -> None:
     with place.opened(durable=durable) as portion:
         portion.write_at(offset, data)
 
@@ -60,7 +59,7 @@ def test_a_file_that_grew_beyond_its_size_is_not_published(tmp_path: Path, scrat
 def test_a_failure_of_a_writer_leaves_the_old_file(tmp_path: Path, scratch_files: Any) -> None:
     (tmp_path / "x").write_bytes(b"old")
 
-    def fail(place: Place) -> None:
+    def fail(place: SharedScratch) -> None:
         write(place, 0, b"new", durable=True)
         raise RuntimeError
 
@@ -84,7 +83,7 @@ def test_a_scratch_file_that_was_exchanged_is_not_written_into(tmp_path: Path, t
     other = tmp_path / "other"
     other.write_bytes(b"somebody's")
 
-    def exchange(place: Place) -> None:
+    def exchange(place: SharedScratch) -> None:
         os.unlink(place.path)
         if trick == "file":
             Path(place.path).write_bytes(b"0123456789")
@@ -116,7 +115,7 @@ def test_a_write_that_the_system_refuses_says_where_and_why(
     def refuse(*_: Any) -> int:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(portions, "os", FailingOs("pwrite", refuse))
+    monkeypatch.setattr(atomic, "os", FailingOs("pwrite", refuse))
     with pytest.raises(SaveError, match="at byte 7") as caught:
         saved(tmp_path / "x", 10, lambda place: write(place, 7, b"abc"))
     assert (caught.value.stage, caught.value.errno, caught.value.path) == ("write", number, str(tmp_path / "x"))
@@ -129,11 +128,11 @@ def test_short_writes_are_continued_and_none_at_all_is_an_error(
     with atomic_file(tmp_path / "x", size=1000) as scratch:
         place = scratch.shared(1000)
         short = FailingOs("pwrite", lambda fd, data, offset: os.pwrite(fd, data[:7], offset))
-        monkeypatch.setattr(portions, "os", short)
+        monkeypatch.setattr(atomic, "os", short)
         with place.opened(durable=False) as portion:
             portion.write_at(0, bytes(range(250)) * 4)
     assert (tmp_path / "x").read_bytes() == bytes(range(250)) * 4
-    monkeypatch.setattr(portions, "os", FailingOs("pwrite", lambda *_: 0))
+    monkeypatch.setattr(atomic, "os", FailingOs("pwrite", lambda *_: 0))
     with pytest.raises(SaveError, match="writing failed"):
         saved(tmp_path / "y", 10, lambda place: write(place, 0, b"abc"))
     assert os.listdir(tmp_path) == ["x"]
@@ -146,7 +145,7 @@ def test_without_positional_writes_the_position_is_set_first(tmp_path: Path, mon
                 raise AttributeError(name)
             return getattr(os, name)
 
-    monkeypatch.setattr(portions, "os", Bare())
+    monkeypatch.setattr(atomic, "os", Bare())
     with atomic_file(tmp_path / "x", size=6) as scratch, scratch.shared(6).opened(durable=True) as portion:
         portion.write_at(3, b"def")
         portion.write_at(0, b"abc")
@@ -160,7 +159,7 @@ def test_a_large_write_is_cut_so_that_ctrl_c_is_answered(tmp_path: Path, monkeyp
         sizes.append(len(data))
         return os.pwrite(fd, data, offset)
 
-    monkeypatch.setattr(portions, "os", FailingOs("pwrite", counted))
+    monkeypatch.setattr(atomic, "os", FailingOs("pwrite", counted))
     size = 40 << 20
     saved(tmp_path / "x", size, lambda place: write(place, 0, bytes(size)), durable=False)
     assert sizes == [16 << 20, 16 << 20, 8 << 20]
@@ -170,7 +169,7 @@ def test_a_flush_that_fails_is_an_error_of_the_portion(tmp_path: Path, monkeypat
     def refuse(fd: int) -> None:
         raise OSError(errno.EIO, "broken")
 
-    monkeypatch.setattr(portions, "flush", refuse)
+    monkeypatch.setattr(atomic, "_fsync", refuse)
     with pytest.raises(SaveError, match="brought to disk") as caught:
         saved(tmp_path / "x", 3, lambda place: write(place, 0, b"abc", durable=True))
     assert caught.value.stage == "sync" and os.listdir(tmp_path) == []

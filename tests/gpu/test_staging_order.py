@@ -1,4 +1,4 @@
-"""The order in which a carrier has its streams work: every wait that is left out is found, and every one too many."""
+"""The order in which a staging has its streams work: every wait that is left out is found, and every one too many."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torch import nn
 
 import burnstore as bs
 from burnstore.io.gpu import readers
-from burnstore.io.gpu.buffers import Settings
-from burnstore.io.gpu.engine import _Transfer
-from burnstore.io.gpu.transfer import CudaCarrier
+from burnstore.io.gpu.buffers import TransferSettings
+from burnstore.io.gpu.staging import CudaStaging
+from burnstore.io.gpu.transfer import _Transfer
 
 BYTES = 1 << 16
 
@@ -69,12 +69,12 @@ def a_tensor_that_is_there(device: str, folder: Path) -> None:
 JOBS: list[Check] = [turned_matrices, cast_values, small_values, new_tensors, a_tensor_that_is_there]
 
 Left = tuple[str, str, str, Check]
-"""A method of the carrier, what stands in it, what is to stand there instead, and a job in which that matters."""
+"""A method of the staging, what stands in it, what is to stand there instead, and a job in which that matters."""
 
 AWAITS_HALF = ("_await_half", "self._bus.wait_event(self._worked[self._half])", "pass")
 AWAITS_BUS = ("_begin_work", "self._work.wait_event(self._bus.record_event())", "pass")
 AWAITS_FREE = ("empty", "stream.wait_event(free)", "pass")
-SENT_FIRST = ("sent", "self._start()\n", "event = self._bus.record_event(); self._start(); return event\n")
+SENT_FIRST = ("end_batch", "self._start()\n", "event = self._bus.record_event(); self._start(); return event\n")
 
 LEFT_OUT: dict[str, Left] = {
     "a half is filled with rows before it was worked on": (*AWAITS_HALF, turned_matrices),
@@ -92,8 +92,13 @@ LEFT_OUT: dict[str, Left] = {
     "the bus does not wait until memory is free": ("empty", "(self._bus, self._work)", "(self._work,)", new_tensors),
     "the work does not wait until memory is free": ("empty", "(self._bus, self._work)", "(self._bus,)", cast_values),
     "the caller still works": ("__enter__", "stream.wait_stream(self._callers)", "pass", a_tensor_that_is_there),
-    "copies are the caller's": ("begin", "self.torch.cuda.set_stream(self._bus)", "pass", new_tensors),
-    "buffers are free when work is done": ("sent", "event.record(self._bus)", "event.record(self._work)", new_tensors),
+    "copies are the caller's": ("begin_batch", "self.torch.cuda.set_stream(self._bus)", "pass", new_tensors),
+    "buffers are free when work is done": (
+        "end_batch",
+        "record(self._bus)",
+        "record(self._work)",
+        new_tensors,
+    ),
     "buffers are free before they are copied": (*SENT_FIRST, new_tensors),
     "nobody awaits the bus": ("_synchronize", "self._bus.synchronize()", "pass", new_tensors),
     "nobody awaits the work": ("_synchronize", "self._work.synchronize()", "pass", turned_matrices),
@@ -133,7 +138,7 @@ def assert_found(job: Check, folder: Path) -> None:
 @pytest.mark.parametrize("case", LEFT_OUT)
 def test_what_is_left_out_of_a_carrier_is_found(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name, given, wanted, job = LEFT_OUT[case]
-    change(CudaCarrier, name, given, wanted, monkeypatch)
+    change(CudaStaging, name, given, wanted, monkeypatch)
     assert_found(job, tmp_path)
 
 
@@ -150,19 +155,19 @@ def fills_beside_work() -> list[bool]:
     """For each that is staged after another one, whether it is copied without waiting for the work on that."""
     found = []
     fake = FakeTorch()
-    carrier = CudaCarrier(fake, torch.device("cpu"), Settings(buffer_bytes=BYTES))
+    staging = CudaStaging(fake, torch.device("cpu"), TransferSettings(buffer_bytes=BYTES))
     memory = torch.zeros(BYTES, dtype=torch.uint8)
     target = torch.zeros(BYTES, dtype=torch.uint8)
-    with carrier:
+    with staging:
         bus, work = fake.cuda.made
         for number in range(7):
             before = work.clock[work]
-            carrier.begin()
+            staging.begin_batch()
             if number % 2:
-                carrier.copy_rows(target, memory, torch.uint8)
+                staging.copy_rows(target, memory, torch.uint8)
             else:
-                target.copy_(carrier.staged(memory))
-            carrier.sent()
+                target.copy_(staging.stage(memory))
+            staging.end_batch()
             found.append(bus.clock.get(work, 0) < before)
     assert not fake.cuda.not_awaited
     return found[1:]
@@ -184,5 +189,5 @@ def test_while_one_half_is_worked_on_the_other_is_filled() -> None:
 def test_work_that_copies_wait_for_is_found(
     name: str, given: str, wanted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    change(CudaCarrier, name, given, wanted, monkeypatch)
+    change(CudaStaging, name, given, wanted, monkeypatch)
     assert not all(fills_beside_work())

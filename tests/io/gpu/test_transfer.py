@@ -16,16 +16,17 @@ from hypothesis import strategies as st
 
 from burnstore.errors import ChangedError, ClosedError, ReadError, TruncatedError
 from burnstore.io.gpu import readers
-from burnstore.io.gpu.buffers import Settings
-from burnstore.io.gpu.chunks import NEAR, Landing, Piece, Range, cut, longest_unit
-from burnstore.io.gpu.engine import carry, carrying
+from burnstore.io.gpu.buffers import TransferSettings
+from burnstore.io.gpu.chunks import Chunk, Range, Sink, max_unit, split_chunks
 from burnstore.io.gpu.readers import KernelReaders, ThreadReaders, readers_for
-from burnstore.io.gpu.transfer import HostCarrier
+from burnstore.io.gpu.staging import HostStaging
+from burnstore.io.gpu.transfer import transfer, transferring
 from burnstore.io.kernel_reads import KernelReads
-from burnstore.io.pages import PAGE
+from burnstore.io.sizes import GPU_GAP_BYTES, PAGE
 from burnstore.io.source import BytesSource, FileSource
 
 SIZE = 1 << 16
+TINY = TransferSettings(buffers=2, buffer_bytes=1 << 16)
 READ = 2 * PAGE
 DATA = np.random.default_rng(1).integers(0, 256, 40 * SIZE, np.uint8).tobytes()
 
@@ -38,13 +39,13 @@ def _no_thread_is_left() -> Iterator[None]:
 
 
 class Into:
-    """A landing in memory of its own."""
+    """A sink in memory of its own."""
 
     def __init__(self, nbytes: int) -> None:
         self.memory = bytearray(nbytes)
         self.lengths: list[int] = []
 
-    def land(self, memory: Any, place: int) -> None:
+    def write(self, memory: Any, place: int) -> None:
         assert place + len(memory) <= len(self.memory)
         self.memory[place : place + len(memory)] = memory
         self.lengths.append(len(memory))
@@ -53,8 +54,8 @@ class Into:
 class Late:
     """A ticket that is done when it is awaited, or asked for often enough."""
 
-    def __init__(self, carrier: LateCarrier, indices: list[int]) -> None:
-        self.carrier, self.indices, self.asked = carrier, indices, 0
+    def __init__(self, staging: LateStaging, indices: list[int]) -> None:
+        self.staging, self.indices, self.asked = staging, indices, 0
 
     def query(self) -> bool:
         self.asked += 1
@@ -63,20 +64,20 @@ class Late:
         return self.asked > 3
 
     def synchronize(self) -> None:
-        for job in self.carrier.pending.pop(id(self), []):
+        for job in self.staging.pending.pop(id(self), []):
             job()
 
 
-class LateCarrier(HostCarrier):
-    """A carrier whose copies happen late: from a buffer that was filled again too early, they bring wrong bytes."""
+class LateStaging(HostStaging):
+    """A staging whose copies happen late: from a buffer that was filled again too early, they bring wrong bytes."""
 
     def __init__(self, buffers: int = 4) -> None:
-        super().__init__(Settings(readers=3, buffers=buffers, buffer_bytes=SIZE))
+        super().__init__(TransferSettings(readers=3, buffers=buffers, buffer_bytes=SIZE))
         self.pending: dict[int, list[Callable[[], None]]] = {}
         self.batch: list[Callable[[], None]] = []
         self.tickets: list[Late] = []
 
-    def sent(self) -> Any:
+    def end_batch(self) -> Any:
         ticket = Late(self, [])
         self.pending[id(ticket)], self.batch = self.batch, []
         self.tickets.append(ticket)
@@ -89,16 +90,16 @@ class LateCarrier(HostCarrier):
 
 
 class IntoLate(Into):
-    def __init__(self, carrier: LateCarrier, nbytes: int) -> None:
+    def __init__(self, staging: LateStaging, nbytes: int) -> None:
         super().__init__(nbytes)
-        self.carrier = carrier
+        self.staging = staging
 
-    def land(self, memory: Any, place: int) -> None:
-        self.carrier.batch.append(lambda: Into.land(self, memory, place))
+    def write(self, memory: Any, place: int) -> None:
+        self.staging.batch.append(lambda: Into.write(self, memory, place))
 
 
-def ring(buffers: int = 4) -> HostCarrier:
-    return HostCarrier(Settings(buffers=buffers, buffer_bytes=SIZE))
+def ring(buffers: int = 4) -> HostStaging:
+    return HostStaging(TransferSettings(buffers=buffers, buffer_bytes=SIZE))
 
 
 def without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +107,7 @@ def without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def with_short_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "_READ_AT_ONCE", READ)
+    monkeypatch.setattr(readers, "GPU_READ_BYTES", READ)
 
 
 @pytest.fixture(params=["kernel", "kernel, many reads a piece", "threads", "threads, many reads a piece"])
@@ -126,23 +127,23 @@ def source(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.M
 @pytest.mark.parametrize("number", [1, 2, 12])
 def test_every_byte_arrives(source: FileSource, buffers: int, number: int) -> None:
     spans = [(0, len(DATA)), (5, 3), (SIZE - 1, 2), (7 * SIZE + 11, 3 * SIZE), (len(DATA) - 1, 1), (9, 0)]
-    landings = [Into(length) for _, length in spans]
-    ranges = [Range(source, at, length, landing) for (at, length), landing in zip(spans, landings, strict=True)]
-    carry(ranges, ring(buffers), readers=number)
-    for (at, length), landing in zip(spans, landings, strict=True):
-        assert landing.memory == DATA[at : at + length]
+    sinks = [Into(length) for _, length in spans]
+    ranges = [Range(source, at, length, sink) for (at, length), sink in zip(spans, sinks, strict=True)]
+    transfer(ranges, ring(buffers), readers=number)
+    for (at, length), sink in zip(spans, sinks, strict=True):
+        assert sink.memory == DATA[at : at + length]
 
 
 @pytest.mark.parametrize("buffers", [1, 2, 7])
 def test_a_buffer_is_not_filled_again_before_its_copies_are_done(source: FileSource, buffers: int) -> None:
-    carrier = LateCarrier(buffers)
-    landings = [IntoLate(carrier, 6 * SIZE + 77) for _ in range(6)]
+    staging = LateStaging(buffers)
+    sinks = [IntoLate(staging, 6 * SIZE + 77) for _ in range(6)]
     starts = [number * 6 * SIZE for number in range(6)]
-    carry(
-        [Range(source, at, 6 * SIZE + 77, each) for at, each in zip(starts, landings, strict=True)], carrier, readers=3
+    transfer(
+        [Range(source, at, 6 * SIZE + 77, each) for at, each in zip(starts, sinks, strict=True)], staging, readers=3
     )
-    for at, landing in zip(starts, landings, strict=True):
-        assert landing.memory == DATA[at : at + 6 * SIZE + 77]
+    for at, sink in zip(starts, sinks, strict=True):
+        assert sink.memory == DATA[at : at + 6 * SIZE + 77]
 
 
 @given(st.lists(st.tuples(st.integers(0, 5 * SIZE), st.integers(0, 2 * SIZE), st.integers(1, 300)), max_size=12))
@@ -151,14 +152,14 @@ def test_pieces_fit_a_buffer_with_all_their_pages_and_cut_no_unit(spans: list[tu
     ranges = [Range(source, at, count // unit * unit, Into(count), None, unit) for at, count, unit in spans]
     got: dict[int, list[tuple[int, int, int]]] = {}
     group = sorted((each for each in ranges if each.length), key=lambda each: each.offset)
-    for piece in cut([group] if group else [], SIZE):
+    for piece in split_chunks([group] if group else [], SIZE):
         first, last = piece.offset // PAGE * PAGE, -(-(piece.offset + piece.length) // PAGE) * PAGE
         assert last - first <= SIZE and piece.length > 0
-        for start, length, landing, place, _ in piece.parts:
+        for start, length, sink, place, _ in piece.parts:
             assert start >= 0 and start + length <= piece.length
-            got.setdefault(id(landing), []).append((piece.offset + start, length, place))
+            got.setdefault(id(sink), []).append((piece.offset + start, length, place))
     for each in ranges:
-        parts = sorted(got.get(id(each.landing), []), key=lambda part: part[2])
+        parts = sorted(got.get(id(each.sink), []), key=lambda part: part[2])
         assert sum(length for _, length, _ in parts) == each.length
         place = 0
         for at, length, where in parts:
@@ -170,7 +171,7 @@ def test_pieces_fit_a_buffer_with_all_their_pages_and_cut_no_unit(spans: list[tu
 def test_a_long_range_is_cut_evenly(at: int, length: int, unit: int) -> None:
     for whole, rounding in ((1, 3 * PAGE), (unit, 2 * unit + PAGE)):  # pieces end with a page, or with a unit
         range_ = Range(BytesSource(b""), at, length // whole * whole, Into(0), None, whole)
-        lengths = [piece.length for piece in cut([[range_]], 1 << 20)][16:]  # the first are small, to be there soon
+        lengths = [piece.length for piece in split_chunks([[range_]], 1 << 20)][16:]
         assert 2 * min(lengths) + rounding >= max(lengths) > 1 << 19
 
 
@@ -179,39 +180,39 @@ def test_ranges_that_lie_near_each_other_are_one_read_and_far_ones_are_not() -> 
 
     def reads(*spans: tuple[int, int]) -> list[int]:
         ranges = [Range(source, at, length, Into(length)) for at, length in spans]
-        return [len(piece.parts) for piece in cut([ranges], 1 << 23)]
+        return [len(piece.parts) for piece in split_chunks([ranges], 1 << 23)]
 
     assert reads((0, 100), (100, 50), (200, 1000)) == [3]
-    assert reads((0, 100), (100 + NEAR, 50)) == [2]
-    assert reads((0, 100), (101 + NEAR, 50)) == [1, 1]
+    assert reads((0, 100), (100 + GPU_GAP_BYTES, 50)) == [2]
+    assert reads((0, 100), (101 + GPU_GAP_BYTES, 50)) == [1, 1]
 
 
 def test_the_longest_unit_fits_wherever_it_lies() -> None:
-    unit = longest_unit(SIZE)
+    unit = max_unit(SIZE)
     for at in (0, 1, PAGE - 1, PAGE, SIZE - 1):
-        (piece,) = cut([[Range(BytesSource(DATA), at, unit, Into(unit), None, unit)]], SIZE)
+        (piece,) = split_chunks([[Range(BytesSource(DATA), at, unit, Into(unit), None, unit)]], SIZE)
         assert [part.length for part in piece.parts] == [unit]
 
 
 def test_nothing_is_done_for_nothing() -> None:
-    class Untouched(HostCarrier):
-        def __enter__(self) -> HostCarrier:
+    class Untouched(HostStaging):
+        def __enter__(self) -> HostStaging:
             raise AssertionError("it was entered")
 
-    carry([Range(BytesSource(b""), 0, 0, Into(0))], Untouched(), readers=2)
+    transfer([Range(BytesSource(b""), 0, 0, Into(0))], Untouched(), readers=2)
 
 
 def test_a_small_transfer_takes_few_buffers(source: FileSource) -> None:
-    class Counting(HostCarrier):
+    class Counting(HostStaging):
         taken = 0
 
         def buffer(self, index: int) -> memoryview:
             self.taken += 1
             return super().buffer(index)
 
-    carrier = Counting(Settings(buffers=24, buffer_bytes=1 << 20))
-    carry([Range(source, 0, len(DATA), Into(len(DATA)))], carrier, readers=12)
-    assert carrier.taken <= len(DATA) // (1 << 20) + 2
+    staging = Counting(TransferSettings(buffers=24, buffer_bytes=1 << 20))
+    transfer([Range(source, 0, len(DATA), Into(len(DATA)))], staging, readers=12)
+    assert staging.taken <= len(DATA) // (1 << 20) + 2
 
 
 # --- what fails -------------------------------------------------------------------------------------------------------
@@ -236,7 +237,7 @@ class Failing:
 def test_a_failing_read_is_raised_with_the_file_and_the_tensor(after: int) -> None:
     failing: Any = Failing(ReadError("the disk is gone"), after)
     with pytest.raises(ReadError) as caught:
-        carry([Range(failing, 0, len(DATA), Into(len(DATA)), "layer.weight")], ring(), readers=4)
+        transfer([Range(failing, 0, len(DATA), Into(len(DATA)), "layer.weight")], ring(), readers=4)
     assert (caught.value.path, caught.value.tensor) == ("failing", "layer.weight")
 
 
@@ -244,74 +245,74 @@ def test_the_tensor_that_is_named_is_the_one_at_the_byte_that_failed() -> None:
     failing: Any = Failing(ReadError("the disk is gone", offset=2_000), 0)
     ranges = [Range(failing, number * 1000, 1000, Into(1000), f"t{number}") for number in range(5)]
     with pytest.raises(ReadError) as caught:
-        carry(ranges, ring(), readers=1)
+        transfer(ranges, ring(), readers=1)
     assert caught.value.tensor == "t2"
     failing = Failing(ReadError("the disk is gone"), 0)
     with pytest.raises(ReadError) as caught:
-        carry([Range(failing, *each[1:]) for each in ranges], ring(), readers=1)
+        transfer([Range(failing, *each[1:]) for each in ranges], ring(), readers=1)
     assert caught.value.tensor is None  # it may have been any of them
 
 
 def test_an_error_of_another_kind_is_raised_as_it_is() -> None:
     failing: Any = Failing(MemoryError("no"), 3)
     with pytest.raises(MemoryError, match="no"):
-        carry([Range(failing, 0, len(DATA), Into(len(DATA)))], ring(), readers=4)
+        transfer([Range(failing, 0, len(DATA), Into(len(DATA)))], ring(), readers=4)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("the device is gone"), KeyboardInterrupt(), SystemExit(3)])
 @pytest.mark.parametrize("after", [0, 1, 9])
 def test_what_a_landing_raises_ends_the_transfer(source: FileSource, error: BaseException, after: int) -> None:
     class Raising(Into):
-        def land(self, memory: Any, place: int) -> None:
-            super().land(memory, place)
+        def write(self, memory: Any, place: int) -> None:
+            super().write(memory, place)
             if len(self.lengths) > after:
                 raise error
 
-    landing = Raising(len(DATA))
+    sink = Raising(len(DATA))
     with pytest.raises(type(error)):
-        carry([Range(source, 0, len(DATA), landing)], ring(), readers=4)
-    assert len(landing.lengths) == after + 1
+        transfer([Range(source, 0, len(DATA), sink)], ring(), readers=4)
+    assert len(sink.lengths) == after + 1
 
 
 def test_there_is_time_for_something_while_the_last_pieces_are_read(source: FileSource) -> None:
-    landing = Into(len(DATA))
-    with carrying([Range(source, 0, len(DATA), landing)], ring(), readers=4):
-        begun = sum(landing.lengths)
+    sink = Into(len(DATA))
+    with transferring([Range(source, 0, len(DATA), sink)], ring(), readers=4):
+        begun = sum(sink.lengths)
         assert begun < len(DATA)
-    assert landing.memory == DATA
-    with carrying([], ring(), readers=4):
+    assert sink.memory == DATA
+    with transferring([], ring(), readers=4):
         pass
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no view"), KeyboardInterrupt()])
 def test_what_is_raised_meanwhile_ends_the_transfer(source: FileSource, error: BaseException) -> None:
-    class Watched(HostCarrier):
+    class Watched(HostStaging):
         left = 0
 
         def __exit__(self, *failure: object) -> None:
             self.left += 1
             super().__exit__(*failure)
 
-    carrier = Watched(Settings(buffers=4, buffer_bytes=SIZE))
+    staging = Watched(TransferSettings(buffers=4, buffer_bytes=SIZE))
     with (
         pytest.raises(type(error)),
-        carrying([Range(source, 0, len(DATA), Into(len(DATA)))], carrier, readers=4),
+        transferring([Range(source, 0, len(DATA), Into(len(DATA)))], staging, readers=4),
     ):
         raise error
-    assert carrier.left == 1
+    assert staging.left == 1
 
 
 def test_a_file_that_is_cut_before_the_last_pieces_are_read_is_reported(source: FileSource) -> None:
     with (
         pytest.raises((TruncatedError, ChangedError)),
-        carrying([Range(source, 0, len(DATA), Into(len(DATA)))], ring(), readers=4),
+        transferring([Range(source, 0, len(DATA), Into(len(DATA)))], ring(), readers=4),
     ):
         os.truncate(source.name, 10)
 
 
-@pytest.mark.parametrize("step", ["buffer", "begin", "memory", "sent"])
+@pytest.mark.parametrize("step", ["buffer", "begin_batch", "memory", "end_batch"])
 def test_what_a_carrier_raises_ends_the_transfer_and_it_is_left(source: FileSource, step: str) -> None:
-    class Raising(HostCarrier):
+    class Raising(HostStaging):
         left = False
 
         def __exit__(self, *failure: object) -> None:
@@ -321,15 +322,15 @@ def test_what_a_carrier_raises_ends_the_transfer_and_it_is_left(source: FileSour
     def fail(*_: object) -> None:
         raise RuntimeError("out of memory")
 
-    carrier = Raising(Settings(buffers=3, buffer_bytes=SIZE))
-    setattr(carrier, step, fail)
+    staging = Raising(TransferSettings(buffers=3, buffer_bytes=SIZE))
+    setattr(staging, step, fail)
     with pytest.raises(RuntimeError, match="out of memory"):
-        carry([Range(source, 0, len(DATA), Into(len(DATA)))], carrier, readers=2)
-    assert carrier.left
+        transfer([Range(source, 0, len(DATA), Into(len(DATA)))], staging, readers=2)
+    assert staging.left
 
 
 def test_a_ticket_that_fails_ends_the_transfer(source: FileSource) -> None:
-    class Broken(HostCarrier):
+    class Broken(HostStaging):
         def query(self) -> bool:
             return False
 
@@ -337,16 +338,20 @@ def test_a_ticket_that_fails_ends_the_transfer(source: FileSource) -> None:
             raise RuntimeError("illegal memory access")
 
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        carry([Range(source, 0, len(DATA), Into(len(DATA)))], Broken(Settings(buffers=2, buffer_bytes=SIZE)), readers=2)
+        transfer(
+            [Range(source, 0, len(DATA), Into(len(DATA)))],
+            Broken(TINY),
+            readers=2,
+        )
 
 
 def test_a_file_that_is_cut_meanwhile_is_reported(source: FileSource) -> None:
     class Cutting(Into):
-        def land(self, memory: Any, place: int) -> None:
+        def write(self, memory: Any, place: int) -> None:
             os.truncate(source.name, 3 * SIZE)
 
     with pytest.raises(TruncatedError) as caught:
-        carry([Range(source, 0, len(DATA), Cutting(len(DATA)), "w")], ring(1), readers=1)
+        transfer([Range(source, 0, len(DATA), Cutting(len(DATA)), "w")], ring(1), readers=1)
     assert (caught.value.path, caught.value.tensor) == (source.name, "w")
 
 
@@ -363,13 +368,13 @@ def test_what_the_kernel_refuses_is_read_the_usual_way(
         return [(key, -refusal if row % 2 == 0 else count) for row, (key, count) in enumerate(done)]
 
     monkeypatch.setattr(KernelReads, "finished", refusing)
-    landing = Into(len(DATA))
-    carry([Range(source, 0, len(DATA), landing)], ring(), readers=4)
-    assert landing.memory == DATA
+    sink = Into(len(DATA))
+    transfer([Range(source, 0, len(DATA), sink)], ring(), readers=4)
+    assert sink.memory == DATA
     assert refused or readers.kernel_reads(1, 1) is None
 
 
-class Soiled(HostCarrier):
+class Soiled(HostStaging):
     """A ring in which what nobody reads is not what is in the file."""
 
     def buffer(self, index: int) -> memoryview:
@@ -391,7 +396,7 @@ class OnePiece:
         self.filled = 0
         self._wrong = -1
         self._lost: int | None = None
-        ask, fill = KernelReads.ask, Piece.fill
+        ask, fill = KernelReads.ask, Chunk.fill
 
         def wrong(reads: KernelReads, asked: tuple[int, int, int], address: int, key: int) -> None:
             fd, offset, length = asked
@@ -400,24 +405,24 @@ class OnePiece:
             self.reads += 1
             ask(reads, asked, address, key)
 
-        def counting(piece: Piece, *arguments: Any) -> None:
+        def counting(piece: Chunk, *arguments: Any) -> None:
             self.filled += 1
             fill(piece, *arguments)
 
         monkeypatch.setattr(KernelReads, "ask", wrong)
-        monkeypatch.setattr(Piece, "fill", counting)
+        monkeypatch.setattr(Chunk, "fill", counting)
 
-    def carry(self, at: int, length: int, *, wrong: int, lost: int | None) -> bool:
+    def transfer(self, at: int, length: int, *, wrong: int, lost: int | None) -> bool:
         """Carry a range with one read that is wrong, and whether it was read the usual way; None lost is a refusal."""
         self._wrong, self._lost = wrong, lost
         self.reads = self.filled = 0
-        landing = Into(length)
+        sink = Into(length)
         source = FileSource(self.path)
         try:
-            carry([Range(source, at, length, landing, "w", length)], Soiled(Settings(buffer_bytes=SIZE)), readers=4)
+            transfer([Range(source, at, length, sink, "w", length)], Soiled(TINY), readers=4)
         finally:
             source.close()
-        assert landing.memory == DATA[at : at + length] and landing.lengths == [length]
+        assert sink.memory == DATA[at : at + length] and sink.lengths == [length]
         assert self.reads == -(-(at + length) // READ) - at // READ > 1
         assert self.filled <= 1
         return self.filled == 1
@@ -441,13 +446,13 @@ def test_one_read_of_several_that_is_short_or_refused_has_its_piece_read_the_usu
 ) -> None:
     if is_direct:
         by_whole_pages(monkeypatch)
-    assert not one_piece.carry(at, length, wrong=-1, lost=0)
+    assert not one_piece.transfer(at, length, wrong=-1, lost=0)
     beyond = -(at + length) % PAGE if is_direct else 0  # what the last read has beyond the range
     for position in range(last := one_piece.reads):
         surplus = beyond if position == last - 1 else 0
         for lost in (None, surplus + 1, READ):
-            assert one_piece.carry(at, length, wrong=position, lost=lost), (position, lost)
-        assert not one_piece.carry(at, length, wrong=position, lost=surplus)
+            assert one_piece.transfer(at, length, wrong=position, lost=lost), (position, lost)
+        assert not one_piece.transfer(at, length, wrong=position, lost=surplus)
 
 
 def test_a_last_read_that_gets_more_than_is_needed_does_not_make_up_for_another_one(
@@ -457,25 +462,25 @@ def test_a_last_read_that_gets_more_than_is_needed_does_not_make_up_for_another_
     length = 4 * READ + 100
     for position in range(4):
         for lost in (1, 1000, PAGE - 100):
-            assert one_piece.carry(0, length, wrong=position, lost=lost)
+            assert one_piece.transfer(0, length, wrong=position, lost=lost)
 
 
 def test_a_file_that_is_not_cached_is_read_past_the_cache(source: FileSource, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("burnstore.io.source.is_cached", lambda *_: False)
     spans = [(3, 5 * SIZE + 1), (7 * SIZE + 9, 4 * SIZE), (len(DATA) - 5, 5)]
-    landings = [Into(length) for _, length in spans]
-    carry([Range(source, *span, each) for span, each in zip(spans, landings, strict=True)], ring(), readers=4)
-    for (at, length), landing in zip(spans, landings, strict=True):
-        assert landing.memory == DATA[at : at + length]
+    sinks = [Into(length) for _, length in spans]
+    transfer([Range(source, *span, each) for span, each in zip(spans, sinks, strict=True)], ring(), readers=4)
+    for (at, length), sink in zip(spans, sinks, strict=True):
+        assert sink.memory == DATA[at : at + length]
 
 
 def test_a_file_that_is_closed_meanwhile_is_reported(source: FileSource) -> None:
     class Closing(Into):
-        def land(self, memory: Any, place: int) -> None:
+        def write(self, memory: Any, place: int) -> None:
             source.close()
 
     with pytest.raises(ClosedError):
-        carry([Range(source, 0, len(DATA), Closing(len(DATA)))], ring(), readers=2)
+        transfer([Range(source, 0, len(DATA), Closing(len(DATA)))], ring(), readers=2)
 
 
 def test_a_kernel_that_takes_no_more_reads_is_reported(source: FileSource, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -486,7 +491,7 @@ def test_a_kernel_that_takes_no_more_reads_is_reported(source: FileSource, monke
         pytest.skip("this file is not read by the kernel")
     monkeypatch.setattr(KernelReads, "finished", failing)
     with pytest.raises(ReadError, match="takes no more reads: no memory"):
-        carry([Range(source, 0, len(DATA), Into(len(DATA)))], ring(), readers=2)
+        transfer([Range(source, 0, len(DATA), Into(len(DATA)))], ring(), readers=2)
 
 
 def test_the_kernel_reads_files_where_it_can_and_threads_all_else(source: FileSource) -> None:
@@ -501,11 +506,11 @@ def test_the_kernel_reads_files_where_it_can_and_threads_all_else(source: FileSo
 
 def test_a_file_that_is_changed_meanwhile_is_reported(source: FileSource) -> None:
     class Changing(Into):
-        def land(self, memory: Any, place: int) -> None:
+        def write(self, memory: Any, place: int) -> None:
             os.utime(source.name, ns=(1, 1))
 
     with pytest.raises(ChangedError):
-        carry([Range(source, 0, len(DATA), Changing(len(DATA)))], ring(), readers=2)
+        transfer([Range(source, 0, len(DATA), Changing(len(DATA)))], ring(), readers=2)
 
 
 def test_one_reader_is_enough_where_the_system_gives_no_more(
@@ -521,11 +526,11 @@ def test_one_reader_is_enough_where_the_system_gives_no_more(
 
     without_the_kernel(monkeypatch)
     monkeypatch.setattr(threading.Thread, "start", few)
-    landing = Into(len(DATA))
-    carry([Range(source, 0, len(DATA), landing)], ring(), readers=4)
-    assert landing.memory == DATA
+    sink = Into(len(DATA))
+    transfer([Range(source, 0, len(DATA), sink)], ring(), readers=4)
+    assert sink.memory == DATA
     with pytest.raises(RuntimeError, match="new thread"):
-        carry([Range(source, 0, len(DATA), landing)], ring(), readers=4)
+        transfer([Range(source, 0, len(DATA), sink)], ring(), readers=4)
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, TimeoutError])
@@ -544,7 +549,7 @@ def test_an_interrupt_while_readers_are_awaited_waits_for_them_all_the_same(
     slow = threading.Event()
 
     class Slow(Into):
-        def land(self, memory: Any, place: int) -> None:
+        def write(self, memory: Any, place: int) -> None:
             raise RuntimeError("stop")
 
     real: Any = source.read_pages
@@ -557,11 +562,11 @@ def test_an_interrupt_while_readers_are_awaited_waits_for_them_all_the_same(
     monkeypatch.setattr(source, "read_pages", read)
     monkeypatch.setattr(threading.Thread, "join", interrupt)
     with pytest.raises(kind):
-        carry([Range(source, 0, len(DATA), Slow(len(DATA)))], ring(), readers=4)
+        transfer([Range(source, 0, len(DATA), Slow(len(DATA)))], ring(), readers=4)
 
 
 def test_a_landing_is_all_that_land_needs() -> None:
     memory = Into(4)
-    landing: Landing = memory
-    carry([Range(BytesSource(b"abcd"), 0, 4, landing)], HostCarrier(), readers=1)
+    sink: Sink = memory
+    transfer([Range(BytesSource(b"abcd"), 0, 4, sink)], HostStaging(), readers=1)
     assert memory.memory == b"abcd"
