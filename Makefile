@@ -1,4 +1,4 @@
-# Every target makes .venv by itself; nothing but Python (3.10 or newer) and make is needed.
+# Every target makes its own environment; nothing but Python (3.10 or newer) and make is needed.
 PYTHON ?= python3
 SEED ?= 1
 MINUTES ?= 10
@@ -8,18 +8,34 @@ BURN_VERSIONS ?= 0.19 0.20 0.21 0.22 0.23-pre
 
 BIN := .venv/bin
 INSTALLED := .venv/installed
+DEMO := .venv-demo
+PIP := -m pip install --disable-pip-version-check
 
-.PHONY: demo test docs lint types contracts wheel bench fuzz fuzz-safetensors fuzz-pytorch kill interop interop-all matrix bench-burn fuzz-interop clean
+.PHONY: demo test test-rest test-all docs architecture lint types contracts wheel bench fuzz fuzz-safetensors fuzz-pytorch kill interop \
+  interop-all matrix bench-burn fuzz-interop clean
 
-demo: $(INSTALLED)
-	$(BIN)/python docs/demo.py
+# The main job, in an environment of its own with the package and its dependencies: no torch, nothing for tests.
+demo: $(DEMO)/installed
+	@$(DEMO)/bin/python docs/demo/demo.py
 
+# The suite that everybody runs. What it leaves out is counted at its end; test-rest runs exactly that, test-all both.
 test: $(INSTALLED)
+	$(BIN)/python -m pytest -n auto --tier quick
+
+test-rest: $(INSTALLED)
+	$(BIN)/python -m pytest -n auto --tier rest
+
+test-all: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto
 
-# The documentation as a site in build/docs; a link that leads nowhere is an error.
+# The documentation as a site in build/docs; a broken link is an error.
 docs: $(INSTALLED)
-	$(BIN)/python docs/site.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+	@echo "built build/docs/index.html"
+
+# The picture in docs/architecture.md, drawn from the imports.
+architecture: $(INSTALLED)
+	$(BIN)/python docs/tools/architecture.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -67,10 +83,17 @@ bench-burn: $(INSTALLED)
 fuzz-interop: $(INSTALLED)
 	cd tests && ../$(BIN)/python -m interop.fuzz --seed $(SEED)
 
-$(INSTALLED): pyproject.toml requirements/test.txt
+$(INSTALLED): pyproject.toml requirements/test.txt requirements/docs.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . -r requirements/test.txt
+	$(BIN)/python $(PIP) --quiet --editable . -r requirements/test.txt -r requirements/docs.txt
 	touch $(INSTALLED)
 
+$(DEMO)/installed: pyproject.toml
+	@echo "making $(DEMO): an environment with burnstore and its dependencies, about 100 MB, without PyTorch"
+	@$(PYTHON) -m venv $(DEMO)
+	@echo "installing burnstore from this folder (pip shows what it downloads)"
+	@$(DEMO)/bin/python $(PIP) --progress-bar off --no-compile --editable .
+	@touch $(DEMO)/installed
+
 clean:
-	rm -rf .venv dist build benchmarks/results
+	rm -rf .venv $(DEMO) dist build benchmarks/results

@@ -156,6 +156,7 @@ while True:
 """
 
 
+@pytest.mark.slow("soak")
 def test_a_reader_sees_one_generation_entirely_while_writers_replace_the_file(tmp_path: Path) -> None:
     path = tmp_path / "model.bpk"
     save(path, {f"t{n}": np.zeros(3000, np.int64) for n in range(4)}, metadata={"generation": "0"})
@@ -276,6 +277,7 @@ def test_workers_of_every_start_method_read_snapshots_and_checkpoints(tmp_path: 
 # --- nothing grows (C6) -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow("soak")
 def test_memory_does_not_grow_over_many_opens_reads_saves_and_failures(tmp_path: Path) -> None:
     path = tmp_path / "model.bpk"
     scheme = DType.qfloat(QuantScheme("Q8S", QuantStore("Native")))

@@ -154,6 +154,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow("a cluster")
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 def test_a_dask_cluster_makes_files_and_shards_that_are_complete_or_absent(source: Path, tmp_path: Path) -> None:
     """In a process of its own: a local cluster keeps sockets and threads, and warns of much."""

@@ -82,6 +82,7 @@ for name in ABSENT:
 """)
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("zero_copy", [False, True])
 def test_safetensors_are_read_as_torch_tensors_whatever_their_dtype(run: Any, zero_copy: bool) -> None:
     assert run(f"""
@@ -93,6 +94,7 @@ with bs.open(path, zero_copy={zero_copy}) as f:
 """)
 
 
+@pytest.mark.slow("starts PyTorch")
 def test_they_are_saved_and_sharded_and_read_by_the_package(run: Any) -> None:
     assert run("""
 bs.save(tensors, folder + "/saved.safetensors")
@@ -108,6 +110,7 @@ with bs.open(folder + "/saved.pt") as f:
 """)
 
 
+@pytest.mark.matrix(every=6)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float32"])
 @pytest.mark.parametrize("width", [4, 512])  # below and above what is read straight into the model
 def test_a_torch_model_is_saved_and_loaded(run: Any, dtype: str, width: int) -> None:
@@ -134,6 +137,7 @@ same_all(held, first.state_dict())
 """)
 
 
+@pytest.mark.slow("starts PyTorch")
 def test_bf16_goes_into_burns_layout_and_back(run: Any) -> None:
     assert run("""
 def model():
@@ -158,6 +162,7 @@ with bs.open(folder + "/converted.bpk") as f:
 """)
 
 
+@pytest.mark.slow("starts PyTorch")
 def test_a_rank_loads_its_part_of_bf16_out_of_either_layout(run: Any) -> None:
     assert run("""
 whole = torch.nn.ModuleDict({"up": torch.nn.Linear(8, 16), "down": torch.nn.Linear(16, 8)}).bfloat16()
@@ -171,6 +176,7 @@ for name in ("/model.safetensors", "/model.bpk"):
 """)
 
 
+@pytest.mark.slow("starts PyTorch")
 def test_a_constant_that_is_another_number_is_still_found(run: Any) -> None:
     assert run("""
 class Net(torch.nn.Module):

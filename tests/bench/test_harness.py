@@ -30,6 +30,8 @@ from benchmarks.harness import (
     judge,
 )
 
+pytestmark = pytest.mark.slow("benchmarks")
+
 
 def contestant(name: str, run: Runnable = toy.value, **params: object) -> Contestant:
     return Contestant(name, run, params=params)

@@ -160,6 +160,7 @@ def test_the_target_exists(here: Path) -> None:
     assert err.endswith("; hint: --overwrite\n")
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(
     ("name", "complaint", "advice"),
     [
@@ -174,6 +175,7 @@ def test_targets_that_cannot_be_written(here: Path, name: str, complaint: str, a
     assert advice in refused(complaint, "model.safetensors", name, "--keep-layout")
 
 
+@pytest.mark.matrix(every=3)
 @pytest.mark.parametrize(
     ("like", "complaint"),
     [
@@ -211,6 +213,7 @@ def test_two_sources_have_the_same_names(here: Path) -> None:
     assert "model.safetensors and in other.safetensors" in err and "merge" in err
 
 
+@pytest.mark.matrix(every=3)
 @pytest.mark.parametrize(
     ("source", "complaint"),
     [

@@ -69,6 +69,7 @@ def on_screen(written: str) -> list[str]:
     return [COMMANDS.sub("", frame).strip("\n\r ") for frame in written.split("\r")]
 
 
+@pytest.mark.slow("a large file")
 def test_a_terminal_shows_a_bar_with_bytes_speed_and_what_is_left(large: Path) -> None:
     written, code = in_terminal(100, "inspect", "--stats", large, stream="stderr", interrupt_at="GB/s, ")
     assert code == 130
@@ -76,6 +77,7 @@ def test_a_terminal_shows_a_bar_with_bytes_speed_and_what_is_left(large: Path) -
     assert re.fullmatch(r"large\.safetensors ━+ [\d.]+( MiB)? of 6\.0 GiB, \d+\.\d\d GB/s, .+ left", frame)
 
 
+@pytest.mark.slow("a large file")
 def test_the_bar_is_gone_in_the_end_and_the_cursor_is_back(large: Path) -> None:
     written, _ = in_terminal(100, "inspect", "--stats", large, stream="stderr", interrupt_at="GB/s, ")
     after = written.rpartition(HIDE)[2]
@@ -119,6 +121,7 @@ def prepared(verb: str, folder: Path) -> list[object]:
     return [folder / "source.safetensors", *(["--keep-layout"] if verb == "convert" else [])]
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("verb", ["migrate", "convert"])
 def test_ctrl_c_while_a_file_is_written_leaves_the_old_one(verb: str, tmp_path: Path) -> None:
     source, *options = prepared(verb, tmp_path)

@@ -183,6 +183,7 @@ BOMBS: dict[str, tuple[Callable[[], bytes], type[bs.FormatError], str, str | Non
 }
 
 
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_refused_in_little_time_and_memory(tmp_path: Path, name: str) -> None:
     content, kind, rule, tensor = BOMBS[name]
@@ -226,6 +227,7 @@ LONG_TEXTS: dict[str, tuple[Callable[[], bytes], type[bs.FormatError] | None, st
 }
 
 
+@pytest.mark.matrix(every=3)
 @pytest.mark.parametrize("name", LONG_TEXTS)
 def test_a_text_as_long_as_a_header_can_be_costs_a_few_copies(name: str) -> None:
     content, kind, rule, copies = LONG_TEXTS[name]

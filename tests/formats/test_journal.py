@@ -157,6 +157,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow("kills")
 @pytest.mark.skipif(sys.platform == "win32", reason="kills")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_kills_at_random_moments_leave_nothing_or_a_set_and_the_next_goes_on(

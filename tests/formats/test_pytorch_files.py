@@ -342,6 +342,7 @@ def test_torchscript_archives_give_their_parameters_and_buffers(protocol: int) -
         assert all(f[name].to_bytes() == bits(tensor) for name, tensor in model.state_dict().items())
 
 
+@pytest.mark.slow("starts PyTorch")
 def test_exported_programs_give_their_weights() -> None:
     """PT-26."""
     model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3)).eval()

@@ -98,6 +98,7 @@ def test_the_quick_way_gives_what_the_machine_gives(case: str) -> None:
     assert taken > 0 or case in NOT_IN_THE_FORM
 
 
+@pytest.mark.matrix(every=5)
 @pytest.mark.parametrize("case", ["many", "tied", "ranks", "mixed", "classes"])
 def test_mutants_give_the_same_by_both_ways(case: str) -> None:
     rng = Random(case)

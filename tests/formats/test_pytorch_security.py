@@ -81,6 +81,7 @@ def watched(run_python: Any, every: int) -> dict[str, Any]:
     return json.loads(run_python(CHILD, tests, every).splitlines()[-1])
 
 
+@pytest.mark.slow("starts PyTorch")
 def test_no_payload_in_any_container_causes_a_single_event(run_python: Any) -> None:
     """H15: PT-18."""
     found = watched(run_python, 1)

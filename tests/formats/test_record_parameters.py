@@ -56,6 +56,7 @@ def test_both_ways_of_reading_give_the_same(monkeypatch: pytest.MonkeyPatch) -> 
         assert isinstance(at_sight[0], list)
 
 
+@pytest.mark.slow("fuzzing")
 def test_both_ways_agree_on_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = Random(5)
     hot = [b"\xa5shape", b"\xa5dtype", b"\xa5bytes", b"\xa5param", b"\xa2id"]

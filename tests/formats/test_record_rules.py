@@ -501,6 +501,7 @@ def test_a_tensor_of_4_gib_is_not_written() -> None:
 SMALL = [path for path in FILES if path.stat().st_size < 4000 and path.parent.name != "0.16.1"][::3]
 
 
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize(
     "path",
     [path for path in SMALL if "pretty" not in path.name][::3],
@@ -514,6 +515,7 @@ def test_a_record_cut_at_any_byte_is_refused(path: Path) -> None:
             bs.open(data[:length], format="record", like=like, undecided="F16")
 
 
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("path", SMALL, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_damage_raises_only_errors_of_burnstore(path: Path) -> None:
     data = path.read_bytes()
@@ -573,6 +575,7 @@ def test_a_bomb_of_values_is_refused_in_little_memory(item: bytes) -> None:
     assert seconds < 2
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("item", [b"[]", b"null"])
 def test_a_bomb_of_json_values_is_refused_in_little_memory(item: bytes) -> None:
     text = spelled({}).replace(b'"item": {}', b'"item": [' + b",".join([item] * 1_100_000) + b"]")

@@ -25,6 +25,7 @@ CORPORA: dict[str, Callable[[], object]] = {
 }
 
 
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("name", CORPORA)
 def test_whatever_is_in_a_file_verify_tells_and_does_not_raise(name: str, tmp_path: Path) -> None:
     corpus = CORPORA[name]()

@@ -27,6 +27,7 @@ def test_seeds_are_opened_and_are_what_torch_reads(corpus: Corpus, oracle: Oracl
     assert verdicts.count("opened") > len(verdicts) // 2
 
 
+@pytest.mark.matrix(every=6)
 @pytest.mark.parametrize("part", range(6))
 def test_mutants_break_no_promise(part: int, corpus: Corpus, oracle: Oracle) -> None:
     opened = 0

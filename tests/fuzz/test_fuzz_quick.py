@@ -70,6 +70,7 @@ def at_most(seconds: float) -> Iterator[None]:
 # ------------------------------------------------------------------------------- mutants
 
 
+@pytest.mark.slow("fuzzing")
 def test_mutants_are_opened_and_right_or_refused_by_rule(oracle: Oracle) -> None:
     outcomes: Counter[str] = Counter()
     for first in range(0, MUTANTS, 1000):
@@ -256,6 +257,7 @@ def whole_prefixes(data: bytes) -> set[int]:
     return {reading.metadata_end}
 
 
+@pytest.mark.matrix(every=8)
 @pytest.mark.parametrize("name", CUT)
 @pytest.mark.usefixtures("remembered")
 def test_every_prefix_is_refused(name: str) -> None:
@@ -283,6 +285,7 @@ def test_every_prefix_is_refused(name: str) -> None:
 # ------------------------------------------------------------------------------- H4: bits
 
 
+@pytest.mark.matrix(every=5)
 @pytest.mark.parametrize("name", FLIPPED)
 def test_a_flipped_bit_of_the_header_is_refused_or_harmless(oracle: Oracle, name: str) -> None:
     data = made()[name]

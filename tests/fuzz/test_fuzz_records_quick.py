@@ -34,6 +34,7 @@ def oracle() -> Iterator[RecordsOracle]:
     made_once.close()
 
 
+@pytest.mark.slow("fuzzing")
 def test_mutants_are_opened_and_right_or_refused_by_rule(oracle: RecordsOracle) -> None:
     outcomes: Counter[str] = Counter()
     for first in range(0, MUTANTS, 1000):
@@ -56,6 +57,7 @@ def test_a_file_that_once_broke_a_promise_does_so_no_more(oracle: RecordsOracle)
             oracle.judge(path.read_bytes(), thorough=True)
 
 
+@pytest.mark.slow("fuzzing")
 def test_every_flipped_bit_of_some_files_is_refused_or_right(oracle: RecordsOracle) -> None:
     for index in range(0, corpus().count_bits(), 397):
         oracle.judge(corpus().flipped(index))

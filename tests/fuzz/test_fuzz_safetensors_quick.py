@@ -38,6 +38,7 @@ def oracle() -> Iterator[SafetensorsOracle]:
     made_once.close()
 
 
+@pytest.mark.slow("fuzzing")
 def test_mutants_are_opened_and_right_or_refused_by_rule(oracle: SafetensorsOracle) -> None:
     outcomes: Counter[str] = Counter()
     for first in range(0, MUTANTS, 1000):
@@ -73,6 +74,7 @@ def test_every_prefix_is_refused() -> None:
                 bs.open(data[:length], format="safetensors")
 
 
+@pytest.mark.slow("fuzzing")
 def test_a_flipped_bit_of_the_header_is_refused_or_harmless(oracle: SafetensorsOracle) -> None:
     total = min(corpus().count_bits(), 12_000)
     with at_most(120):

@@ -93,6 +93,7 @@ def content(path: Path) -> bytes | None:
     return path.read_bytes() if os.path.exists(path) else None
 
 
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("longest", [0, 600], ids=["whole", "short"])
 @pytest.mark.parametrize("sticky", [False, True], ids=["once", "sticky"])
 @pytest.mark.parametrize("scenario", SCENARIOS)

@@ -520,6 +520,7 @@ def test_sixty_kills_at_random_instants_leave_old_or_new():
     assert "damaged=0" in last
 
 
+@pytest.mark.slow("kills")
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 def test_a_kill_at_each_publishing_system_call_leaves_old_or_new():
     last = run_kill("--syscalls", "--only", "renameat,linkat", "--destinations", "new,overwrite")

@@ -203,6 +203,7 @@ def test_a_file_that_is_cut_while_it_is_mapped_kills_nobody(
 # --- as a source ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize(("row", "run"), [(512, 100), (16 << 10, 2048), (130 << 10, 5000), (3 << 20, 2 << 20)])
 @pytest.mark.parametrize("is_cached", [True, False])
 def test_pages_of_runs_are_read_in_the_thread_that_asks(

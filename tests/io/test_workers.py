@@ -190,6 +190,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow("kills")
 @pytest.mark.skipif(sys.platform == "win32", reason="sends itself SIGINT")
 @pytest.mark.parametrize("workers", ["threads", "2"])
 def test_after_ctrl_c_nobody_works_on(tmp_path: Path, workers: str) -> None:

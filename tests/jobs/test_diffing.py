@@ -513,6 +513,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow("a cluster")
 def test_a_cluster_of_dask_compares_and_verifies(large: Path, run_python: Any) -> None:
     paths = large / "a.bpk", large / "b.safetensors"
     found = run_python(DASK, *paths)

@@ -395,6 +395,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow("a cluster")
 @pytest.mark.skipif(
     find_spec("distributed") is None, reason="Dask's cluster, the package distributed, is not installed"
 )

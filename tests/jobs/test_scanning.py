@@ -41,6 +41,7 @@ def scanned(folder: Path, data: bytes, name: str = "x.pt") -> bs.ScanResult:
 # --- everything that runs is found ------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix(every=3)
 @pytest.mark.parametrize("container", ["zip", "zip, deflated", "legacy", "tar", "bare", "zip in zip"])
 def test_every_payload_is_found_in_every_container(container: str, tmp_path: Path) -> None:
     missed = []

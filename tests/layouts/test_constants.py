@@ -53,6 +53,7 @@ FILLED: dict[str, tuple[Build, Callable[[], Any], str]] = {
 }
 
 
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize(("build", "declare", "tensor"), rows(FILLED))
 def test_a_constant_that_no_longer_holds_is_refused(
     build: Build, declare: Callable[[], Any], tensor: str, tmp_path: Path

@@ -16,6 +16,7 @@ from .plain_cases import PLAIN_CASES
 from .structural_cases import STRUCTURAL_CASES
 
 CASES = [*PLAIN_CASES, *STRUCTURAL_CASES]
+pytestmark = pytest.mark.matrix(every=8)
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-12}  # both sides compute in f64 on the same f32 weights
 
 each_case = pytest.mark.parametrize("case", CASES, ids=repr)

@@ -157,6 +157,7 @@ def test_a_torch_module_without_counterpart_is_not_written(build: Build, kind: s
     assert before is None or bits(model) == before
 
 
+@pytest.mark.matrix(every=6)
 @each_refused
 def test_a_torch_module_without_counterpart_is_not_loaded_into(build: Build, kind: str, tmp_path: Path) -> None:
     model = TorchModel(build())

@@ -451,6 +451,7 @@ def test_an_object_that_stands_for_its_own_array_is_walked() -> None:
 # --- size and depth ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow("large models")
 def test_twenty_thousand_parameters_go_through_a_file_filtered_and_renamed(tmp_path: Path) -> None:
     class Large(nn.Module):
         def __init__(self) -> None:
@@ -486,6 +487,7 @@ def test_twenty_thousand_plain_arrays_of_which_many_are_shared() -> None:
     assert len({id(array) for array in model.values()}) == 100
 
 
+@pytest.mark.slow("large models")
 def test_deep_models_are_saved_up_to_the_longest_name_and_refused_beyond(tmp_path: Path) -> None:
     def nested(depth: int) -> Any:
         model: Any = [np.float32([depth])]

@@ -313,6 +313,7 @@ def test_tensors_of_one_buffer_live_their_own_lives(saved: Path) -> None:
 # --- torch is imported when it is asked for ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow("starts PyTorch")
 def test_torch_is_installed_and_not_imported_unless_it_is_asked_for(saved: Path, run_python: Any) -> None:
     run_python(
         "import sys, numpy as np, burnstore as bs\n"

@@ -56,6 +56,7 @@ def workers(request: pytest.FixtureRequest) -> Iterator[Any]:
 # --- what is written --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix(every=3)
 @pytest.mark.parametrize("format", [BURNPACK, SAFETENSORS], ids=["burnpack", "safetensors"])
 def test_whoever_works_the_bytes_are_those_of_save(
     tensors: list[TensorSnapshot], tmp_path: Path, workers: Any, format: Any
@@ -328,6 +329,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.matrix(every=4)
 @pytest.mark.skipif(sys.platform == "win32", reason="sends itself SIGINT")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("moment", [1, 40, 60, 90])
@@ -369,6 +371,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 """
 
 
+@pytest.mark.matrix(every=4)
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss in kilobytes")
 @pytest.mark.parametrize(
     "options",

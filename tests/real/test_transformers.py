@@ -15,7 +15,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # the library's own, on import and on construction
+pytestmark = [
+    pytest.mark.slow("real models"),
+    pytest.mark.filterwarnings("ignore"),  # the library's own, on import and on construction
+]
 
 
 def _gpt2() -> Any:

@@ -148,6 +148,7 @@ def test_a_key_may_be_dotted_and_a_wrong_one_lists_what_there_is() -> None:
         config_from_file(data, 1)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow("bombs")
 def test_what_is_small_in_a_file_and_huge_when_walked_is_refused() -> None:
     bomb: list[Any] = []
     for _ in range(40):

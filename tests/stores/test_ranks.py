@@ -71,6 +71,7 @@ def saved(model: Any, folder: Path, kind: str) -> Path:
     return folder / f"model.{kind}"
 
 
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("kind", ["bpk", "safetensors", "pt", "shards"])
 @pytest.mark.parametrize("world", [1, 2, 4, 8])
 @pytest.mark.parametrize("in_place", [True, False])

@@ -10,6 +10,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -147,6 +148,7 @@ def _q4(dim: int, *, old_style: bool = False) -> QuantScheme:
     return QuantScheme("Q4S", QuantStore("PackedU32", dim), old_style=old_style)
 
 
+@pytest.mark.slow("a slow reference")
 @settings(max_examples=600, deadline=None)
 @given(cases())
 @example(Case(_q4(1), (0, 3), {}, {(0,): ONE}, b""))

@@ -63,6 +63,7 @@ trees = st.recursive(
 )
 
 
+@pytest.mark.slow("fuzzing")
 @given(trees)
 def test_it_reads_what_the_package_writes(tree: Any) -> None:
     assert decoded(msgpack.packb(tree)) == tree

@@ -315,6 +315,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("data", BOMBS.values(), ids=BOMBS)
 def test_a_bomb_is_refused_or_harmless_at_once(data: bytes) -> None:
     """H17: PT-17."""

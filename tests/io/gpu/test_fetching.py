@@ -117,6 +117,7 @@ def tensors() -> dict[str, torch.Tensor]:
     }
 
 
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("name", tensors())
 def test_pieces_are_the_bytes_of_a_tensor_in_its_own_order(name: str, configured: None) -> None:
     bs.configure_transfers(buffer_bytes=1 << 16)

@@ -64,6 +64,7 @@ def test_names_cannot_inject_and_nothing_runs(tmp_path: Path) -> None:
 CONTRASTS = (Path(__file__).parent / "contrasts.js").read_text("utf-8")
 
 
+@pytest.mark.slow("a browser")
 @pytest.mark.parametrize(("paper", "ink"), [("#ffffff", "#000000"), ("#111111", "#e0e0e0")])
 def test_it_is_readable_on_light_and_dark(open_page: Any, file: Path, tmp_path: Path, paper: str, ink: str) -> None:
     with bs.open(file) as opened:

@@ -19,6 +19,7 @@ import burnstore as bs
 
 from .pages import HOSTILE, arrays, page_of
 
+pytestmark = pytest.mark.slow("a browser")
 MOST_SECONDS = 1.0
 LEAST_CONTRAST = 4.5
 
