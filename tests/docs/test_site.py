@@ -1,104 +1,133 @@
-"""The documentation as a site: it is built, its links lead somewhere, and one that does not would be noticed."""
+"""The documentation as a site, built as `make docs` builds it and looked at in Chromium."""
 
 from __future__ import annotations
 
-import html.parser
-import importlib.util
+import os
+import re
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 
+import burnstore
+
 ROOT = Path(__file__).resolve().parents[2]
-BUILDER = ROOT / "docs" / "site.py"
 
-pytestmark = pytest.mark.skipif(not BUILDER.is_file(), reason="the pages are not part of the wheel")
-
-
-@pytest.fixture(scope="module")
-def site() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("documentation_site", BUILDER)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up by its name.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, spec.name, module)
-        spec.loader.exec_module(module)
-    return module
+pytestmark = [
+    pytest.mark.slow("a browser"),
+    pytest.mark.skipif(not (ROOT / "mkdocs.yml").is_file(), reason="the pages are not part of the wheel"),
+]
 
 
-class Links(html.parser.HTMLParser):
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.targets: list[str] = []
-        self.ids: set[str] = set()
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        for name, value in attrs:
-            if name in ("href", "src") and value:
-                self.targets.append(value)
-            if name == "id" and value:
-                self.ids.add(value)
+def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mkdocs", "build", "--config-file", config, "--site-dir", site]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONWARNINGS": "ignore"}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_the_site_is_built_and_every_link_in_it_leads_somewhere(site: ModuleType, tmp_path: Path) -> None:
-    output = tmp_path / "site"
-    assert site.build(ROOT, output) == []
-    pages = {path: Links(path.read_text("utf-8")) for path in output.rglob("*.html")}
-    assert output / "index.html" in pages and len(pages) > 30
-    for path, links in pages.items():
-        for target in links.targets:
-            if site.OUTSIDE.match(target):
-                continue
-            place, _, anchor = target.partition("#")
-            led = (path.parent / place).resolve() if place else path
-            if led.is_dir():
-                continue
-            assert led.is_file(), f"{path.relative_to(output)} leads to {target}"
-            assert not anchor or anchor in pages[led].ids, f"{path.relative_to(output)} leads to {target}"
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the built site."""
+    folder: Path = tmp_path_factory.mktemp("site")
+    done = build(ROOT / "mkdocs.yml", folder)
+    assert done.returncode == 0 and "WARNING" not in done.stderr, done.stdout + done.stderr
+    return folder
 
 
-def small(root: Path, readme: str, **pages: str) -> None:
-    (root / "docs" / "howto").mkdir(parents=True)
-    (root / "README.md").write_text(readme, "utf-8")
-    for name, text in pages.items():
-        (root / "docs" / "howto" / f"{name}.md").write_text(text, "utf-8")
+@pytest.fixture
+def look(browser: Any, site: Path) -> Callable[..., Any]:
+    """Open a page of the site in the browser, 1280 px wide."""
+
+    def look(page: str) -> Any:
+        browser.set_window_size(1280, 900)
+        browser.get((site / page).as_uri())
+        return browser
+
+    return look
 
 
-@pytest.mark.parametrize(
-    ("readme", "told"),
-    [
-        ("# R\n[x](docs/howto/a.md) [y](docs/howto/gone.md)", ["README.md: there is no docs/howto/gone.md"]),
-        ("# R\n[x](docs/howto/a.md#nowhere)", ["README.md: docs/howto/a.md has no heading #nowhere"]),
-        ("# R\n[x](docs/howto/a.md#b--c)", []),
-        ("# R\n[x](#s) [x](docs/howto/a.md)", ["README.md: README.md has no heading #s"]),
-        ("# R\n", ["docs/howto/a.md: no page leads to it"]),
-        ("# R\n[x](docs/howto/a.md) ![p](p.svg)", ["README.md: there is no p.svg"]),
-        ("# R\n[x](docs/howto/a.md) [out](https://example.org/gone)", []),
-    ],
-)
-def test_what_is_wrong_with_links_is_told(site: ModuleType, tmp_path: Path, readme: str, told: list[str]) -> None:
-    small(tmp_path, readme, a="# A\n\n## B & `c`\n")
-    assert site.problems_of(site.pages_of(tmp_path), tmp_path) == told
+def test_every_page_of_the_repository_is_in_the_site(site: Path) -> None:
+    written = [path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")]
+    expected = [re.sub(r"README$", "index", path.with_suffix("").as_posix()) + ".html" for path in written]
+    assert len(expected) > 60
+    assert [page for page in expected if not (site / page).is_file()] == []
+    assert all((site / page).is_file() for page in ("index.html", "contributing.html", "changelog.html"))
 
 
-def test_a_page_that_the_menu_does_not_have_is_told(site: ModuleType, tmp_path: Path) -> None:
-    small(tmp_path, "# R\n[x](docs/new.md)")
-    (tmp_path / "docs" / "new.md").write_text("# New\n", "utf-8")
-    assert site.problems_of(site.pages_of(tmp_path), tmp_path) == ["docs/new.md: it is in no section of the menu"]
+def test_every_public_name_is_in_the_reference(site: Path) -> None:
+    text = "".join(path.read_text("utf-8") for path in (site / "api").glob("*.html"))
+    anchors = set(re.findall(r'id="(burnstore\.[\w.]+)"', text))
+    missing = [name for name in burnstore.__all__ if name != "nn" and f"burnstore.{name}" not in anchors]
+    assert missing == []
+    assert {"burnstore.nn.Linear", "burnstore.testing.FormatConformance"} <= anchors
 
 
-def test_text_of_a_page_is_no_markup_of_the_site(site: ModuleType, tmp_path: Path) -> None:
-    small(tmp_path, "# <b>R</b>\n[x](docs/howto/a.md)", a="# A\n\n<script>alert(1)</script>\n")
-    site.build(tmp_path, tmp_path / "out")
-    assert "<script" not in (tmp_path / "out" / "docs" / "howto" / "a.html").read_text("utf-8")
-    assert "&lt;b&gt;R" in (tmp_path / "out" / "index.html").read_text("utf-8")
+def test_a_page_loads_nothing_from_elsewhere(site: Path) -> None:
+    for path in site.rglob("*.html"):
+        loaded = re.findall(
+            r'<(?:script|img|link|iframe)\b[^>]*?(?:src|href)="(https?:[^"]*)"', path.read_text("utf-8")
+        )
+        assert loaded == [], path
 
 
-def test_a_folder_that_holds_something_else_is_left_alone(site: ModuleType, tmp_path: Path) -> None:
-    small(tmp_path, "# R\n")
-    with pytest.raises(SystemExit, match="not empty"):
-        site.build(tmp_path, tmp_path / "docs")
-    assert (tmp_path / "docs" / "howto").is_dir()
+def test_a_link_that_leads_nowhere_fails_the_build(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text("# Title\n\n[gone](gone.md) [here](#nowhere)\n", "utf-8")
+    text = (ROOT / "mkdocs.yml").read_text("utf-8")
+    settings = "".join(re.findall(r"^strict: .*\n|^validation:\n(?:  .*\n)+", text, re.MULTILINE))
+    (tmp_path / "mkdocs.yml").write_text(f"site_name: test\n{settings}", "utf-8")
+    done = build(tmp_path / "mkdocs.yml", tmp_path / "site")
+    assert done.returncode != 0
+    assert "gone.md" in done.stderr and "nowhere" in done.stderr
+
+
+def test_no_code_block_scrolls_sideways_at_1280_pixels(look: Callable[..., Any], site: Path) -> None:
+    script = """
+        const all = [...document.querySelectorAll("pre, pre > code")];
+        return all.filter((each) => each.scrollWidth > each.clientWidth).map((each) => each.textContent.slice(0, 80));
+    """
+    found = {}
+    for path in sorted(site.rglob("*.html")):
+        page = path.relative_to(site).as_posix()
+        wide = look(page).execute_script(script)
+        if wide:
+            found[page] = wide
+    assert found == {}
+
+
+def test_search_finds_a_name_from_the_file_system(look: Callable[..., Any]) -> None:
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    page = look("index.html")
+    page.find_element(By.CSS_SELECTOR, "[data-md-component=search-query]").send_keys("KeyRemapper")
+    found = "[data-md-component=search-result] .md-search-result__link"
+    WebDriverWait(page, 20).until(lambda page: page.find_elements(By.CSS_SELECTOR, found))
+    links = [link.get_attribute("href") for link in page.find_elements(By.CSS_SELECTOR, found)]
+    assert any("rename.html" in link or "KeyRemapper" in link for link in links)
+
+
+def test_there_is_a_dark_mode(look: Callable[..., Any]) -> None:
+    page = look("tutorial.html")
+    try:
+        media = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+        page.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+        page.refresh()
+        assert page.execute_script("return document.body.getAttribute('data-md-color-scheme')") == "slate"
+    finally:
+        page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_what_is_copied_has_neither_prompts_nor_output(look: Callable[..., Any]) -> None:
+    """The theme copies the visible text of a block while it has this attribute."""
+    copied = look("tutorial.html").execute_script("""
+        const all = [...document.querySelectorAll("pre code")];
+        const code = all.find((each) => each.textContent.includes("weight[1:3]"));
+        code.setAttribute("data-md-copying", "");
+        return code.innerText;
+    """)
+    assert "weight[1:3]" in copied
+    assert ">>>" not in copied and "array(" not in copied and "Traceback" not in copied
