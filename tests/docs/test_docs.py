@@ -68,8 +68,10 @@ def test_the_links_of_a_page_lead_somewhere(page):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+@pytest.mark.slow("make demo runs it, too")
 def test_the_demo_runs_and_finds_everything_equal():
-    done = subprocess.run([sys.executable, ROOT / "docs" / "demo.py"], capture_output=True, text=True, check=False)
+    command = [sys.executable, ROOT / "docs" / "demo" / "demo.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "46 of 46 tensors equal" in done.stdout or re.search(r"(\d+) of \1 tensors equal", done.stdout)
-    assert "identical" in done.stdout
+    assert "29 tensors, all equal" in done.stdout
+    assert "dangerous: imports and calls posix.system" in done.stdout
