@@ -1,7 +1,7 @@
 """Every example in README.md and docs/ is run, and its output compared with what the page shows.
 
 Examples are those of Python (``>>>``), and the commands (``$ burnstore ...``) in blocks that are marked as ``console``;
-they run in the order of the page, in a folder of their own. What a command writes to stderr is shown too, and after it
+they run in the order of the page, in an empty folder. What a command writes to stderr is shown too, and after it
 the exit code, if it is not 0, as ``(exit code 1)``.
 """
 
@@ -11,7 +11,6 @@ import contextlib
 import doctest
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -52,8 +51,6 @@ def in_shell(command: str) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_examples_of_a_page_give_the_output_it_shows(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for folder in ("0.19.1", "0.22.1"):  # pages open real files of Burn by these names
-        shutil.copytree(ROOT / "tests" / "fixtures" / "burn" / folder, tmp_path / "burn" / folder)
     text = FENCE.sub("", CONSOLE.sub(as_python, page.read_text(encoding="utf-8")))
     test = doctest.DocTestParser().get_doctest(text, {"in_shell": in_shell}, page.name, str(page), 0)
     report: list[str] = []

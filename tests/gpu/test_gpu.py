@@ -16,14 +16,14 @@ names = [check.__name__ for check in CHECKS]
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
 
 
-@pytest.mark.matrix(every=8)
+@pytest.mark.matrix(every=12)
 @pytest.mark.parametrize("check", CHECKS, ids=names)
 def test_through_a_ring_in_plain_memory(check: Check, tmp_path: Path) -> None:
     with ring_for("cpu"):
         check("cpu", tmp_path)
 
 
-@pytest.mark.matrix(every=8)
+@pytest.mark.matrix(every=12)
 @pytest.mark.parametrize("check", CHECKS, ids=names)
 def test_through_the_ring_of_a_gpu_that_is_none(check: Check, tmp_path: Path) -> None:
     with ring_for("cpu"), gpu_that_is_none():

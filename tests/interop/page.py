@@ -39,10 +39,11 @@ any later one for 0.20 or later; `Bool` tensors do not cross the step from 0.20 
 it and saving it with that `burn_version`:
 
 ```python
->>> import burnstore as bs
->>> with bs.open("burn/0.19.1/basic.bpk") as old:
-...     bs.save(old, "basic.bpk", burn_version="0.22")
->>> bs.open("basic.bpk").metadata["version"]
+>>> import numpy as np, burnstore as bs
+>>> _ = bs.save({"weight": np.ones(3, np.float32)}, "old.bpk", burn_version="0.19")
+>>> with bs.open("old.bpk") as old:
+...     _ = bs.save(old, "new.bpk", burn_version="0.22")
+>>> bs.open("new.bpk").metadata["version"]
 '0.22.1'
 
 ```
