@@ -11,12 +11,18 @@ import inspect
 import pkgutil
 import posixpath
 import re
+import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import griffe
 from mkdocs.structure.files import File, Files
 
 import burnstore
+
+sys.path.insert(0, str(Path(__file__).parent))
+from docstrings import rewritten  # a neighbour of this file, which MkDocs loads by its path
 
 ROOT = Path(__file__).resolve().parents[2]
 # Files of the repository that are pages or targets of links, and their place in the site.
@@ -70,7 +76,16 @@ def public_names() -> dict[str, list[str]]:
                 continue
             shown.add(id(value))
             pages[_part_of(value, module_name)].append(f"{module_name}.{name}")
-    return {part: names for part, names in pages.items() if names}
+    return {part: sorted(names, key=_functions_first) for part, names in pages.items() if names}
+
+
+def _functions_first(name: str) -> tuple[bool, str]:
+    return inspect.isclass(_object(name)), name.lower()
+
+
+def _object(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def _is_defined_in(value: object, module: str) -> bool:
@@ -97,12 +112,41 @@ def api_pages() -> dict[str, str]:
         address = f"{part or 'burnstore'}.md"
         overview += [f"## [{title}]({address})", "", sentence, ""]
         overview += ["| name | summary |", "|---|---|"]
-        overview += [f"| [`{_short(name)}`][{name}] | {_summary(name)} |" for name in names] + [""]
+        overview += [f"| [`{_short(name)}`]{_target(name, address)} | {_summary(name)} |" for name in names] + [""]
         body = [f"# {title}", "", sentence, ""]
         for name in names:
-            body += [f"::: {name}", ""]
+            body += [f"::: {name}" if _is_in_source(name) else _section(name), ""]
         pages[f"api/{address}"] = "\n".join(body)
     return {"api/index.md": "\n".join(overview), **pages}
+
+
+def _target(name: str, address: str) -> str:
+    """Return the target of a link to a name: mkdocstrings knows its own headings, and MkDocs those of a page."""
+    return f"[{name}]" if _is_in_source(name) else f"({address}#{name})"
+
+
+@cache
+def _source_tree() -> Any:
+    """Return what mkdocstrings finds, which reads the source and runs nothing."""
+    return griffe.load("burnstore", search_paths=[ROOT / "src"])
+
+
+def _is_in_source(name: str) -> bool:
+    try:
+        found = _source_tree()[_short(name)]
+        return bool(found.is_class or found.is_function or not callable(_object(name)))
+    except (KeyError, griffe.AliasResolutionError, griffe.CyclicAliasError):
+        return False
+
+
+def _section(name: str) -> str:
+    """Return the text for a class or function that a call creates, so that no ``class`` or ``def`` is in the source."""
+    value = _object(name)
+    signature = inspect.signature(value).replace(return_annotation=inspect.Signature.empty)
+    short = name.rpartition(".")[2]
+    symbol = '<code class="doc-symbol doc-symbol-heading doc-symbol-class"></code>'
+    heading = f"## {symbol} {name} {{ #{name} data-toc-label='{short}' }}"
+    return f"{heading}\n\n```python\n{short}{signature}\n```\n\n{rewritten(inspect.getdoc(value) or '')}"
 
 
 def _short(name: str) -> str:
@@ -110,8 +154,7 @@ def _short(name: str) -> str:
 
 
 def _summary(name: str) -> str:
-    module, _, attribute = name.rpartition(".")
-    doc = inspect.getdoc(getattr(importlib.import_module(module), attribute)) or ""
+    doc = inspect.getdoc(_object(name)) or ""
     return re.sub(r"\s+", " ", doc.split("\n\n")[0]).replace("|", r"\|")
 
 
