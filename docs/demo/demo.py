@@ -66,7 +66,8 @@ def main() -> None:
         run("diff", "model.pt", "back.safetensors")
 
         step("5. Load part of it into a model, with a report; read three rows of one tensor and nothing else")
-        result = bs.load(Net(), "model.bpk", regex=r"^(embedding|head)\.")
+        chosen = bs.PathFilter().with_regex(r"^(embedding|head)\.")
+        result = bs.load(Net(), "model.bpk", filter=chosen)
         print(f"{len(result.applied)} tensors applied, {len(result.skipped)} left out by the filter")
         with bs.open("model.bpk") as checkpoint:
             rows = checkpoint["embedding.weight"][10:13]
