@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "burnstore"
 PICTURE = ROOT / "docs" / "architecture.svg"
-BASE = ("errors", "limits", "progress", "version")  # one box: nearly everything imports them, and they import nothing
+BASE = ("errors", "limits", "progress")  # one box: nearly everything imports them, and they import nothing
 BASE_NAME = "errors · limits · progress"
 
 WIDTH, ROW, BOX_HEIGHT, BOX_WIDTH, MARGIN = 1000, 112, 66, 290, 20

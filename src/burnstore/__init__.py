@@ -48,7 +48,8 @@ from .tensor.dtype import DType, Kind
 from .tensor.param_id import ParamId
 from .tensor.scalar import Scalar
 from .tensor.snapshot import TensorSnapshot
-from .version import __version__ as __version__
+
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from . import nn

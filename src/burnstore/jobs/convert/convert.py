@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from ... import __version__
 from ...checkpoint import Checkpoint, open_checkpoint
 from ...errors import ChangedError, CorruptError, SaveError, UnsupportedError, located
 from ...formats.base import Format
@@ -35,7 +36,6 @@ from ...progress import Progress, ProgressLike, progress_from
 from ...tensor.dtype import DType
 from ...transforms.adapters import ModuleAdapter
 from ...transforms.guess import Guess
-from ...version import __version__
 from .receipt import (
     RECEIPT_SUFFIX,
     Receipt,

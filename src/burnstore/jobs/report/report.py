@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ... import __version__
 from ...checkpoint import Checkpoint, open_checkpoint
 from ...errors import BurnstoreError, SaveError, located
 from ...formats.base import LAYOUT_KEY
@@ -16,7 +17,6 @@ from ...io.workers import Workers
 from ...limits import Limits
 from ...models.layouts import MODULES_KEY
 from ...progress import Progress, ProgressLike, progress_from
-from ...version import __version__
 from ..diff.diff import diff
 from ..diff.result import Diff
 from ..inspect.inspect import Inspection, inspect
