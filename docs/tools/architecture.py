@@ -39,20 +39,17 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def imports(*, for_types: bool = True) -> dict[str, set[str]]:
-    """Return which modules each module imports, also inside functions; without ``for_types`` what runs."""
-    return {name: set(_imported(name, for_types)) - {name} for name in modules()}
+def imports() -> dict[str, set[str]]:
+    """Return which modules each module imports, also inside functions and for type checkers."""
+    return {name: set(_imported(name)) - {name} for name in modules()}
 
 
-def _imported(name: str, for_types: bool) -> Iterator[str]:
+def _imported(name: str) -> Iterator[str]:
     path = modules()[name]
     package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
     nodes: list[ast.AST] = [ast.parse(path.read_text("utf-8"))]
     while nodes:
         node = nodes.pop()
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) and not for_types:
-            nodes += node.orelse
-            continue
         nodes += ast.iter_child_nodes(node)
         if isinstance(node, ast.Import):
             yield from (_known(alias.name) for alias in node.names if alias.name.startswith("burnstore"))

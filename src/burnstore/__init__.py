@@ -61,8 +61,8 @@ if TYPE_CHECKING:
     from .jobs.diff.difference import Difference
     from .jobs.diff.result import Diff, TensorDiff
     from .jobs.explain.explain import Explanation, LayoutChange, Move, explain
-    from .jobs.inspect.inspect import Inspection, TensorRow, inspect
-    from .jobs.inspect.tree import Totals
+    from .jobs.inspect.inspect import Inspection, inspect
+    from .jobs.inspect.tree import TensorRow, Totals
     from .jobs.merge.combine import MergedTensor
     from .jobs.merge.merge import Merge, MergeSource, merge
     from .jobs.migrate import Migration, migrate
@@ -212,7 +212,7 @@ _LATER = {
     "serialize": "saving",
     "verify": "jobs.verify.verify",
     "Inspection": "jobs.inspect.inspect",
-    "TensorRow": "jobs.inspect.inspect",
+    "TensorRow": "jobs.inspect.tree",
     "TensorStats": "jobs.stats",
     "Totals": "jobs.inspect.tree",
     "inspect": "jobs.inspect.inspect",

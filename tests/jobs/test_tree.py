@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import burnstore as bs
-from burnstore.jobs.inspect.inspect import TensorRow, inspect
-from burnstore.jobs.inspect.tree import DEEPEST, ModuleTree, Totals
+from burnstore.jobs.inspect.inspect import inspect
+from burnstore.jobs.inspect.tree import DEEPEST, ModuleTree, TensorRow, Totals
 
 
 def rows(**shapes: tuple[int, ...]) -> list[TensorRow]:

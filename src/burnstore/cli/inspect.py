@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BurnstoreError
-from ..jobs.inspect.inspect import SORTS, Inspection, TensorRow, files_of, inspect
-from ..jobs.inspect.tree import DEEPEST, ModuleTree, Totals
+from ..jobs.inspect.inspect import SORTS, Inspection, files_of, inspect
+from ..jobs.inspect.tree import DEEPEST, ModuleTree, TensorRow, Totals
 from ..jobs.json_output import json_text
 from . import ERROR, FOUND, OK
 from .arguments import add_options, module_depth

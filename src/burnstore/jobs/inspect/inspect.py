@@ -19,53 +19,14 @@ from ...io.source import FileSource
 from ...io.workers import Workers, checked_workers
 from ...limits import Limits
 from ...progress import Progress, ProgressLike, progress_from
-from ...tensor.data import Shape
-from ...tensor.dtype import DType
 from ...tensor.param_id import ParamId
 from ...tensor.scalar import Scalar
-from ..json_output import Plain, json_text
-from ..stats import TensorStats, all_stats
-from .tree import ModuleTree, Totals
+from ..json_output import Plain
+from ..stats import all_stats
+from .tree import ModuleTree, TensorRow, Totals
 
 Sort = Literal["name", "size", "dtype", "offset"]
 SORTS: tuple[Sort, ...] = get_args(Sort)
-
-
-@dataclass(frozen=True, slots=True)
-class TensorRow:
-    """One tensor of a file: its description, the place of its bytes, and its statistics if wanted.
-
-    ``offset`` is None if the bytes are compressed or in several places. ``shard`` is the file of a set that contains
-    them, None for a single file. ``problem`` is the reason why wanted statistics could not be computed.
-    """
-
-    name: str
-    dtype: DType
-    shape: Shape
-    elements: int
-    nbytes: int
-    offset: int | None
-    param_id: ParamId | None
-    shard: str | None = None
-    stats: TensorStats | None = None
-    problem: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON; the id is a decimal string, because JavaScript rounds 64-bit numbers."""
-        identity = None if self.param_id is None else {"number": f"{int(self.param_id)}", "text": str(self.param_id)}
-        return {
-            "name": self.name,
-            "dtype": self.dtype.name,
-            "quantization": None if self.dtype.scheme is None else str(self.dtype.scheme),
-            "shape": list(self.shape),
-            "elements": self.elements,
-            "nbytes": self.nbytes,
-            "offset": self.offset,
-            "shard": None if self.shard is None else json_text(self.shard),
-            "param_id": identity,
-            "stats": None if self.stats is None else self.stats.to_dict(),
-            "problem": self.problem,
-        }
 
 
 @dataclass(frozen=True, slots=True)
