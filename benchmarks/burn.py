@@ -75,9 +75,9 @@ def save_safetensors(job: Job) -> None:
     import burnstore as bs
 
     model, path = _model(job.params["layers"]), job.fresh("saved.safetensors")
-    bs.SafetensorsStore.from_file(job.fresh("prime.safetensors"), durable=False).save(_small())
+    bs.SafetensorsStore.from_file(job.fresh("prime.safetensors")).durable(False).save(_small())
     with job.timed():
-        bs.SafetensorsStore.from_file(path, durable=False).save(model)
+        bs.SafetensorsStore.from_file(path).durable(False).save(model)
     job.check(lambda: _assert_layout(path))
 
 
@@ -121,7 +121,7 @@ def load_shared(job: Job) -> None:
     import burnstore as bs
 
     image = job.input.read_bytes()
-    _timed_load(job, lambda: bs.BurnpackStore.from_bytes(image, zero_copy=True))
+    _timed_load(job, lambda: bs.BurnpackStore.from_bytes(image).zero_copy(True))
 
 
 def load_static(job: Job) -> None:

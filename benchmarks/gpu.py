@@ -30,7 +30,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file
 
 import burnstore as bs
-from burnstore.io.gpu.buffers import transfer_settings
+from burnstore.io.gpu.buffers import release_pinned_memory, transfer_settings
 from burnstore.tensor import torch as torch_tensor
 
 from .gpu_tools import (
@@ -438,7 +438,7 @@ class Bench:
         return seconds
 
     def _rank_by_burnstore(self, target: Any, wanted: dict[str, Any], rules: bs.Partition) -> float:
-        load = partial(bs.load, target, self.safetensors, shard=rules, rank=_RANK, world=_WORLD)
+        load = partial(bs.load, target, self.safetensors, part=rules.part(rank=_RANK, world=_WORLD))
         return self._into(target, load, wanted)
 
     def _rank_by_safetensors(self, wanted: dict[str, Any], axis: int) -> float:
@@ -513,7 +513,7 @@ class Bench:
         cuda = torch.device(self.device).type == "cuda"
         found: dict[str, int] = {"device": 0, "device before": 0}
         self._clear()
-        bs.release_pinned_memory()
+        release_pinned_memory()
         if cuda:
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()

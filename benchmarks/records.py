@@ -74,7 +74,7 @@ def _model(params: dict[str, Any]) -> data.Arrays:
 
 def make_record(job: Job) -> None:
     """The model as a record in full precision."""
-    import burnstore as bs
+    from burnstore.stores.records import NamedMpkFileRecorder, NamedMpkGzFileRecorder, save_file
 
     nested: dict[str, Any] = {}
     for name, array in _model(job.params).items():
@@ -84,8 +84,8 @@ def make_record(job: Job) -> None:
             place = place.setdefault(parent, {})
         place[last] = array.astype(np.float32)
     name = job.params["file"]
-    recorder = bs.NamedMpkGzFileRecorder() if name.endswith(".gz") else bs.NamedMpkFileRecorder()
-    bs.save_file(nested, job.fresh(name), recorder, durable=False)
+    recorder = NamedMpkGzFileRecorder() if name.endswith(".gz") else NamedMpkFileRecorder()
+    save_file(nested, job.fresh(name), recorder, durable=False)
 
 
 def open_burnstore(job: Job) -> None:

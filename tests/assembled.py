@@ -52,7 +52,7 @@ class Broken(Data):
 
 
 def refuse() -> None:
-    raise bs.CorruptError("cannot be read")
+    raise bs.errors.CorruptError("cannot be read")
 
 
 def die() -> None:

@@ -14,6 +14,7 @@ import pytest
 import burnstore as bs
 from assembled import arrays
 from burnstore import nn
+from burnstore.stores.records import NamedMpkFileRecorder, NamedMpkGzFileRecorder, PrettyJsonFileRecorder, save_file
 from burnstore.transforms.axes import joined, sliced, transposed
 from burnstore.transforms.constant import constant
 from burnstore.transforms.precision import cast
@@ -54,8 +55,8 @@ def every_file(tmp_path: Path) -> list[Path]:
     zip_deflated(tmp_path / "zip.pt", tmp_path / "deflated.pt")
     torch.save(state, tmp_path / "legacy.pt", _use_new_zipfile_serialization=False)
     torch.save({"a": np.arange(6.0)}, tmp_path / "array.pt")
-    for recorder in (bs.NamedMpkFileRecorder, bs.NamedMpkGzFileRecorder, bs.PrettyJsonFileRecorder):
-        bs.save_file(Small(), tmp_path / f"record-{recorder.__name__}", recorder())
+    for recorder in (NamedMpkFileRecorder, NamedMpkGzFileRecorder, PrettyJsonFileRecorder):
+        save_file(Small(), tmp_path / f"record-{recorder.__name__}", recorder())
     return [path for path in sorted(tmp_path.iterdir()) if "-of-" not in path.name]
 
 
@@ -114,9 +115,9 @@ def refused(kind, text, call, *arguments, **options):
         raise AssertionError("nothing was raised")
 
 def whole_files(client):
-    here = bs.convert(source, folder + "/here.bpk", source_layout="burn")
+    here = bs.convert(source, folder + "/here.bpk", layout="burn")
     for name, executor in (("client", client), ("executor", client.get_executor(pure=False))):
-        there = bs.convert(source, f"{folder}/{name}.bpk", source_layout="burn", executor=executor)
+        there = bs.convert(source, f"{folder}/{name}.bpk", layout="burn", executor=executor)
         assert there.verified and there.tensors == here.tensors
         assert open(f"{folder}/{name}.bpk", "rb").read() == open(folder + "/here.bpk", "rb").read()
 
@@ -126,10 +127,11 @@ def sets_of_shards(client):
         os.mkdir(folder + "/set")
         target = folder + "/set/m.safetensors"
         options = {"metadata": None, "max_shard_size": "4MB", "workers": client}
-        refused(bs.CorruptError, "cannot be read", assemble, broken, target, format_named("safetensors"), **options)
+        safetensors = format_named("safetensors")
+        refused(bs.errors.CorruptError, "cannot be read", assemble, broken, target, safetensors, **options)
     assert os.listdir(folder + "/set") == []
     done = bs.convert(source, target, max_shard_size="4MB", executor=client, receipt=True)
-    assert len(done.files) > 4 and bs.check_receipt(done.receipt, executor=client).is_fine
+    assert len(done.files) > 4 and check_receipt(done.receipt, executor=client).is_fine
 
 def nothing_of_the_files_is_open_here(client):
     for fd in os.listdir("/proc/self/fd"):

@@ -121,7 +121,7 @@ def test_an_os_error_of_ours_has_its_number_and_no_foreign_text() -> None:
 
 
 def test_a_key_error_of_ours_is_printed_without_quotes() -> None:
-    assert str(bs.TensorNotFoundError("there is no tensor 'x'")) == "there is no tensor 'x'"
+    assert str(bs.errors.TensorNotFoundError("there is no tensor 'x'")) == "there is no tensor 'x'"
 
 
 @pytest.mark.parametrize(

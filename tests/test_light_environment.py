@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from burnstore import BurnstoreError, MissingDependencyError
+from burnstore import BurnstoreError
+from burnstore.errors import MissingDependencyError
 
 pytest.importorskip("torch")
 pytest.importorskip("safetensors")
@@ -170,7 +171,7 @@ rules = bs.Partition({"^up": "rows", "^down.weight": "columns", "": "replicate"}
 for name in ("/model.safetensors", "/model.bpk"):
     bs.save(whole, folder + name)
     part = torch.nn.ModuleDict({"up": torch.nn.Linear(8, 4), "down": torch.nn.Linear(4, 8)}).bfloat16()
-    bs.load(part, folder + name, shard=rules, rank=2, world=4)
+    bs.load(part, folder + name, part=rules.part(rank=2, world=4))
     assert same(part["up"].weight, whole["up"].weight[8:12]) and same(part["up"].bias, whole["up"].bias[8:12])
     assert same(part["down"].weight, whole["down"].weight[:, 8:12]) and same(part["down"].bias, whole["down"].bias)
 """)
@@ -189,7 +190,7 @@ given.norm.weight.data[2] = 3.0
 bs.save(given, folder + "/model.bpk")
 try:
     bs.load(Net(False), folder + "/model.bpk")
-except bs.ModelError as error:
+except bs.errors.ModelError as error:
     assert "not all 1" in str(error)
 else:
     raise AssertionError
@@ -202,12 +203,12 @@ with bs.open(path) as f:
     for name in ("bf16", "e4m3", "e5m2"):
         for action in (f[name].numpy, lambda: f[name][0], f.numpy, lambda: f[name].to_data().numpy()):
             error = refused(action, "pip install ml_dtypes", "torch()")
-            assert isinstance(error, bs.MissingDependencyError) and isinstance(error, ImportError)
+            assert isinstance(error, bs.errors.MissingDependencyError) and isinstance(error, ImportError)
 single = torch.nn.Linear(4, 6)
 before = single.weight.tolist()
 bs.save(torch.nn.Linear(4, 6).bfloat16(), folder + "/half.safetensors")
 error = refused(lambda: bs.load(single, folder + "/half.safetensors"), "pip install ml_dtypes")
-assert isinstance(error, bs.LoadError) and single.weight.tolist() == before
+assert isinstance(error, bs.errors.LoadError) and single.weight.tolist() == before
 """)
 
 

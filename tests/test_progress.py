@@ -15,6 +15,7 @@ import tqdm.auto
 import burnstore as bs
 from burnstore import nn
 from burnstore.progress import progress_from
+from burnstore.stores.records import NamedMpkFileRecorder, save_file
 
 
 class Bar:
@@ -135,7 +136,7 @@ def model(tmp_path: Path) -> Path:
 
 def jobs() -> dict[str, Callable[[Path, Any], object]]:
     def record(folder: Path) -> Path:
-        bs.save_file(nn.Linear(64, 64), folder / "record", bs.NamedMpkFileRecorder(), durable=False)
+        save_file(nn.Linear(64, 64), folder / "record", NamedMpkFileRecorder(), durable=False)
         return folder / "record.mpk"
 
     zeros = {"x": np.zeros(1 << 16)}

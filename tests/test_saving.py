@@ -254,7 +254,7 @@ def test_any_tensors_texts_and_numbers_come_back_bit_for_bit(
         TensorSnapshot.from_closure(name, dtype, array.shape, lambda array=array: array, param_id=param_id)
         for name, ((dtype, array), param_id) in given.items()
     ]
-    options = {"format": "burnpack", "metadata": texts, "burn_version": version, "scalars": scalars}
+    options = {"format": "burnpack", "metadata": texts, "burn_version": version, "scalars": scalars, "layout": "burn"}
     data = bs.serialize(snapshots, **options)
     with bs.open(data, zero_copy=zero_copy, burn_version=version) as f:
         assert set(f) == set(given)
@@ -295,7 +295,7 @@ digest = hashlib.sha256()
 for version in ("0.20", "0.21", "0.22", "0.23"):
     numbers = {"lr": 0.001, "step": 5, "half": 0.5, "on": True} if version > "0.21" else None
     digest.update(bs.serialize(tensors, format="burnpack", burn_version=version, scalars=numbers,
-                               metadata={str(n): "x" * n for n in range(40)}))
+                               metadata={str(n): "x" * n for n in range(40)}, layout="burn"))
 print(digest.hexdigest())
 """
 EXPECTED_DIGEST = "e1cd686a93c4af3d892d82ffe44a687263514b8067cdc2dc4a08cac0a59a6aa3"

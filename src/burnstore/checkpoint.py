@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import ChangedError, ClosedError, DTypeError, TensorNotFoundError, located, printable
-from .formats.base import Check, Contents, Table, extra_checks
+from .formats.base import UNSTATED_LAYOUT, Check, Contents, Table, extra_checks
 from .formats.registry import HEAD_BYTES, format_for_bytes, format_named
 from .formats.sharded.locate import INDEX_SUFFIX, locate
 from .io.gather import gather
@@ -68,8 +68,9 @@ class Checkpoint(Mapping[str, TensorSnapshot]):
 
     @property
     def layout(self) -> str | None:
-        """The framework whose conventions the tensors follow (``"burn"``), None if the file does not tell."""
-        return self._contents.layout
+        """The framework whose conventions the tensors follow (``"burn"``); None if the file does not state it."""
+        stated = self._contents.layout
+        return None if stated == UNSTATED_LAYOUT else stated
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -192,6 +193,10 @@ class Checkpoint(Mapping[str, TensorSnapshot]):
             raise TypeError(f"names are a list of str; for one tensor take checkpoint[{names!r}].{method}()")
         return self._table if names is None else self._table.picked([self._row(name) for name in names])
 
+    def is_current(self) -> bool:
+        """Return whether the path still names the file that was opened; always true for bytes in memory."""
+        return not self._closed and (not isinstance(self._source, FileSource) or self._source.is_current())
+
     def close(self) -> None:
         """Let go of the file; arrays that were taken stay valid, snapshots that were not read can no longer be."""
         self._closed = True
@@ -199,7 +204,7 @@ class Checkpoint(Mapping[str, TensorSnapshot]):
         self._data.close()
 
     def __getitem__(self, name: str) -> TensorSnapshot:
-        return self._table.snapshot(self._row(name), self._data)
+        return self._table.snapshot(self._row(name), self._data, self.layout)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._table.names)

@@ -1,27 +1,59 @@
-"""Loading: a file into a model, in one call; and models and stores the other way round."""
+"""Load a file into a model."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
+from .checkpoint import Checkpoint, open_checkpoint
+from .limits import Limits
 from .models.result import ApplyResult
+from .pipeline.ends import input_of_file
+from .pipeline.load import load_input
+from .pipeline.options import AdapterLike, FilterLike, Pipeline, RenameLike, RulesLike, pipeline_of
 from .stores.base import Store
-from .stores.pytorch import PytorchStore
+from .tensor.dtype import DType
+from .transforms.partition import Part
+
+FileLike = str | os.PathLike[str] | bytes | bytearray | memoryview
 
 
-def load(model: Any, path: str | os.PathLike[str] | bytes | bytearray | memoryview, **options: Any) -> ApplyResult:
-    """Load a file (or bytes) of any format into a model, and say what became of each tensor.
+def load(
+    model: Any,
+    source: FileLike | Checkpoint | Store,
+    *,
+    filter: FilterLike | None = None,
+    rename: RenameLike | None = None,
+    layout: str | None = None,
+    rules: RulesLike | None = None,
+    adapter: AdapterLike | None = None,
+    cast: DType | str | None = None,
+    part: Part | None = None,
+    top_level_key: str | None = None,
+    allow_partial: bool = False,
+    validate: bool = True,
+    device: Any = None,
+    in_place: bool = True,
+    zero_copy: bool = False,
+    format: str | None = None,
+    limits: Limits | None = None,
+    pipeline: Pipeline | None = None,
+) -> ApplyResult:
+    """Load a file (or bytes, an open checkpoint, a store) into a model, and report what became of each tensor.
 
-    Options are those of the stores: ``allow_partial=True`` tolerates parameters without a tensor, ``validate=False``
-    tensors that do not fit; ``regex=``, ``full_path=``, ``predicate=`` or ``filter=`` choose, ``key_remapping={pattern:
-    replacement}`` or ``remap=`` rename, ``from_adapter=`` changes form, ``zero_copy=True`` shares memory;
-    ``top_level_key=`` names the part of a PyTorch file that is the model.
-    ``in_place=False`` reads all of a torch model's tensors before any is changed.
-    ``device="cuda"`` makes the tensors there that the model has on the meta device; nothing is moved.
-    ``shard=``, ``rank=`` and ``world=`` read only the part of every tensor that a rank has (`Partition`).
+    Stages run in this order: ``rename`` (a mapping of whole names, or patterns ``"old=>new"`` in order), indices,
+    layout, matching, ``filter`` (a pattern, a `PathFilter`, a function of path and containers, or several of which one
+    matches), ``adapter``, ``cast``, ``part`` (of a rank, see `Partition`); see `burnstore.Pipeline` for all options.
 
-    Raises LoadError or MissingTensorsError with the report in ``result``; the model is then as it was.
+    A file that does not state its layout is PyTorch's for a torch model, and for a Burn-layout model whatever names and
+    shapes prove; if they prove nothing the load is refused, and ``layout="torch"`` or ``layout="burn"`` says it.
+    ``rules`` (pattern found in a module's path → kind) name kinds of modules that the model does not state.
+    ``top_level_key`` names the part of a PyTorch file that is the model. ``allow_partial=True`` tolerates parameters
+    without a tensor, ``validate=False`` tensors that do not fit. ``device="cuda"`` materializes tensors there that the
+    model has on the meta device; nothing is moved. ``in_place=False`` reads all tensors of a torch model before any is
+    changed. ``zero_copy=True`` shares memory with the file.
+
+    Raises LoadError or MissingTensorsError with the report in ``result``; the model is then unchanged.
 
     >>> import numpy as np, burnstore as bs
     >>> packed = bs.serialize({"weight": np.ones(2, np.float32)}, format="burnpack")
@@ -29,23 +61,24 @@ def load(model: Any, path: str | os.PathLike[str] | bytes | bytearray | memoryvi
     >>> bs.load(model, packed, allow_partial=True).missing
     ['bias']
     """
-    kind = PytorchStore if "top_level_key" in options else Store  # only PyTorch's files have such keys
-    if isinstance(path, (bytes, bytearray, memoryview)):
-        return kind.from_bytes(path, **options).load(model)
-    return kind.from_file(path, **options).load(model)
-
-
-def load_from(model: Any, store: Store) -> ApplyResult:
-    """Load a model from a store; the same as ``store.load(model)``."""
-    return _checked(store).load(model)
-
-
-def save_into(model: Any, store: Store) -> None:
-    """Save a model into a store; the same as ``store.save(model)``."""
-    _checked(store).save(model)
-
-
-def _checked(store: Store) -> Store:
-    if not isinstance(store, Store):
-        raise TypeError(f"a store is a BurnpackStore or another Store, not {type(store).__name__}")
-    return store
+    chosen = pipeline_of(
+        pipeline,
+        filter=filter,
+        rename=rename,
+        layout=layout,
+        rules=rules,
+        adapter=adapter,
+        cast=cast,
+        part=part,
+        allow_partial=allow_partial,
+        validate=validate,
+    )
+    if isinstance(source, Store):
+        if chosen != Pipeline() or top_level_key is not None or device is not None or zero_copy or not in_place:
+            raise TypeError("set these options on the store, which is a source with options of its own")
+        return source.load(model)
+    if isinstance(source, Checkpoint):
+        return load_input(model, input_of_file(source), chosen, in_place=in_place, device=device)
+    options = {} if top_level_key is None else {"top_level_key": top_level_key}
+    with open_checkpoint(source, format=format, zero_copy=zero_copy, limits=limits, **options) as file:
+        return load_input(model, input_of_file(file), chosen, in_place=in_place, device=device)

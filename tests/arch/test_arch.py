@@ -55,6 +55,13 @@ def test_the_package_has_at_most_8_files_at_its_root_and_11_packages() -> None:
     assert len(files) <= 8, files
 
 
+def test_the_public_surface_is_small() -> None:
+    import burnstore
+
+    assert len(burnstore.__all__) <= 60
+    assert dir(burnstore) == burnstore.__all__
+
+
 def test_no_file_has_more_than_600_lines() -> None:
     long = {shown(path): len(lines_of(path)) for path in python_files("src") if len(lines_of(path)) > 600}
     assert long == {}

@@ -93,7 +93,7 @@ def test_into_another_format_and_into_burns_layout(here: Path, capsys: pytest.Ca
 
 def test_every_option_reaches_the_library(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "rules").write_text("^head$ = Linear\n")
-    options = ["--filter", r"^fc\.", "--rename", r"^fc\.=>head.", "--rules", "rules", "--cast", "f16"]
+    options = ["--filter", r"^head\.", "--rename", r"^fc\.=>head.", "--rules", "rules", "--cast", "f16"]
     options += ["--metadata", "epochs=3", "--metadata", "note=a=b", "--receipt", "--jobs", "2", "--quiet"]
     assert main(["convert", "model.safetensors", "x.bpk", *options]) == 0
     out = capsys.readouterr().out.splitlines()
@@ -110,8 +110,8 @@ def test_every_option_reaches_the_library(here: Path, capsys: pytest.CaptureFixt
     with bs.open("old.bpk") as f:
         assert f.layout == "torch"
     assert main(["convert", "old.bpk", "back.safetensors"]) == 0
-    assert main(["convert", "model.safetensors", "z.bpk", "--source-layout", "burn", "--no-record"]) == 0
-    assert main(["convert", "x.bpk", "w", "--format", "safetensors", "--layout", "torch", "--overwrite"]) == 0
+    assert main(["convert", "model.safetensors", "z.bpk", "--layout", "burn", "--no-record"]) == 0
+    assert main(["convert", "x.bpk", "w", "--format", "safetensors", "--target-layout", "torch", "--overwrite"]) == 0
 
 
 def test_json_is_one_document(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -202,7 +202,7 @@ def test_a_model_that_cannot_be_had(here: Path, like: str, complaint: str) -> No
 
 
 def test_nothing_tells_the_modules(here: Path) -> None:
-    err = refused("nothing tells the kinds of the modules", "model.safetensors", "x.bpk")
+    err = refused("nothing states the kinds of the modules", "model.safetensors", "x.bpk")
     for way in ("--like MODULE:NAME", "--rules FILE", "--guess", "--keep-layout"):
         assert way in err
 
@@ -210,7 +210,7 @@ def test_nothing_tells_the_modules(here: Path) -> None:
 def test_two_sources_have_the_same_names(here: Path) -> None:
     bs.save({"fc.bias": rand(4)}, "other.safetensors", metadata={"format": "pt"})
     err = refused("fc.bias", "model.safetensors", "other.safetensors", "x.safetensors")
-    assert "model.safetensors and in other.safetensors" in err and "merge" in err
+    assert "both model.safetensors and other.safetensors have it" in err and "merge" in err
 
 
 @pytest.mark.matrix(every=3)

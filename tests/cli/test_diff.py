@@ -109,7 +109,9 @@ TORCH = {"fc.weight": np.arange(12, dtype=F32).reshape(4, 3), "fc.bias": np.ones
 @pytest.fixture
 def layouts(folder: Path) -> Path:
     bs.save(TORCH, folder / "t.safetensors", metadata={"format": "pt"})
-    bs.convert(folder / "t.safetensors", folder / "t.bpk", rules={"^fc$": "Linear"}, record_modules=False)
+    bs.convert(
+        folder / "t.safetensors", folder / "t.bpk", pipeline=bs.Pipeline(rules={"^fc$": "Linear"}, record_modules=False)
+    )
     return folder
 
 

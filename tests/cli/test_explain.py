@@ -64,8 +64,8 @@ def test_a_file_alone(folder: Path, capsys: Captured) -> None:
     assert (code, err) == (0, "")
     assert out.splitlines() == [
         "net.pt: pytorch (zip), 2 tensors, 60 B",
-        "  layout torch: files of the format pytorch have it",
-        "  into burn's layout: somebody must tell its modules: --like a model, or --rules; or --guess, as names and "
+        "  layout torch: pytorch files have it",
+        "  into burn's layout: the kinds of its modules: --like a model, or --rules; or --guess, because names and "
         "shapes decide all 1 modules",
         "  into torch's layout: nothing, it is in it",
     ]
@@ -76,7 +76,7 @@ def test_into_a_model_of_another_layout(folder: Path, capsys: Captured) -> None:
     assert (code, err) == (0, "a module may print\n")
     assert out.splitlines() == [
         "net.pt: pytorch (zip), 2 tensors, 60 B",
-        "  layout torch: files of the format pytorch have it",
+        "  layout torch: pytorch files have it",
         "  into explained_models:Burn, in burn's layout",
         "",
         "INTO       FROM       STEPS       DTYPE  SHAPE   BYTES",

@@ -78,21 +78,21 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tensors = {name: np.full((at + 1, 2), at, np.float32) for at, name in enumerate(HOSTILE)}
     metadata = {"key\x1b[2J": "value\nline", "long": "x" * 400, "": "", **{f"n{at:02}": "v" for at in range(40)}}
     scalars = {"lr": 0.5, "nan": math.nan, "big": 2**64 - 1, "bad\x1b": True}
-    bs.save(tensors, file, metadata=metadata, scalars=scalars)
+    bs.save(tensors, file, metadata=metadata, scalars=scalars, layout="burn")
     return file
 
 
 @pytest.fixture(scope="module")
 def unsound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("unsound") / "nan.bpk"
-    bs.save({"bad": np.array([np.nan, np.inf, -np.inf, 1.0], np.float32), "good": np.arange(5)}, file)
+    bs.save({"bad": np.array([np.nan, np.inf, -np.inf, 1.0], np.float32), "good": np.arange(5)}, file, layout="burn")
     return file
 
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("many") / "many.bpk"
-    bs.save({f"layers.{at}.weight": np.zeros(2, np.float32) for at in range(20_000)}, file, durable=False)
+    bs.save({f"layers.{at}.weight": np.zeros(2, np.float32) for at in range(20_000)}, file, durable=False, layout="burn")
     return file
 
 

@@ -39,7 +39,7 @@ def test_an_overlay_is_the_default_and_every_tensor_is_told(folder: Path, capsys
         "head.w     1        -",
         "extra      2        -",
         "",
-        "out.bpk: 3 tensors, 16 B, burn's layout, verified",
+        "out.bpk: 3 tensors, 16 B, unknown layout, verified",
     ]
     assert values("out.bpk") == {"encoder.w": [1, 2], "head.w": [4], "extra": [5]}
 

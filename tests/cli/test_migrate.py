@@ -9,13 +9,14 @@ import pytest
 import burnstore as bs
 from burnstore import nn
 from burnstore.cli import main
+from burnstore.stores.records import BinFileRecorder, NamedMpkFileRecorder, NamedMpkGzFileRecorder, save_file
 
 Captured = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
 def record(tmp_path: Path) -> Path:
-    bs.save_file(nn.Linear(2, 3), tmp_path / "old", bs.NamedMpkGzFileRecorder(), durable=False)
+    save_file(nn.Linear(2, 3), tmp_path / "old", NamedMpkGzFileRecorder(), durable=False)
     return tmp_path / "old.mpk.gz"
 
 
@@ -51,12 +52,12 @@ def test_what_is_no_record_is_an_error_with_the_file_in_it(
 
 
 def test_a_folder_is_migrated_with_a_summary(record: Path, tmp_path: Path, capsys: Captured) -> None:
-    bs.save_file(nn.Linear(4, 4), tmp_path / "deep" / "other", bs.NamedMpkFileRecorder(), durable=False)
+    save_file(nn.Linear(4, 4), tmp_path / "deep" / "other", NamedMpkFileRecorder(), durable=False)
     assert main(["migrate", str(tmp_path), str(tmp_path / "new")]) == 0
     told = capsys.readouterr()
     assert told.out.endswith("2 of 2 records migrated and verified, 116 B\n")
     assert sorted(path.name for path in (tmp_path / "new").rglob("*.bpk")) == ["old.bpk", "other.bpk"]
-    bs.save_file(nn.Linear(4, 4), tmp_path / "binary", bs.BinFileRecorder(), durable=False)
+    save_file(nn.Linear(4, 4), tmp_path / "binary", BinFileRecorder(), durable=False)
     assert main(["migrate", str(tmp_path), str(tmp_path / "more")]) == 2
     told = capsys.readouterr()
     assert "2 of 3 records migrated and verified, 116 B; 1 not, see above" in told.out

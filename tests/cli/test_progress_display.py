@@ -20,6 +20,7 @@ import burnstore as bs
 from burnstore import nn
 from burnstore.cli import progress as module
 from burnstore.cli.progress import ProgressDisplay, shown_progress
+from burnstore.stores.records import NamedMpkFileRecorder, save_file
 
 Captured = pytest.CaptureFixture[str]
 Pretend = Callable[[], None]
@@ -114,7 +115,7 @@ sys.exit(main(sys.argv[1:]))
 def prepared(verb: str, folder: Path) -> list[object]:
     """The arguments of a job that writes model.bpk for a while."""
     if verb == "migrate":
-        bs.save_file(nn.Linear(4096, 1024), folder / "source", bs.NamedMpkFileRecorder(), durable=False)
+        save_file(nn.Linear(4096, 1024), folder / "source", NamedMpkFileRecorder(), durable=False)
         return [folder / "source.mpk"]
     tensors = {f"t{at}": np.zeros(1 << 20, np.float32) for at in range(40)}
     bs.save(tensors, folder / "source.safetensors", durable=False)

@@ -247,7 +247,7 @@ def test_the_dtype_of_the_record_is_kept_unless_an_adapter_casts_it() -> None:
     kept, cast = filled(), filled()
     bs.load(kept, data)
     assert {kept.weight.dtype, kept.bias.dtype} == {DType.F16}
-    bs.load(cast, data, from_adapter=bs.FloatCastAdapter.to(DType.F32))
+    bs.load(cast, data, adapter=bs.FloatCastAdapter.to(DType.F32))
     assert {cast.weight.dtype, cast.bias.dtype} == {DType.F32} and (cast.weight.value == 1).all()
 
 
@@ -295,8 +295,8 @@ def test_flags_are_not_recorded_and_a_load_leaves_the_targets() -> None:
 def test_an_optimizer_record_keeps_its_names_ids_ranks_and_paths(tmp_path: Any) -> None:
     moment = TensorSnapshot.from_numpy("42.moment", np.float32([1, 2]), param_id=42)
     options: dict[str, Any] = {"metadata": {"42": "encoder.weight"}, "scalars": {"42.__rank": 1}}
-    bs.save([moment], tmp_path / "optimizer.bpk", **options)
-    for source in (tmp_path / "optimizer.bpk", bs.serialize([moment], format="burnpack", **options)):
+    bs.save([moment], tmp_path / "optimizer.bpk", layout="burn", **options)
+    for source in (tmp_path / "optimizer.bpk", bs.serialize([moment], format="burnpack", layout="burn", **options)):
         with bs.open(source) as f:
             assert (f["42.moment"].param_id, f["42.moment"].numpy().tolist()) == (42, [1, 2])
             assert (dict(f.metadata), f.scalars["42.__rank"].value) == ({"42": "encoder.weight"}, 1)
@@ -356,4 +356,4 @@ def test_an_older_file_of_a_learning_activation_needs_allow_partial_and_leaves_w
 
 def test_including_only_what_the_file_lacks_fails_as_missing() -> None:
     with pytest.raises(MissingTensorsError, match="bias"):
-        bs.load(Root(), record({"weight": np.zeros((2, 2), np.float32)}), full_path="bias")
+        bs.load(Root(), record({"weight": np.zeros((2, 2), np.float32)}), filter=bs.PathFilter().with_full_path("bias"))

@@ -26,7 +26,7 @@ from burnstore.formats.burnpack.header import ALIGNMENT, HEADER, MAGIC, VERSION,
 
 
 def packed(tensors: Any, metadata: dict[str, str] | None = None, **options: Any) -> bytes:
-    return bs.serialize(tensors, format="burnpack", metadata=metadata or {}, **options)
+    return bs.serialize(tensors, format="burnpack", metadata=metadata or {}, layout="burn", **options)
 
 
 def descriptors(data: bytes) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def test_every_tensor_lies_at_a_multiple_of_256_where_its_descriptor_says(
 ) -> None:
     tensors = {f"t{n}": np.arange(count).astype(dtype) + n for n, count in enumerate(counts)}
     data = packed(tensors)
-    bs.save(tensors, tmp_path / "model.bpk", metadata={})
+    bs.save(tensors, tmp_path / "model.bpk", metadata={}, layout="burn")
     assert (tmp_path / "model.bpk").read_bytes() == data
     end = 10 + int.from_bytes(data[6:10], "little")
     start = aligned(end)
@@ -205,7 +205,7 @@ def test_texts_and_tensors_are_found_by_their_names_and_others_are_an_error() ->
 @pytest.mark.parametrize("zero_copy", [False, True], ids=["read", "mapped"])
 def test_a_large_tensor_of_a_file_is_read_when_it_is_asked_for(zero_copy: bool, tmp_path: Path) -> None:
     array = np.arange(1 << 18, dtype=np.float32)
-    bs.save({"small": np.uint8([1, 2, 3]), "large": array}, tmp_path / "model.bpk", metadata={"a": "b"})
+    bs.save({"small": np.uint8([1, 2, 3]), "large": array}, tmp_path / "model.bpk", metadata={"a": "b"}, layout="burn")
     with bs.open(tmp_path / "model.bpk", zero_copy=zero_copy) as f:
         large = f["large"]
         assert (large.nbytes, large.shape, dict(f.metadata)) == (1 << 20, (1 << 18,), {"a": "b"})
@@ -227,7 +227,7 @@ def test_tensors_that_were_written_in_another_order_keep_their_own_data(tmp_path
 
 def test_one_tensor_comes_back_with_everything_it_had(tmp_path: Path) -> None:
     given = TensorSnapshot.from_numpy("weight", np.float32([[1, 2], [3, 4]]), param_id=7)
-    bs.save([given], tmp_path / "model.bpk", metadata={"a": "b"})
+    bs.save([given], tmp_path / "model.bpk", metadata={"a": "b"}, layout="burn")
     for source in (packed([given]), tmp_path / "model.bpk"):
         with bs.open(source) as f:
             found = f["weight"]

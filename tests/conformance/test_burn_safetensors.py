@@ -23,6 +23,7 @@ from burnstore import (
     nn,
 )
 from burnstore.errors import AlreadyExistsError, LoadError, MissingTensorsError
+from store_options import configured
 
 
 class Nested(nn.Module):
@@ -80,7 +81,7 @@ def same(first: Any, second: Any) -> bool:
 
 
 def packed(model: Any, **options: Any) -> bytes:
-    store = SafetensorsStore.from_bytes(None, **options)
+    store = configured(SafetensorsStore.from_bytes(None), **options)
     store.save(model)
     return store.get_bytes()
 
@@ -122,7 +123,7 @@ def test_names_that_only_look_like_those_of_norms_stay() -> None:
     given, target = filled(Custom()), Custom()
     data = packed(given, to_adapter=BurnToPyTorchAdapter)
     assert sorted(package_load(data)) == ["norm_beta", "norm_gamma"]
-    SafetensorsStore.from_bytes(data, from_adapter=PyTorchToBurnAdapter).load(target)
+    SafetensorsStore.from_bytes(data).with_from_adapter(PyTorchToBurnAdapter).load(target)
     assert same(given, target)
 
 
@@ -155,7 +156,7 @@ def test_half_precision_is_stored_and_comes_back(adapter: HalfPrecisionAdapter, 
     with bs.open(data) as f:
         assert {name for name, t in f.items() if t.dtype is DType.F16} == halved
         assert {t.dtype for name, t in f.items() if name not in halved} == {DType.F32}
-    SafetensorsStore.from_bytes(data, from_adapter=adapter).load(target)
+    SafetensorsStore.from_bytes(data).with_from_adapter(adapter).load(target)
     found = arrays(target)
     assert all(np.allclose(found[name], array, atol=0.01) for name, array in arrays(given).items())
 
@@ -331,7 +332,10 @@ def test_an_encoder_alone_is_saved_and_loaded() -> None:
 
 def test_a_filter_of_a_load_applies_the_encoder_alone() -> None:
     result = (
-        SafetensorsStore.from_bytes(packed(filled(Layers())), regex=r"^encoder\.").allow_partial(True).load(Layers())
+        SafetensorsStore.from_bytes(packed(filled(Layers())))
+        .with_regex(r"^encoder\.")
+        .allow_partial(True)
+        .load(Layers())
     )
     assert len(result.applied) == 6
     assert all(path.startswith("encoder.") for path in result.applied)
@@ -500,8 +504,18 @@ def test_an_imported_model_saved_and_loaded_again_is_the_same(pytorch_file: tupl
     assert same(imported, target)
 
 
-def test_without_the_adapter_something_is_applied_and_the_rest_reported(pytorch_file: tuple[Path, Any]) -> None:
-    result = SafetensorsStore.from_file(pytorch_file[0]).validate(False).allow_partial(True).load(MultiLayer())
+def test_without_the_adapter_the_layout_is_proved_by_names_and_noted(pytorch_file: tuple[Path, Any]) -> None:
+    model = MultiLayer()
+    result = SafetensorsStore.from_file(pytorch_file[0]).load(model)
+    assert result.is_complete and any("taken as PyTorch's" in note for note in result.notes)
+    expected = MultiLayer()
+    SafetensorsStore.from_file(pytorch_file[0]).with_from_adapter(PyTorchToBurnAdapter).load(expected)
+    assert same(model, expected)
+
+
+def test_in_the_wrong_layout_something_is_applied_and_the_rest_reported(pytorch_file: tuple[Path, Any]) -> None:
+    store = SafetensorsStore.from_file(pytorch_file[0]).layout("burn")
+    result = store.validate(False).allow_partial(True).load(MultiLayer())
     assert "conv1.weight" in result.applied
     assert [error.path for error in result.errors] == ["fc1.weight"]
     assert "norm1.gamma" in result.missing
@@ -575,11 +589,11 @@ def test_a_file_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
 
 
 def test_every_option_is_a_keyword_too() -> None:
-    store = SafetensorsStore.from_bytes(None, metadata={"a": "b"}, regex="^weight$", overwrite=True, validate=False)
+    store = configured(
+        SafetensorsStore.from_bytes(None), metadata={"a": "b"}, regex="^weight$", overwrite=True, validate=False
+    )
     store.save(filled(Model()))
     assert set(package_load(store.get_bytes())) == {"weight"}
     assert texts(store.get_bytes())["a"] == "b"
-    with pytest.raises(TypeError, match="no option 'burn_version'"):
-        SafetensorsStore.from_bytes(None, burn_version="0.22")
     with pytest.raises(TypeError):
         store.metadata("a", 1)  # type: ignore[arg-type]

@@ -203,6 +203,6 @@ def test_a_failed_read_of_another_file_keeps_its_class_and_names_the_tensor() ->
     closed = bs.open(bs.serialize({"w": MATRIX}, format="burnpack"))
     snapshot = closed["w"]
     closed.close()
-    with pytest.raises(bs.ClosedError) as caught:
+    with pytest.raises(bs.errors.ClosedError) as caught:
         bs.serialize([snapshot], format="burnpack")
     assert caught.value.tensor == "w"

@@ -14,6 +14,7 @@ from burnstore import BurnpackStore, DType, PathFilter, TensorData, TensorSnapsh
 from burnstore.errors import AlreadyExistsError, MissingTensorsError
 from burnstore.stores import base as stores
 from burnstore.tensor.quantization import QuantBlock, QuantizedTensor, QuantScheme, QuantStore, encode
+from store_options import configured
 
 
 class Nested(nn.Module):
@@ -47,7 +48,7 @@ def values(model: Any) -> dict[str, float]:
 
 
 def packed(model: Any = None, **options: Any) -> bytes:
-    store = BurnpackStore.from_bytes(None, **options)
+    store = configured(BurnpackStore.from_bytes(None), **options)
     store.save(filled() if model is None else model)
     return store.get_bytes()
 
@@ -256,7 +257,7 @@ def test_snapshots_are_written_and_read_back_without_a_model() -> None:
         TensorSnapshot.from_numpy("zebra", np.float32([1, 2]), param_id=1),
         TensorSnapshot.from_closure("alpha", DType.I64, [2], lambda: np.int64([3, 4])),
     ]
-    data = bs.serialize(given, format="burnpack", metadata={"a": "b"})
+    data = bs.serialize(given, format="burnpack", metadata={"a": "b"}, layout="burn")
     found = BurnpackStore.from_bytes(data).get_all_snapshots()
     assert {name: t.numpy().tolist() for name, t in found.items()} == {"alpha": [3, 4], "zebra": [1, 2]}
     assert list(found) == ["alpha", "zebra"] and dict(bs.open(data).metadata) == {"a": "b"}
@@ -330,7 +331,7 @@ def test_half_precision_is_stored_for_its_modules_and_comes_back(adapter: Any, h
 
 def test_half_precision_chained_with_pytorchs_form_and_back() -> None:
     source, target = Mixed(), Mixed()
-    store = BurnpackStore.from_bytes(None, to_adapter=bs.BurnToPyTorchAdapter().chain(bs.HalfPrecisionAdapter()))
+    store = BurnpackStore.from_bytes(None).with_to_adapter(bs.BurnToPyTorchAdapter().chain(bs.HalfPrecisionAdapter()))
     store.save(source)
     weight = store.get_snapshot("linear.weight")
     assert weight is not None and (weight.dtype, weight.shape) == (DType.F16, (2, 4))

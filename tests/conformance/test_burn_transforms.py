@@ -90,9 +90,9 @@ ENTRIES: dict[str, Any] = {
     "store.map_indices_contiguous_except": lambda pattern: bs.BurnpackStore.from_bytes(
         None
     ).map_indices_contiguous_except(pattern),
-    "store(regex=)": lambda pattern: bs.BurnpackStore.from_bytes(None, regex=pattern),
-    "store(key_remapping=)": lambda pattern: bs.BurnpackStore.from_bytes(None, key_remapping={pattern: ""}),
-    "load(regex=)": lambda pattern: bs.load({}, b"not even looked at", regex=pattern),
+    "store(regex=)": lambda pattern: bs.BurnpackStore.from_bytes(None).with_regex(pattern),
+    "store(key_remapping=)": lambda pattern: bs.BurnpackStore.from_bytes(None).with_key_remapping(pattern, ""),
+    "load(regex=)": lambda pattern: bs.load({}, b"not even looked at", filter=pattern),
 }
 INVALID = ["[", "(", ")", "*", "a{2,1}", "(?P<a", "(?P<1>x)", "\\", "(?z)", "(?<n>a)(?<n>b)", "(?P=none)", "[b-a]"]
 

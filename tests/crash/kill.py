@@ -118,7 +118,7 @@ def save_converted(path: str, generation: int, size: int, overwrite: bool) -> No
     """The tensors of `save_tensors`, converted from a file outside of the folder that is looked at."""
     source = Path(path).parent.parent / "source.safetensors"
     save_tensors(str(source), generation, size, True)
-    burnstore.convert(source, path, source_layout="burn", overwrite=overwrite)
+    burnstore.convert(source, path, layout="burn", overwrite=overwrite)
 
 
 SHARD = re.compile(r"model(\.[0-9a-f]{8})?-[0-9]{5}-of-[0-9]{5}\.safetensors")

@@ -181,7 +181,7 @@ def test_a_file_cut_at_the_length_of_the_other_form_is_refused(version: str) -> 
         extent = max(f.offset_of(name) + f[name].nbytes for name in f) - f.data_offset
     for length in (metadata_end + extent, -(-metadata_end // 256) * 256 + extent):
         if length != len(data):
-            with pytest.raises(bs.FormatError):
+            with pytest.raises(bs.errors.FormatError):
                 bs.open(data[:length].ljust(length, b"\0"))
 
 

@@ -43,7 +43,7 @@ from hostile import (
 )
 
 import burnstore as bs
-from burnstore import CorruptError, LimitError, TruncatedError, UnknownFormatError, UnsupportedError
+from burnstore.errors import CorruptError, LimitError, TruncatedError, UnknownFormatError, UnsupportedError
 
 
 def test_the_files_that_are_made_wrong_below_are_right() -> None:
@@ -58,7 +58,7 @@ def test_the_files_that_are_made_wrong_below_are_right() -> None:
 
 M = len(ONE_TENSOR)
 ROOM = len(pack(ONE_TENSOR, FOUR)) - 10
-LENGTHS: list[tuple[int, type[bs.FormatError], str, int, str | None]] = [
+LENGTHS: list[tuple[int, type[bs.errors.FormatError], str, int, str | None]] = [
     (0, TruncatedError, "BP-05", 10, None),
     (1, TruncatedError, "BP-05", 10, None),
     (7, TruncatedError, "BP-05", 12, None),
@@ -133,7 +133,7 @@ def _tree(depth: int, item: bytes, key: bytes = b"") -> bytes:
 
 ZEROS = 10_000_000
 STARTS = b"\xa1gtensors\xb8\xff" + b"a" * 250 + b"\xa3edtypecF32eshape\x80"
-BOMBS: dict[str, tuple[Callable[[], bytes], type[bs.FormatError], str, str | None]] = {
+BOMBS: dict[str, tuple[Callable[[], bytes], type[bs.errors.FormatError], str, str | None]] = {
     "tensors": (lambda: b"\xa1gtensors" + head(MAP, 10**7) + bytes(90 * 10**6), LimitError, "BP-07", None),
     "tensors, announced": (lambda: b"\xa1gtensors" + head(MAP, 10**7), TruncatedError, "BP-05", None),
     "tensors, 2^64": (lambda: b"\xa1gtensors" + head(MAP, 2**64 - 1), TruncatedError, "BP-05", None),
@@ -207,7 +207,7 @@ def test_a_bomb_is_refused_in_little_time_and_memory(tmp_path: Path, name: str) 
 
 LONG = 100_000_000
 LONG_KEY = 40_000_000
-LONG_TEXTS: dict[str, tuple[Callable[[], bytes], type[bs.FormatError] | None, str | None, int]] = {
+LONG_TEXTS: dict[str, tuple[Callable[[], bytes], type[bs.errors.FormatError] | None, str | None, int]] = {
     "a key at the top": (lambda: mapping((b"k" * LONG_KEY, NULL)), UnsupportedError, "BP-05", 4),
     "a key of a descriptor": (lambda: tensors(("t", mapping((b"k" * LONG_KEY, NULL)))), UnsupportedError, "BP-06", 4),
     "the same key twice": (
@@ -307,7 +307,7 @@ def test_nesting_of_any_depth_is_refused_where_it_begins(nest: str, place: str) 
     put, rules = PLACES[place]
     for depth in DEPTHS:
         data = pack(put(NESTS[nest](depth)), FOUR)
-        with at_most(2), pytest.raises(bs.FormatError) as caught:
+        with at_most(2), pytest.raises(bs.errors.FormatError) as caught:
             bs.open(data)
         assert type(caught.value) in (CorruptError, UnsupportedError)
         assert caught.value.rule in rules
@@ -358,7 +358,7 @@ def test_a_key_that_comes_twice_is_refused(name: str) -> None:
 # ------------------------------------------------------------------------------- H11: encodings
 
 WHOLE = pack(ONE_TENSOR, FOUR)
-ENCODED: dict[str, tuple[bytes, type[bs.FormatError], str | None]] = {
+ENCODED: dict[str, tuple[bytes, type[bs.errors.FormatError], str | None]] = {
     "keys in UTF-16": (pack(mapping(("tensors".encode("utf-16-le"), mapping()))), UnsupportedError, "BP-05"),
     "keys in UTF-16 with a mark": (pack(mapping(("tensors".encode("utf-16"), mapping()))), CorruptError, "BP-05"),
     "keys in UTF-32": (pack(mapping(("tensors".encode("utf-32-le"), mapping()))), UnsupportedError, "BP-05"),

@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import burnstore as bs
-from burnstore import CorruptError, TruncatedError, UnknownFormatError
+from burnstore.errors import CorruptError, TruncatedError, UnknownFormatError
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "burn"
 WHOLE = pack(ONE_TENSOR, FOUR)
@@ -35,7 +35,7 @@ def file_of(ranges: list[Range], *, unaligned: bool, longer: int = 0) -> bytes:
     return pack(tensors(*named), b"\xab" * extent, padding=b"" if unaligned else None)
 
 
-RANGES: dict[str, tuple[list[Range], bool, int, type[bs.FormatError], str, str | None]] = {
+RANGES: dict[str, tuple[list[Range], bool, int, type[bs.errors.FormatError], str, str | None]] = {
     "overlap": ([(0, 4), (2, 6)], True, 0, CorruptError, "BP-13", "t1"),
     "overlap by one": ([(0, 257), (256, 260)], False, 0, CorruptError, "BP-13", "t1"),
     "identical": ([(0, 4), (0, 4)], False, 0, CorruptError, "BP-13", "t1"),
@@ -158,7 +158,7 @@ def test_ranges_are_read_exactly_where_brute_force_finds_a_file(case: tuple[list
     data = file_of(ranges, unaligned=unaligned, longer=longer)
     expected = data_start_by_brute_force(data, ranges)
     if expected is None:
-        with pytest.raises(bs.FormatError) as caught:
+        with pytest.raises(bs.errors.FormatError) as caught:
             bs.open(data)
         assert caught.value.rule in ("BP-11", "BP-13", "BP-14", "BP-15", "BP-16")
         return
@@ -202,7 +202,7 @@ def in_padding(content: bytes) -> bytes:
     return WHOLE[:IN_PADDING] + content + WHOLE[IN_PADDING + len(content) :]
 
 
-POLYGLOTS: dict[str, tuple[bytes, type[bs.FormatError], str | None]] = {
+POLYGLOTS: dict[str, tuple[bytes, type[bs.errors.FormatError], str | None]] = {
     "a ZIP follows": (WHOLE + a_zip(), CorruptError, "BP-15"),
     "a PDF follows": (WHOLE + PDF, CorruptError, "BP-15"),
     "a pickle follows": (WHOLE + b"\x80\x02}q\x00.", CorruptError, "BP-15"),
@@ -260,13 +260,13 @@ NO_FILES: dict[str, tuple[Callable[[Path], object], type[BaseException], str | N
     "nine bytes": (lambda path: path.write_bytes(b"NRUB\1\0\0\0\0"), TruncatedError, "BP-01"),
     "zeros": (lambda path: path.write_bytes(bytes(1000)), UnknownFormatError, None),
     "text": (lambda path: path.write_text("weights"), UnknownFormatError, None),
-    "a directory": (lambda path: path.mkdir(), bs.ReadError, None),
-    "a FIFO": (_fifo, bs.ReadError, None),
+    "a directory": (lambda path: path.mkdir(), bs.errors.ReadError, None),
+    "a FIFO": (_fifo, bs.errors.ReadError, None),
     "a socket": (_socket, OSError, None),
     "nothing": (lambda path: None, FileNotFoundError, None),
     "a link to nothing": (lambda path: path.symlink_to("nowhere"), FileNotFoundError, None),
     "a link to itself": (lambda path: path.symlink_to(path), OSError, None),
-    "a link to a device": (lambda path: path.symlink_to("/dev/zero"), bs.ReadError, None),
+    "a link to a device": (lambda path: path.symlink_to("/dev/zero"), bs.errors.ReadError, None),
 }
 
 
@@ -295,7 +295,7 @@ def test_what_is_no_file_of_tensors_is_refused_at_once(tmp_path: Path, name: str
 def test_devices_and_windows_into_the_system_are_refused_at_once(path: str, zero_copy: bool) -> None:
     if not os.path.exists(path):
         pytest.skip("not on this system")
-    with at_most(2), pytest.raises((bs.ReadError, UnknownFormatError, OSError)) as caught:
+    with at_most(2), pytest.raises((bs.errors.ReadError, UnknownFormatError, OSError)) as caught:
         bs.open(path, zero_copy=zero_copy)
     named = caught.value.path if isinstance(caught.value, bs.BurnstoreError) else caught.value.filename  # type: ignore[union-attr]
     assert named == path
@@ -431,7 +431,7 @@ def test_a_stamp_of_a_later_release_tells_that_the_end_is_missing(version: str) 
     ],
 )
 def test_a_release_that_did_not_write_the_file_is_refused(
-    data: bytes, version: str, kind: type[bs.FormatError], rule: str
+    data: bytes, version: str, kind: type[bs.errors.FormatError], rule: str
 ) -> None:
     refused(data, kind, rule, burn_version=version)
 

@@ -8,7 +8,7 @@ import pytest
 from hostile import FOUR, TEXT, descriptor, head, mapping, pack, refused, tensors, text, uints
 
 import burnstore as bs
-from burnstore import CorruptError, LimitError
+from burnstore.errors import CorruptError, LimitError
 
 LEGAL = [
     # empty, spaces, lengths at which the head of the text changes, the limit
@@ -111,7 +111,7 @@ def test_a_legal_name_is_kept_and_printed_escaped(name: str) -> None:
         with pytest.raises(CorruptError, match="expected 0 or 1") as wrong:
             f[name].numpy()
         assert wrong.value.tensor == name
-        with pytest.raises(bs.TensorNotFoundError) as missing:
+        with pytest.raises(bs.errors.TensorNotFoundError) as missing:
             f[name + "?"]
         for error in (wrong.value, missing.value, pickle.loads(pickle.dumps(wrong.value))):
             message = str(error).replace("\n  hint: ", "")
@@ -219,6 +219,6 @@ def test_a_name_past_the_limit_is_refused_unless_asked_for(name: str) -> None:
 @pytest.mark.parametrize("length", [2, 255, 2**16, 2**32, 2**64 - 1])
 def test_a_name_longer_than_what_is_left_is_refused(length: int) -> None:
     metadata = b"\xa1gtensors\xa1" + head(TEXT, length) + b"x"
-    with pytest.raises((bs.TruncatedError, LimitError)) as caught:
+    with pytest.raises((bs.errors.TruncatedError, LimitError)) as caught:
         bs.open(pack(metadata))
     assert caught.value.rule in ("BP-05", "BP-08")

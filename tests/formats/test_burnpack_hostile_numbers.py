@@ -35,7 +35,7 @@ from hostile import (
 )
 
 import burnstore as bs
-from burnstore import CorruptError, LimitError, TruncatedError, UnsupportedError
+from burnstore.errors import CorruptError, LimitError, TruncatedError, UnsupportedError
 
 # ------------------------------------------------------------------------------- H9: numbers
 
@@ -98,7 +98,7 @@ def test_what_is_no_unsigned_integer_is_refused(place: str, number: str) -> None
     assert error.offset is not None
 
 
-OTHER_NUMBERS: dict[str, tuple[bytes, type[bs.FormatError], str]] = {
+OTHER_NUMBERS: dict[str, tuple[bytes, type[bs.errors.FormatError], str]] = {
     "Int of 2^63": (scalar("Int", head(UINT, 2**63)), CorruptError, "BP-18"),
     "Int of -2^63 - 1": (scalar("Int", head(NINT, 2**63)), CorruptError, "BP-18"),
     "Int of -2^64": (scalar("Int", head(NINT, 2**64 - 1)), CorruptError, "BP-18"),

@@ -59,16 +59,16 @@ def test_a_failure_removes_all_shards_and_with_resume_keeps_what_is_complete(
 ) -> None:
     target = tmp_path / "m.safetensors"
     broken = with_broken(tensors, "matrix.4", refuse)
-    with pytest.raises(bs.CorruptError):
+    with pytest.raises(bs.errors.CorruptError):
         sharded(broken, target, resume=False)
     nothing_left(tmp_path)
-    with pytest.raises(bs.CorruptError):
+    with pytest.raises(bs.errors.CorruptError):
         sharded(broken, target, resume=True)
     kept = shards(tmp_path)
     assert kept and (tmp_path / "m.safetensors.burnstore-resume.json").exists()
     assert not (tmp_path / "m.safetensors.index.json").exists()
     before = {name: (tmp_path / name).stat().st_ino for name in kept}
-    with pytest.raises(bs.AlreadyExistsError, match="cut off here") as caught:
+    with pytest.raises(bs.errors.AlreadyExistsError, match="cut off here") as caught:
         sharded(tensors, target, resume=False)
     assert "--resume" in str(caught.value)
     done = sharded(tensors, target, resume=True, digests=True)
@@ -79,7 +79,7 @@ def test_a_failure_removes_all_shards_and_with_resume_keeps_what_is_complete(
 
 
 def cut_off(tensors: list[TensorSnapshot], target: Path) -> list[str]:
-    with pytest.raises(bs.CorruptError):
+    with pytest.raises(bs.errors.CorruptError):
         sharded(with_broken(tensors, "matrix.4", refuse), target, resume=True)
     return shards(target.parent)
 
@@ -93,7 +93,7 @@ def test_a_kept_shard_that_is_not_what_would_be_written_is_refused(
     whole = path.read_bytes()
     for damaged in (whole[:-1] + bytes([whole[-1] ^ 1]), whole[:-1], whole + b"\0", b"", bytes(len(whole))):
         path.write_bytes(damaged)
-        with pytest.raises(bs.CorruptError) as caught:
+        with pytest.raises(bs.errors.CorruptError) as caught:
             sharded(tensors, target, resume=True)
         assert caught.value.path == str(path) and caught.value.hint is not None and "remove" in caught.value.hint
         assert not (tmp_path / "m.safetensors.index.json").exists()
@@ -105,13 +105,13 @@ def test_a_kept_shard_that_is_not_what_would_be_written_is_refused(
 def test_other_tensors_cannot_take_up_what_was_begun(tensors: list[TensorSnapshot], tmp_path: Path) -> None:
     target = tmp_path / "m.safetensors"
     kept = cut_off(tensors, target)
-    with pytest.raises(bs.SaveError, match="cannot be taken up") as caught:
+    with pytest.raises(bs.errors.SaveError, match="cannot be taken up") as caught:
         sharded(tensors[:-1], target, resume=True)
     assert "begin anew" in str(caught.value) and shards(tmp_path) == kept
     swapped = {"matrix.0": "matrix.1", "small.3": "small.4"}
     values = {tensor.path: tensor for tensor in tensors}
     other = [values[swapped.get(tensor.path, tensor.path)].with_path(tensor.path) for tensor in tensors]
-    with pytest.raises((bs.SaveError, bs.CorruptError)):
+    with pytest.raises((bs.errors.SaveError, bs.errors.CorruptError)):
         sharded(other, target, resume=True)
     (tmp_path / "m.safetensors.burnstore-resume.json").unlink()
     sharded(tensors, target, resume=False)
@@ -121,7 +121,7 @@ def test_other_tensors_cannot_take_up_what_was_begun(tensors: list[TensorSnapsho
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"{}", b'{"schema": 1, "shards": [3]}', b"[" * 100_000, b"\xff"])
 def test_a_damaged_journal_is_refused(tensors: list[TensorSnapshot], tmp_path: Path, text: bytes) -> None:
     (tmp_path / "m.safetensors.burnstore-resume.json").write_bytes(text)
-    with pytest.raises(bs.SaveError, match="cannot be taken up"):
+    with pytest.raises(bs.errors.SaveError, match="cannot be taken up"):
         sharded(tensors, tmp_path / "m.safetensors", resume=True)
     nothing_left(tmp_path, "m.safetensors.burnstore-resume.json")
 
@@ -131,7 +131,7 @@ def test_a_journal_cannot_name_files_elsewhere(tensors: list[TensorSnapshot], tm
     cut_off(tensors, target)
     journal = tmp_path / "m.safetensors.burnstore-resume.json"
     journal.write_text(journal.read_text().replace('"m-00001', '"../m-00001'))
-    with pytest.raises(bs.SaveError, match="cannot be taken up"):
+    with pytest.raises(bs.errors.SaveError, match="cannot be taken up"):
         sharded(tensors, target, resume=True)
 
 
@@ -144,7 +144,7 @@ def test_one_that_was_cut_off_after_its_index_is_finished(tensors: list[TensorSn
     again = sharded(tensors, target, resume=True)
     assert again.files == done.files
     nothing_left(tmp_path, *map(os.path.basename, done.files))
-    with pytest.raises(bs.AlreadyExistsError):
+    with pytest.raises(bs.errors.AlreadyExistsError):
         sharded(tensors, target, resume=True)
 
 

@@ -44,7 +44,7 @@ def test_random_checkpoints_are_read_as_torch_reads_them(seed: int) -> None:
         ]
     names = [name for name, _ in expected]
     if len(set(names)) != len(names):
-        with pytest.raises(bs.DuplicateNameError):
+        with pytest.raises(bs.errors.DuplicateNameError):
             bs.open(data, top_level_key="")
         return
     with bs.open(data, top_level_key="", zero_copy=rng.random() < 0.5) as f:

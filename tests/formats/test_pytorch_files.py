@@ -203,7 +203,7 @@ def test_tensors_on_one_storage_are_reported() -> None:
         arrays = f.numpy()
         arrays["embedding"][...] = 0
         assert not np.array_equal(arrays["head"], arrays["embedding"])
-        with pytest.raises(bs.TensorNotFoundError):
+        with pytest.raises(bs.errors.TensorNotFoundError):
             f.shares_with("nothing")
 
 
@@ -313,7 +313,7 @@ def test_nested_tensors_come_as_parts_and_meta_tensors_refuse_to_be_read() -> No
         assert f["nested.buffer"].shape == (5,)
         assert f["meta"].shape == (2, 3)
         for read in (f["meta"].numpy, f["meta"].to_bytes, lambda: f["meta"].numpy(copy=True), f.numpy):
-            with pytest.raises(bs.UnsupportedError, match="never saved"):
+            with pytest.raises(bs.errors.UnsupportedError, match="never saved"):
                 read()
 
 
@@ -364,7 +364,7 @@ def test_other_archives_of_torch_say_what_they_are() -> None:
         (tb.zipped([tb.Member("x/model.json", b"")]), "PT-27", "TorchScript"),
         (b"\0\0\0\0PTMF" + bytes(100), "PT-27", "mobile"),
     ):
-        with pytest.raises(bs.UnsupportedError, match=words) as caught:
+        with pytest.raises(bs.errors.UnsupportedError, match=words) as caught:
             bs.open(data, format="pytorch")
         assert caught.value.rule == rule
 
@@ -376,13 +376,13 @@ def test_forty_thousand_tensors_are_no_bomb() -> None:
     data = saved({f"layer.{number}.weight": one for number in range(count)})
     with bs.open(data) as f:
         assert len(f) == count
-    with pytest.raises(bs.LimitError) as caught:
+    with pytest.raises(bs.errors.LimitError) as caught:
         bs.open(data, limits=bs.Limits(tensors=1000))
     assert caught.value.rule == "PT-17"
 
 
 def test_saving_as_a_file_of_torch_is_refused_with_the_formats_that_can(tmp_path: Path) -> None:
-    with pytest.raises(bs.UnsupportedError, match="Saving to PyTorch format is not yet supported") as caught:
+    with pytest.raises(bs.errors.UnsupportedError, match="Saving to PyTorch format is not yet supported") as caught:
         bs.save({"a": np.zeros(1, np.float32)}, tmp_path / "x.pt")
     assert "burnpack" in str(caught.value)
     assert list(tmp_path.iterdir()) == []
@@ -423,7 +423,7 @@ def test_snapshots_of_every_kind_can_be_pickled() -> None:
 
 
 def test_a_cut_file_says_that_it_can_be_salvaged() -> None:
-    with pytest.raises(bs.TruncatedError) as caught:
+    with pytest.raises(bs.errors.TruncatedError) as caught:
         bs.open(saved({"t": torch.ones(100)})[:-30])
     assert "salvage=True" in str(caught.value)
 
@@ -431,12 +431,12 @@ def test_a_cut_file_says_that_it_can_be_salvaged() -> None:
 def test_a_long_text_is_refused_unless_the_caller_allows_it() -> None:
     """PT-17: bare pickles of protocol 2 spell bytes as text."""
     data = pickle.dumps({"a": "x" * (17 << 20), "t": np.zeros(1)}, 2)
-    with pytest.raises(bs.LimitError) as caught:
+    with pytest.raises(bs.errors.LimitError) as caught:
         bs.open(data)
     assert caught.value.rule == "PT-17"
     with bs.open(data, limits=bs.Limits(header_bytes=1 << 30)) as f:
         assert list(f) == ["t"]
     with bs.open(data, limits=bs.Limits.trusted()) as f:
         assert list(f) == ["t"]
-    with pytest.raises(bs.LimitError):
+    with pytest.raises(bs.errors.LimitError):
         bs.open(data, limits=bs.Limits(header_bytes=1000))

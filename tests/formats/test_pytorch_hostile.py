@@ -373,7 +373,10 @@ def _inner() -> bytes:
 
 @pytest.mark.parametrize(("make", "rule"), CASES.values(), ids=CASES)
 def test_a_file_that_contradicts_itself_is_refused_by_its_rule(make: Made, rule: str) -> None:
-    with pytest.raises((bs.FormatError, bs.UnsafeContentError)) as caught, bs.open(make(), format="pytorch") as f:
+    with (
+        pytest.raises((bs.errors.FormatError, bs.errors.UnsafeContentError)) as caught,
+        bs.open(make(), format="pytorch") as f,
+    ):
         f.numpy()
     assert caught.value.rule == rule, str(caught.value)
     assert caught.value.path == "<bytes>"
@@ -382,10 +385,10 @@ def test_a_file_that_contradicts_itself_is_refused_by_its_rule(make: Made, rule:
 def test_other_bytes_are_not_a_pytorch_checkpoint() -> None:
     """PT-01."""
     for data in (b"GIF89a" + bytes(100), b'{"a": 1}', bytes(300)):
-        with pytest.raises(bs.UnknownFormatError, match="not a PyTorch checkpoint") as caught:
+        with pytest.raises(bs.errors.UnknownFormatError, match="not a PyTorch checkpoint") as caught:
             bs.open(data, format="pytorch")
         assert caught.value.rule == "PT-01"
-    with pytest.raises(bs.LimitError) as limited:
+    with pytest.raises(bs.errors.LimitError) as limited:
         bs.open(one(VEC), limits=bs.Limits(file_bytes=10))
     assert limited.value.rule == "PT-01"
 
@@ -403,7 +406,7 @@ def test_a_wrong_checksum_of_a_storage_is_found_where_it_is_looked_for(method: i
     """PT-09: always in deflated ones, in stored ones with checksums=True."""
     members = [replace(m, method=method) for m in GOOD]
     data = edited(members, "data/0", crc=1)
-    with pytest.raises(bs.CorruptError, match="Invalid checksum") as caught, bs.open(data, checksums=True) as f:
+    with pytest.raises(bs.errors.CorruptError, match="Invalid checksum") as caught, bs.open(data, checksums=True) as f:
         f["t"].numpy()
     assert caught.value.rule == "PT-09"
     good = tb.zipped(members)
@@ -421,7 +424,7 @@ def test_a_broken_deflated_storage_is_refused_when_it_is_read() -> None:
     """PT-07."""
     members = [replace(m, method=8) for m in GOOD]
     data = tb.zipped(members).replace(tb.deflated(RAW), bytes(len(tb.deflated(RAW))))
-    with bs.open(data) as f, pytest.raises(bs.CorruptError) as caught:
+    with bs.open(data) as f, pytest.raises(bs.errors.CorruptError) as caught:
         f["t"].numpy()
     assert (caught.value.rule, caught.value.tensor) == ("PT-07", "t")
 
@@ -433,11 +436,11 @@ def test_sparse_parts_that_do_not_fit_are_refused_when_they_are_made_dense() -> 
     for size, stored in (((2,), [0, 5]), ((2,), [-1, 0]), ((1, 1), [0, 0])):
         sparse = rebuilt("_rebuild_sparse_tensor", LAYOUT, tb.tuple_of(indices, values, tb.ints(*size)))
         data = zip_of(tb.dict_of((tb.text("t"), sparse)), {"0": RAW, "1": np.array(stored, "<i8").tobytes()})
-        with bs.open(data, dense=True) as f, pytest.raises(bs.CorruptError) as caught:
+        with bs.open(data, dense=True) as f, pytest.raises(bs.errors.CorruptError) as caught:
             f["t"].numpy()
         assert caught.value.rule == "PT-22"
     huge = rebuilt("_rebuild_sparse_tensor", LAYOUT, tb.tuple_of(indices, values, tb.ints(1 << 40)))
-    with pytest.raises(bs.LimitError):
+    with pytest.raises(bs.errors.LimitError):
         bs.open(zip_of(tb.dict_of((tb.text("t"), huge)), {"0": RAW, "1": bytes(16)}), dense=True)
 
 
@@ -471,7 +474,7 @@ def test_a_table_of_an_exported_program_that_is_wrong_is_refused(table: bytes) -
         ".data/version": b"6\n",
     }
     data = tb.zipped([tb.Member(f"archive/{name}", raw) for name, raw in members.items()])
-    with pytest.raises(bs.CorruptError) as caught:
+    with pytest.raises(bs.errors.CorruptError) as caught:
         bs.open(data)
     assert caught.value.rule == "PT-26"
 
@@ -493,7 +496,7 @@ def test_views_are_taken_exactly_if_every_element_is_inside(
     inside = bool(((places + 1) * item <= available).all())
     try:
         check_view(available, item, offset, shape, strides)
-    except bs.CorruptError:
+    except bs.errors.CorruptError:
         assert not inside
     else:
         assert inside
@@ -507,5 +510,5 @@ def test_every_prefix_of_a_file_is_refused_in_every_container(tmp_path: Path) ->
     bare = pickle.dumps({"a": np.arange(3), "b": [1, 2]}, 4)
     for data in (tb.zipped(GOOD), tb.legacy(tb.pickled(value), {"0": RAW}), bare):
         for length in range(len(data)):
-            with pytest.raises(bs.FormatError), bs.open(data[:length], format="pytorch") as f:
+            with pytest.raises(bs.errors.FormatError), bs.open(data[:length], format="pytorch") as f:
                 f.numpy()

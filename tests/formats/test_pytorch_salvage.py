@@ -114,9 +114,9 @@ def test_without_its_pickle_nothing_is_salvaged() -> None:
     """PT-28."""
     data = bytearray(saved(weights()))
     data[80] ^= 0xFF
-    with pytest.raises(bs.FormatError):
+    with pytest.raises(bs.errors.FormatError):
         bs.open(bytes(data), salvage=True)
-    with pytest.raises(bs.CorruptError) as caught:
+    with pytest.raises(bs.errors.CorruptError) as caught:
         bs.open(tb.zipped([tb.Member("x/readme", b"abc")]), salvage=True)
     assert caught.value.rule == "PT-28"
 

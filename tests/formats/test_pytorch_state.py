@@ -77,7 +77,7 @@ def test_a_module_that_registers_a_name_twice_is_refused() -> None:
     """PT-25."""
     model = Net()
     model.__dict__["_buffers"]["fc"] = torch.ones(1)
-    with pytest.raises(bs.DuplicateNameError):
+    with pytest.raises(bs.errors.DuplicateNameError):
         names(saved(model))
 
 
@@ -85,7 +85,7 @@ def test_a_malformed_set_of_transient_buffers_is_refused() -> None:
     """PT-25."""
     model = Net()
     model.__dict__["_non_persistent_buffers_set"] = 5
-    with pytest.raises(bs.CorruptError) as caught:
+    with pytest.raises(bs.errors.CorruptError) as caught:
         names(saved(model))
     assert caught.value.rule == "PT-25"
 
@@ -200,26 +200,26 @@ def test_the_metadata_of_a_state_dict_is_no_entry_of_it() -> None:
 
 def test_two_tensors_of_one_name_are_refused() -> None:
     """PT-24: Burn's reader keeps whichever comes last in its hash table."""
-    with pytest.raises(bs.DuplicateNameError) as caught:
+    with pytest.raises(bs.errors.DuplicateNameError) as caught:
         names(saved({"a.b": torch.ones(1), "a": {"b": torch.ones(2)}}))
     assert (caught.value.rule, caught.value.tensor) == ("PT-24", "a.b")
-    with pytest.raises(bs.DuplicateNameError):
+    with pytest.raises(bs.errors.DuplicateNameError):
         names(saved({"1": torch.ones(1), 1: torch.ones(2)}))
 
 
 def test_a_key_that_is_no_text_is_refused_only_above_tensors() -> None:
     """PT-24."""
     assert names(saved({"w": torch.ones(1), (1, 2): "no tensor", 0.5: [1], None: 3})) == ["w"]
-    with pytest.raises(bs.UnsupportedError) as caught:
+    with pytest.raises(bs.errors.UnsupportedError) as caught:
         names(saved({0.5: torch.ones(1)}))
     assert caught.value.rule == "PT-24"
 
 
 def test_names_that_are_no_text_or_too_long_are_refused() -> None:
     """PT-24."""
-    with pytest.raises(bs.CorruptError):
+    with pytest.raises(bs.errors.CorruptError):
         names(saved({"\ud800": torch.ones(1)}))
-    with pytest.raises(bs.LimitError):
+    with pytest.raises(bs.errors.LimitError):
         names(saved({"x" * 70_000: torch.ones(1)}))
 
 
@@ -228,7 +228,7 @@ def test_names_that_are_no_text_or_too_long_are_refused() -> None:
 )
 def test_a_root_that_is_no_dict_is_named(value: Any) -> None:
     """PT-23."""
-    with pytest.raises(bs.CorruptError, match="dictionary is expected at the root") as caught:
+    with pytest.raises(bs.errors.CorruptError, match="dictionary is expected at the root") as caught:
         names(saved(value))
     assert caught.value.rule == "PT-23"
 
@@ -240,11 +240,13 @@ def test_a_list_of_tensors_is_read() -> None:
 def test_a_wrong_key_lists_those_that_are_there() -> None:
     """PT-23."""
     data = saved({"model": STATE, "epoch": 3})
-    with pytest.raises(bs.TensorNotFoundError, match=rf"Key 'nothing' not found.*epoch \(0\), model \({len(STATE)}\)"):
+    with pytest.raises(
+        bs.errors.TensorNotFoundError, match=rf"Key 'nothing' not found.*epoch \(0\), model \({len(STATE)}\)"
+    ):
         names(data, top_level_key="nothing")
-    with pytest.raises(bs.CorruptError, match="does not hold a dictionary"):
+    with pytest.raises(bs.errors.CorruptError, match="does not hold a dictionary"):
         names(data, top_level_key="epoch")
-    with pytest.raises(bs.CorruptError, match="no dictionary on the way"):
+    with pytest.raises(bs.errors.CorruptError, match="no dictionary on the way"):
         names(data, top_level_key="epoch.more")
     with pytest.raises(TypeError):
         bs.open(data, top_level_key=5)
@@ -258,7 +260,7 @@ def test_what_holds_itself_is_refused() -> None:
     """PT-23."""
     loop: dict[str, Any] = {"w": torch.ones(1)}
     loop["self"] = loop
-    with pytest.raises(bs.CorruptError, match="holds itself"):
+    with pytest.raises(bs.errors.CorruptError, match="holds itself"):
         names(saved(loop))
 
 
@@ -270,7 +272,7 @@ def test_depth_is_limited_and_900_levels_are_not_too_deep() -> None:
         return tb.torch_zip(tb.pickled((b"}" + tb.text("a")) * depth + inner + b"s" * depth), {"0": bytes(4)})
 
     assert names(nested(900)) == [".".join("a" * 900)]
-    with pytest.raises(bs.LimitError):
+    with pytest.raises(bs.errors.LimitError):
         names(nested(1500))
 
 
@@ -280,7 +282,7 @@ def test_a_graph_that_is_small_in_the_file_and_huge_when_walked_is_refused_at_on
     body = leaf
     for _ in range(40):
         body += b"0}(" + tb.text("a") + b"h\0" + tb.text("b") + b"h\0uq\0"
-    with pytest.raises(bs.LimitError) as caught:
+    with pytest.raises(bs.errors.LimitError) as caught:
         names(tb.torch_zip(tb.pickled(body), {"0": bytes(4)}))
     assert caught.value.rule == "PT-17"
 

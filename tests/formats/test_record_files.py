@@ -16,22 +16,36 @@ from record_models import MODELS, VERSIONS, declared
 import burnstore as bs
 from burnstore.formats.record.reader import is_record
 from burnstore.limits import Limits
+from burnstore.stores.records import (
+    BinFileRecorder,
+    BinGzFileRecorder,
+    DoublePrecisionSettings,
+    FullPrecisionSettings,
+    HalfPrecisionSettings,
+    JsonGzFileRecorder,
+    NamedMpkFileRecorder,
+    NamedMpkGzFileRecorder,
+    PrettyJsonFileRecorder,
+    load_file,
+    open_record,
+    save_file,
+)
 from burnstore.testing import CountingSource
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "records"
 FILES = sorted(path for path in FIXTURES.glob("*/*.*.*.*") if not path.name.endswith(".expected.json"))
 RECORDERS = {
-    "namedmpk": bs.NamedMpkFileRecorder,
-    "namedmpkgz": bs.NamedMpkGzFileRecorder,
-    "bin": bs.BinFileRecorder,
-    "bingz": bs.BinGzFileRecorder,
-    "jsongz": bs.JsonGzFileRecorder,
-    "prettyjson": bs.PrettyJsonFileRecorder,
+    "namedmpk": NamedMpkFileRecorder,
+    "namedmpkgz": NamedMpkGzFileRecorder,
+    "bin": BinFileRecorder,
+    "bingz": BinGzFileRecorder,
+    "jsongz": JsonGzFileRecorder,
+    "prettyjson": PrettyJsonFileRecorder,
 }
 SETTINGS = {
-    "full": bs.FullPrecisionSettings,
-    "half": bs.HalfPrecisionSettings,
-    "double": bs.DoublePrecisionSettings,
+    "full": FullPrecisionSettings,
+    "half": HalfPrecisionSettings,
+    "double": DoublePrecisionSettings,
 }
 
 
@@ -126,7 +140,7 @@ def test_converting_the_precision_gives_the_bytes_that_burn_gives(
 ) -> None:
     real = of("0.21.0", model, recorder, precision)
     source = of("0.21.0", model, "namedmpk", "double")
-    with bs.open_record(source) as record:
+    with open_record(source) as record:
         RECORDERS[recorder](SETTINGS[precision]).record(
             record, tmp_path / real.name, like=declared(model, "0.21.0"), durable=False
         )
@@ -139,8 +153,8 @@ def test_a_model_loaded_and_saved_again_has_the_bytes_of_burn(model: str, record
     real = of("0.21.0", model, recorder, "full")
     ours = RECORDERS[recorder]()
     instance = declared(model, "0.21.0")
-    assert bs.load_file(instance, real, ours).is_success()
-    bs.save_file(instance, tmp_path / real.name, ours, durable=False)
+    assert load_file(instance, real, ours).is_success()
+    save_file(instance, tmp_path / real.name, ours, durable=False)
     assert (tmp_path / real.name).read_bytes() == real.read_bytes()
 
 
@@ -148,7 +162,7 @@ def test_a_model_loaded_and_saved_again_has_the_bytes_of_burn(model: str, record
 def test_files_of_every_release_load_into_one_model(version: str) -> None:
     model = declared("basic", version)
     path = of(version, "basic", "bin", "full")
-    result = bs.load_file(model, path, bs.BinFileRecorder())
+    result = load_file(model, path, BinFileRecorder())
     assert result.is_success() and not result.unused
     wanted = expected(of(version, "basic", "namedmpk", "full"))
     found = {tensor.path: facts(tensor) for tensor in bs.collect(model)}
@@ -167,7 +181,7 @@ def test_the_place_of_a_layer_that_moved_is_found(tmp_path: Path) -> None:
     )
     model = bs.nn.Module()
     model.norm = bs.nn.InstanceNorm(2)
-    assert bs.load_file(model, tmp_path / "old", bs.NamedMpkFileRecorder()).applied == ["norm.gamma", "norm.beta"]
+    assert load_file(model, tmp_path / "old", NamedMpkFileRecorder()).applied == ["norm.gamma", "norm.beta"]
     assert model.norm.beta.value.tolist() == [1.5, 2.5]
 
 
@@ -183,7 +197,7 @@ def test_opening_reads_the_places_of_tensors_and_not_their_bytes(tmp_path: Path)
     model = bs.nn.Module()
     model.large = bs.nn.Linear(1024, 512)
     model.small = bs.nn.Linear(2, 2)
-    bs.save_file(model, tmp_path / "m", bs.NamedMpkFileRecorder(), durable=False)
+    save_file(model, tmp_path / "m", NamedMpkFileRecorder(), durable=False)
     data = (tmp_path / "m.mpk").read_bytes()
     source = CountingSource(data)
     with bs.Checkpoint(source, None, Limits(), {}) as f:
@@ -218,7 +232,7 @@ def test_the_bytes_decide_and_not_the_name(recorder: str, tmp_path: Path) -> Non
 def test_other_json_is_no_record(content: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(content)
-    with pytest.raises(bs.FormatError):
+    with pytest.raises(bs.errors.FormatError):
         bs.open(path, format="record")
     assert not is_record(content.encode())
 
@@ -228,8 +242,8 @@ def test_a_pytorch_file_called_bin_is_not_a_record(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(2)}, tmp_path / "pytorch_model.bin")
     with bs.open(tmp_path / "pytorch_model.bin") as f:
         assert f.format == "pytorch"
-    with pytest.raises(bs.UnknownFormatError) as caught:
-        bs.BinFileRecorder().load(tmp_path / "pytorch_model.bin")
+    with pytest.raises(bs.errors.UnknownFormatError) as caught:
+        BinFileRecorder().load(tmp_path / "pytorch_model.bin")
     assert caught.value.rule == "BR-01"
 
 
@@ -257,7 +271,7 @@ def test_a_quantized_tensor_is_found_without_a_declaration() -> None:
 
 @pytest.mark.parametrize(("version", "model"), [("0.13.2", "tiny"), ("0.16.1", "adam"), ("0.21.0", "adam")])
 def test_a_binary_record_that_a_scan_cannot_tell_is_refused_with_the_way_out(version: str, model: str) -> None:
-    with pytest.raises(bs.UnsupportedError) as caught:
+    with pytest.raises(bs.errors.UnsupportedError) as caught:
         bs.open(of(version, model, "bin", "full"))
     assert caught.value.rule == "BR-18"
     assert "like=" in str(caught.value)
@@ -292,14 +306,14 @@ def test_a_closed_checkpoint_reads_no_more() -> None:
         f = bs.open(of("0.21.0", "tiny", recorder, "full"))
         snapshot = f["fc.weight"]
         f.close()
-        with pytest.raises(bs.ClosedError):
+        with pytest.raises(bs.errors.ClosedError):
             snapshot.numpy()
 
 
 def test_a_half_record_of_0_13_says_where_floats_and_integers_cannot_be_told_apart() -> None:
     """BR-13"""
     path = of("0.13.2", "basic", "namedmpk", "half")
-    with pytest.raises(bs.UnsupportedError, match="could be either") as caught:
+    with pytest.raises(bs.errors.UnsupportedError, match="could be either") as caught:
         bs.open(path)
     assert caught.value.rule == "BR-13" and caught.value.tensor is not None
     with bs.open(path, undecided="F16") as f:

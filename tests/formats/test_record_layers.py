@@ -12,6 +12,7 @@ import burnstore as bs
 from burnstore import nn
 from burnstore.formats.record.declaration import declare, parameters_of
 from burnstore.formats.record.layers import fields_of
+from burnstore.stores.records import BinFileRecorder, JsonGzFileRecorder, NamedMpkFileRecorder, save_file
 
 LAYERS: dict[str, Callable[[], Any]] = {
     "Linear": lambda: nn.Linear(2, 3),
@@ -56,11 +57,11 @@ class Wrapped(nn.Module):
         self.after = nn.Linear(1, 1, bias=False)
 
 
-@pytest.mark.parametrize("recorder", [bs.BinFileRecorder, bs.NamedMpkFileRecorder, bs.JsonGzFileRecorder])
+@pytest.mark.parametrize("recorder", [BinFileRecorder, NamedMpkFileRecorder, JsonGzFileRecorder])
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_comes_back_from_its_record(name: str, recorder: Any, tmp_path: Path) -> None:
     model = Wrapped(LAYERS[name]())
-    bs.save_file(model, tmp_path / "m", recorder(), durable=False)
+    save_file(model, tmp_path / "m", recorder(), durable=False)
     with recorder().load(tmp_path / "m", like=Wrapped(LAYERS[name]())) as record:
         assert list(record.tensors()) == [tensor.path for tensor in bs.collect(model)]
         for tensor in bs.collect(model):
@@ -94,7 +95,7 @@ def test_a_variant_that_a_release_lacks_is_refused() -> None:
     model = nn.Module()
     model.activation = nn.Activation.build("Selu")
     declare(model, 21)
-    with pytest.raises(bs.ModelError, match=r"Burn 0\.20 has no Activation::Selu"):
+    with pytest.raises(bs.errors.ModelError, match=r"Burn 0\.20 has no Activation::Selu"):
         declare(model, 20)
 
 
@@ -102,7 +103,7 @@ def test_a_variant_that_a_release_lacks_is_refused() -> None:
 def test_normalizations_have_the_numbers_of_0_21(norm: Any, tmp_path: Path) -> None:
     model = nn.Module()
     model.norm = nn.Normalization.of(norm)
-    bs.save_file(model, tmp_path / "m", bs.BinFileRecorder())
+    save_file(model, tmp_path / "m", BinFileRecorder())
     data = (tmp_path / "m.bin").read_bytes()
     index = {"BatchNorm": 0, "LayerNorm": 3, "RmsNorm": 4}[type(norm).__name__]
     assert data[data.rindex(b"FullPrecisionSettings") + 21] == index
@@ -111,5 +112,5 @@ def test_normalizations_have_the_numbers_of_0_21(norm: Any, tmp_path: Path) -> N
 def test_a_declaration_that_contains_itself_is_refused() -> None:
     model = nn.Module()
     model.inner = [model]
-    with pytest.raises(bs.ModelError, match="contains itself"):
+    with pytest.raises(bs.errors.ModelError, match="contains itself"):
         declare(model, 21)

@@ -13,6 +13,7 @@ from test_record_files import FIXTURES, UUID, heading, of
 
 import burnstore as bs
 from burnstore.formats.codec.bincode import encode_float, encode_integer, encode_text, encode_uint
+from burnstore.stores.records import BinFileRecorder, Record, open_record
 
 ID = "0400000000000"
 
@@ -23,12 +24,12 @@ def packed(item: Any, version: str = "0.21.0") -> bytes:
 
 @pytest.fixture
 def record(tmp_path: Path) -> Any:
-    opened: list[bs.Record] = []
+    opened: list[Record] = []
 
-    def of_item(item: Any, version: str = "0.21.0") -> bs.Record:
+    def of_item(item: Any, version: str = "0.21.0") -> Record:
         path = tmp_path / f"{len(opened)}.mpk"
         path.write_bytes(packed(item, version))
-        opened.append(bs.open_record(path))
+        opened.append(open_record(path))
         return opened[-1]
 
     yield of_item
@@ -40,7 +41,7 @@ def record(tmp_path: Path) -> Any:
 @pytest.mark.parametrize("version", ["0.13.2", "0.16.1", "0.21.0"])
 def test_an_optimizers_record_is_a_tree_keyed_by_parameter(version: str, recorder: str) -> None:
     expected = json.loads((FIXTURES / version / "adam.expected.json").read_text())["tensors"]
-    with bs.open_record(of(version, "adam", recorder, "full"), like="Adam") as record:
+    with open_record(of(version, "adam", recorder, "full"), like="Adam") as record:
         assert record.kind == "optimizer"
         states = record.states()
         assert {str(key) for key in states} == {each["path"].split(".")[0] for each in expected}
@@ -52,7 +53,7 @@ def test_an_optimizers_record_is_a_tree_keyed_by_parameter(version: str, recorde
 
 
 def test_adam_becomes_what_burn_0_22_keeps() -> None:
-    with bs.open_record(of("0.21.0", "adam", "namedmpk", "full")) as record:
+    with open_record(of("0.21.0", "adam", "namedmpk", "full")) as record:
         tensors, scalars = record.training_state()
         ids = sorted(int(key) for key in record.states())
         assert sorted(tensors) == sorted(
@@ -93,7 +94,7 @@ def test_states_of_any_shape_are_flattened(record: Any) -> None:
 def test_ids_that_are_uuids_cannot_be_carried_over(record: Any) -> None:
     found = record({UUID: {"V1": {"Rank1": {"momentum": None}}}}, "0.13.2")
     assert list(found.states()) == [UUID]
-    with pytest.raises(bs.UnsupportedError, match="UUID") as caught:
+    with pytest.raises(bs.errors.UnsupportedError, match="UUID") as caught:
         found.training_state()
     assert caught.value.rule == "BR-08"
 
@@ -133,14 +134,14 @@ def test_a_scheduler_becomes_what_burn_0_22_keeps(record: Any, item: Any, schedu
     ],
 )
 def test_a_scheduler_that_the_file_does_not_tell_is_refused(record: Any, item: Any, scheduler: Any) -> None:
-    with pytest.raises(bs.UnsupportedError):
+    with pytest.raises(bs.errors.UnsupportedError):
         record(item).training_state(scheduler=scheduler)
     with pytest.raises(ValueError, match="one of"):
         record(7).training_state(scheduler="cosine")
 
 
 def test_a_module_has_no_training_state(record: Any) -> None:
-    with bs.open_record(of("0.21.0", "tiny", "namedmpk", "full")) as found:
+    with open_record(of("0.21.0", "tiny", "namedmpk", "full")) as found:
         assert found.kind == "module"
         with pytest.raises(ValueError, match="module"):
             found.training_state()
@@ -160,11 +161,11 @@ def binary(item: bytes, version: str = "0.21.0") -> bytes:
 )
 def test_binary_schedulers_are_read_by_their_kind(item: bytes, like: str, value: Any, tmp_path: Path) -> None:
     (tmp_path / "s.bin").write_bytes(binary(item))
-    with bs.BinFileRecorder().load(tmp_path / "s", like=like) as record:
+    with BinFileRecorder().load(tmp_path / "s", like=like) as record:
         assert record.item == value
     (tmp_path / "s.bin").write_bytes(binary(item + b"\0"))
-    with pytest.raises(bs.CorruptError) as caught:
-        bs.BinFileRecorder().load(tmp_path / "s", like=like)
+    with pytest.raises(bs.errors.CorruptError) as caught:
+        BinFileRecorder().load(tmp_path / "s", like=like)
     assert caught.value.rule == "BR-17"
 
 
@@ -182,20 +183,20 @@ SGD = (
 
 def test_a_binary_sgd_record_is_read_and_written(tmp_path: Path) -> None:
     (tmp_path / "o.bin").write_bytes(binary(SGD))
-    with bs.BinFileRecorder().load(tmp_path / "o", like="Sgd") as record:
+    with BinFileRecorder().load(tmp_path / "o", like="Sgd") as record:
         assert [state["momentum"] is None for state in record.states().values()] == [True, False]
-        bs.BinFileRecorder().record(record, tmp_path / "again")
+        BinFileRecorder().record(record, tmp_path / "again")
     assert (tmp_path / "again.bin").read_bytes().endswith(SGD)
 
 
 @pytest.mark.parametrize("like", ["Adam", "AdamW", "RmsProp", "AdaGrad", "Noam"])
 def test_a_binary_record_of_another_optimizer_does_not_fit(like: str) -> None:
-    with pytest.raises(bs.FormatError):
+    with pytest.raises(bs.errors.FormatError):
         bs.open(binary(SGD), like=like)
 
 
 def test_every_cut_of_a_binary_optimizer_is_refused() -> None:
     data = binary(SGD)
     for length in range(len(binary(b"")), len(data)):
-        with pytest.raises(bs.FormatError):
+        with pytest.raises(bs.errors.FormatError):
             bs.open(data[:length], like="Sgd")

@@ -26,6 +26,7 @@ from burnstore.errors import (
 )
 from burnstore.formats import registry
 from burnstore.formats.base import Contents, Table, WritePlan
+from burnstore.formats.registry import format_names, register_format
 from burnstore.testing import FormatConformance
 
 
@@ -108,8 +109,8 @@ BARE = Toy("bare-toy", b"TOY0", bare=True)
 def _toys(monkeypatch: pytest.MonkeyPatch) -> None:
     """The toys are registered while a test of this module runs, and forgotten afterwards."""
     monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
-    bs.register_format("toy", f"{__name__}:RICH", suffixes=[".toy"], signature=b"TOY1")
-    bs.register_format("bare-toy", f"{__name__}:BARE", suffixes=[".bare"], signature=lambda head: head[:4] == b"TOY0")
+    register_format("toy", f"{__name__}:RICH", suffixes=[".toy"], signature=b"TOY1")
+    register_format("bare-toy", f"{__name__}:BARE", suffixes=[".bare"], signature=lambda head: head[:4] == b"TOY0")
 
 
 class TestToy(FormatConformance):
@@ -128,7 +129,7 @@ class TestBareToy(FormatConformance):
 
 
 def test_the_names_of_all_formats_are_listed() -> None:
-    assert {"burnpack", "toy", "bare-toy"} <= set(bs.format_names())
+    assert {"burnpack", "toy", "bare-toy"} <= set(format_names())
 
 
 def test_a_format_is_imported_when_it_is_first_needed_and_not_before(tmp_path: Path, run_python: Any) -> None:
@@ -146,7 +147,7 @@ def test_a_format_is_imported_when_it_is_first_needed_and_not_before(tmp_path: P
 
 
 def test_a_format_whose_package_is_missing_says_what_to_install(tmp_path: Path) -> None:
-    bs.register_format(
+    register_format(
         "gone",
         "no_such_package_anywhere.format",
         suffixes=[".gone"],
@@ -168,7 +169,7 @@ def test_a_format_whose_package_is_missing_says_what_to_install(tmp_path: Path) 
 
 
 def test_a_format_whose_package_is_missing_without_a_hint_names_the_package() -> None:
-    bs.register_format("gone", "no_such_package_anywhere", suffixes=[".gone"], signature=b"GONE")
+    register_format("gone", "no_such_package_anywhere", suffixes=[".gone"], signature=b"GONE")
     with pytest.raises(MissingDependencyError) as caught:
         bs.serialize({}, format="gone")
     assert caught.value.hint == "is no_such_package_anywhere installed?"
@@ -176,7 +177,7 @@ def test_a_format_whose_package_is_missing_without_a_hint_names_the_package() ->
 
 @pytest.mark.parametrize("target", ["json", "json:dumps", "json:nothing", f"{__name__}:BARE_DTYPES"])
 def test_a_target_that_is_no_format_is_reported(target: str) -> None:
-    bs.register_format("odd", target, suffixes=[".odd"], signature=b"ODD!")
+    register_format("odd", target, suffixes=[".odd"], signature=b"ODD!")
     with pytest.raises(MissingDependencyError, match="is not a format"):
         bs.serialize({}, format="odd")
 
@@ -190,7 +191,7 @@ def test_bytes_that_no_format_claims_are_shown_with_the_known_formats() -> None:
 
 def test_bytes_that_two_formats_claim_are_refused_until_one_is_named() -> None:
     data = bs.serialize({"t": np.zeros(2, np.float32)}, format="toy")
-    bs.register_format("rival", f"{__name__}:RICH", suffixes=[".rival"], signature=b"TOY")
+    register_format("rival", f"{__name__}:RICH", suffixes=[".rival"], signature=b"TOY")
     with pytest.raises(UnknownFormatError, match="more than one format: toy, rival") as caught:
         bs.open(data)
     assert caught.value.hint == "pass format=..."
@@ -199,20 +200,20 @@ def test_bytes_that_two_formats_claim_are_refused_until_one_is_named() -> None:
 
 
 def test_a_suffix_that_two_formats_claim_is_refused_until_one_is_named(tmp_path: Path) -> None:
-    bs.register_format("rival", f"{__name__}:RICH", suffixes=[".toy"], signature=b"RIVAL")
+    register_format("rival", f"{__name__}:RICH", suffixes=[".toy"], signature=b"RIVAL")
     with pytest.raises(UnknownFormatError, match="more than one format: toy, rival"):
         bs.save({}, tmp_path / "model.toy")
     bs.save({}, tmp_path / "model.toy", format="toy", durable=False)
 
 
 def test_the_longest_suffix_decides(tmp_path: Path) -> None:
-    bs.register_format("inner", f"{__name__}:BARE", suffixes=[".inner.toy"], signature=b"INNER")
+    register_format("inner", f"{__name__}:BARE", suffixes=[".inner.toy"], signature=b"INNER")
     bs.save({}, tmp_path / "model.inner.toy", durable=False)
     assert (tmp_path / "model.inner.toy").read_bytes()[:4] == b"TOY0"
 
 
 def test_suffixes_are_found_whatever_their_case(tmp_path: Path) -> None:
-    bs.register_format("loud", f"{__name__}:BARE", suffixes=[".LOUD"], signature=b"LOUD")
+    register_format("loud", f"{__name__}:BARE", suffixes=[".LOUD"], signature=b"LOUD")
     bs.save({}, tmp_path / "model.Loud", durable=False)
     assert (tmp_path / "model.Loud").exists()
 
@@ -230,7 +231,7 @@ def test_an_unknown_format_name_is_refused_with_the_names_there_are() -> None:
 
 def test_a_name_that_is_taken_is_refused() -> None:
     with pytest.raises(ValueError, match="there is a format 'toy' already"):
-        bs.register_format("toy", "a.b", suffixes=[".x"], signature=b"X")
+        register_format("toy", "a.b", suffixes=[".x"], signature=b"X")
 
 
 @pytest.mark.parametrize(
@@ -252,10 +253,10 @@ def test_a_name_that_is_taken_is_refused() -> None:
 )
 def test_bad_arguments_are_refused_when_a_format_is_registered(change: dict[str, Any], error: type[Exception]) -> None:
     arguments = {"name": "new", "target": "a.b", "suffixes": [".x"], "signature": b"X", **change}
-    before = bs.format_names()
+    before = format_names()
     with pytest.raises(error):
-        bs.register_format(arguments.pop("name"), arguments.pop("target"), **arguments)
-    assert bs.format_names() == before
+        register_format(arguments.pop("name"), arguments.pop("target"), **arguments)
+    assert format_names() == before
 
 
 def test_the_conformance_tests_find_a_format_that_cheats() -> None:
@@ -268,7 +269,7 @@ def test_the_conformance_tests_find_a_format_that_cheats() -> None:
             return contents
 
     sys.modules[__name__].FORGETFUL = Forgetful("forgetful", b"TOY2", bare=False)  # type: ignore[attr-defined]
-    bs.register_format("forgetful", f"{__name__}:FORGETFUL", suffixes=[".forget"], signature=b"TOY2")
+    register_format("forgetful", f"{__name__}:FORGETFUL", suffixes=[".forget"], signature=b"TOY2")
 
     class Suite(FormatConformance):
         format = "forgetful"

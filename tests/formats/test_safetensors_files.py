@@ -168,7 +168,7 @@ def test_names_are_escaped_as_the_package_does() -> None:
 
 
 def test_the_name_of_the_metadata_cannot_be_a_tensor_s() -> None:
-    with pytest.raises(bs.FormatError, match="no tensor can have this name") as caught:
+    with pytest.raises(bs.errors.FormatError, match="no tensor can have this name") as caught:
         ours({"__metadata__": np.zeros(1)})
     assert (caught.value.tensor, caught.value.rule) == ("__metadata__", "ST-05")
 
@@ -176,7 +176,7 @@ def test_the_name_of_the_metadata_cannot_be_a_tensor_s() -> None:
 def test_text_that_is_not_unicode_is_refused() -> None:
     array = np.zeros(1, np.float32)
     for name, metadata in (("\ud800", None), ("a", {"\ud800": ""}), ("a", {"": "\udfff"})):
-        with pytest.raises(bs.FormatError) as caught:
+        with pytest.raises(bs.errors.FormatError) as caught:
             ours({name: array}, metadata)
         assert caught.value.rule == "ST-02"
 
@@ -192,14 +192,14 @@ def test_text_that_is_not_unicode_is_refused() -> None:
     ],
 )
 def test_what_could_not_be_read_again_is_not_written(limits: bs.Limits, rule: str | None) -> None:
-    with pytest.raises(bs.LimitError) as caught:
+    with pytest.raises(bs.errors.LimitError) as caught:
         bs.serialize({"aa": np.zeros((2, 2), np.uint8), "b": np.zeros(1)}, format="safetensors", limits=limits)
     assert caught.value.rule == rule
 
 
 def test_a_shape_that_no_reader_takes_is_not_written() -> None:
     absurd = TensorSnapshot.from_closure("t", DType.F32, [0, 1 << 40, 1 << 40], lambda: np.zeros(0))
-    with pytest.raises(bs.FormatError) as caught:
+    with pytest.raises(bs.errors.FormatError) as caught:
         ours([absurd])
     assert (caught.value.tensor, caught.value.rule) == ("t", "ST-08")
 

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import burnstore as bs
-from burnstore import CorruptError, LimitError, Limits, TruncatedError, UnsupportedError
+from burnstore import Limits
+from burnstore.errors import CorruptError, LimitError, TruncatedError, UnsupportedError
 
 FOUR = b"\1\0\1\0"
 T = '{"dtype":"U8","shape":[4],"data_offsets":[0,4]}'
@@ -244,7 +245,7 @@ def test_ranges_are_judged_as_the_package_judges_them(
     try:
         with bs.open(data) as f:
             found = {name: snapshot.to_bytes() for name, snapshot in f.items()}
-    except bs.FormatError as error:
+    except bs.errors.FormatError as error:
         found = error.rule or ""
     assert package_takes(data) == isinstance(found, dict)
     if isinstance(found, str):
@@ -256,7 +257,7 @@ def test_a_hostile_name_is_shown_escaped_and_short(name: str) -> None:
     twice = json.dumps({name: json.loads(T), "b": json.loads(T)})
     wrong = json.dumps({name: {"dtype": "?", "shape": [4], "data_offsets": [0, 4]}})
     for header in (twice, wrong):
-        with pytest.raises(bs.FormatError) as caught:
+        with pytest.raises(bs.errors.FormatError) as caught:
             bs.open(file(header))
         text = str(caught.value)
         assert text.replace("\n  hint: ", "").isprintable()
@@ -362,7 +363,7 @@ def test_a_header_length_that_lies_allocates_nothing(length: int) -> None:
     data = file("{}", b"", length=length)
 
     def attempt() -> str:
-        with pytest.raises(bs.FormatError) as caught:
+        with pytest.raises(bs.errors.FormatError) as caught:
             bs.open(data, format="safetensors")
         return type(caught.value).__name__
 
@@ -376,5 +377,5 @@ def test_a_header_length_that_lies_allocates_nothing(length: int) -> None:
 def test_a_shape_that_lies_allocates_nothing(shape: list[int]) -> None:
     for end in (0, 4, 1 << 40):
         data = file(json.dumps({"a": {"dtype": "F64", "shape": shape, "data_offsets": [0, end]}}))
-        with pytest.raises(bs.FormatError):
+        with pytest.raises(bs.errors.FormatError):
             bs.open(data)

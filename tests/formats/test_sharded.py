@@ -19,16 +19,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import burnstore as bs
-from burnstore import (
-    ChangedError,
-    CorruptError,
-    LimitError,
-    ReadError,
-    SafetensorsStore,
-    TensorSnapshot,
-    UnsafeContentError,
-    nn,
-)
+from burnstore import SafetensorsStore, TensorSnapshot, nn
+from burnstore.errors import ChangedError, CorruptError, LimitError, ReadError, UnsafeContentError
 from burnstore.formats.sharded import read as sharded
 from burnstore.io.paths import plain_name
 
@@ -114,7 +106,7 @@ def test_nothing_but_headers_is_read_before_tensors_are_asked_for(folder: Path) 
     with bs.open(folder) as f:
         os.truncate(folder / SECOND, 20)
         assert same(f.numpy(["a.weight"]), {"a.weight": ONE["a.weight"]})
-        with pytest.raises((ChangedError, bs.TruncatedError)) as caught:
+        with pytest.raises((ChangedError, bs.errors.TruncatedError)) as caught:
             f["b.weight"].numpy()
         assert caught.value.path == str(folder / SECOND)
 
@@ -240,7 +232,7 @@ def test_a_shard_that_is_missing_is_reported(folder: Path) -> None:
 
 def test_a_shard_that_is_damaged_is_reported_with_its_own_name(folder: Path) -> None:
     (folder / SECOND).write_bytes((folder / SECOND).read_bytes()[:-1])
-    with pytest.raises(bs.TruncatedError) as caught:
+    with pytest.raises(bs.errors.TruncatedError) as caught:
         bs.open(folder)
     assert (caught.value.path, caught.value.rule) == (str(folder / SECOND), "ST-12")
 
@@ -504,7 +496,7 @@ def test_the_store_saves_and_loads_shards(tmp_path: Path) -> None:
 
     path = tmp_path / "model.safetensors"
     given, target = Net(), Net()
-    SafetensorsStore.from_file(path, max_shard_size="1KB", durable=False).save(given)
+    SafetensorsStore.from_file(path).max_shard_size("1KB").durable(False).save(given)
     assert len(os.listdir(tmp_path)) == 3
     store = SafetensorsStore.from_file(path)
     assert len(store.load(target).applied) == 8
@@ -536,7 +528,7 @@ def test_an_existing_set_is_refused_and_kept(tmp_path: Path) -> None:
     bs.save(model(), path, max_shard_size=1000, durable=False)
     before = {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)}
     for size in (1000, "5GB"):
-        with pytest.raises(bs.AlreadyExistsError):
+        with pytest.raises(bs.errors.AlreadyExistsError):
             bs.save(model(2.0), path, max_shard_size=size, durable=False)
     assert {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)} == before
 
@@ -567,7 +559,7 @@ def test_a_set_can_be_saved_onto_itself(tmp_path: Path) -> None:
 def test_shards_take_the_place_of_a_single_file(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     bs.save(model(), path, durable=False)
-    with pytest.raises(bs.AlreadyExistsError):
+    with pytest.raises(bs.errors.AlreadyExistsError):
         bs.save(model(2.0), path, max_shard_size=1000, durable=False)
     bs.save(model(2.0), path, max_shard_size=1000, durable=False, overwrite=True)
     assert not path.exists()
@@ -611,7 +603,7 @@ def test_a_tensor_that_fails_leaves_the_old_set_and_nothing_else(
 
 def test_two_tensors_of_one_name_in_two_shards_are_refused(tmp_path: Path) -> None:
     twice = [TensorSnapshot.from_numpy("a", np.zeros(100, np.float32)) for _ in range(2)]
-    with pytest.raises(bs.DuplicateNameError):
+    with pytest.raises(bs.errors.DuplicateNameError):
         bs.save(twice, tmp_path / "model.safetensors", max_shard_size=400, durable=False)
     assert os.listdir(tmp_path) == []
 

@@ -151,7 +151,7 @@ class Oracle:
                 _serialized(checkpoint)
             except bs.BurnstoreError as error:
                 str(error)
-        str(bs.CorruptError("", tensor="\0"))  # the codec that escapes control characters
+        str(bs.errors.CorruptError("", tensor="\0"))  # the codec that escapes control characters
 
     def judge(self, data: bytes, *, thorough: bool = False) -> Verdict:
         """What burnstore does with the file, if it is right; `ViolationError` if not."""
@@ -224,11 +224,11 @@ class Oracle:
 
     def _refusal(self, error: bs.BurnstoreError) -> Verdict:
         name = type(error).__name__
-        if not isinstance(error, bs.FormatError):
+        if not isinstance(error, bs.errors.FormatError):
             raise ViolationError("a", f"refused with {name}, which is no FormatError")
         if error.path != "<bytes>":
             raise ViolationError("a", f"{name} does not name the file")
-        if not isinstance(error, bs.UnknownFormatError) and not (error.rule or "").startswith(self.rules):
+        if not isinstance(error, bs.errors.UnknownFormatError) and not (error.rule or "").startswith(self.rules):
             raise ViolationError("a", f"{name} cites no rule: {error}"[:300])
         text = str(error)
         if len(text) > _LONGEST_MESSAGE:
@@ -286,7 +286,7 @@ class Oracle:
                 raise ViolationError("f", f"asked for {version}: data from {outcome.data_offset}, whole from {whole}")
 
     def _reading_refused(self, error: bs.BurnstoreError) -> None:
-        good = isinstance(error, (bs.CorruptError, bs.UnsupportedError)) and error.tensor is not None
+        good = isinstance(error, (bs.errors.CorruptError, bs.errors.UnsupportedError)) and error.tensor is not None
         if not good:
             raise ViolationError("e", f"reading was refused with {type(error).__name__}: {error}"[:300])
         self._note_place(error)

@@ -36,7 +36,7 @@ from .oracle import ViolationError, audit_hook
 
 HARD_SECONDS = 5
 TORCH_1_IN = 4
-_REFUSALS = (bs.FormatError, bs.UnsafeContentError, bs.DuplicateNameError, bs.DTypeError)
+_REFUSALS = (bs.errors.FormatError, bs.errors.UnsafeContentError, bs.errors.DuplicateNameError, bs.errors.DTypeError)
 _LONGEST_MESSAGE = 5000
 
 
@@ -142,7 +142,7 @@ class Oracle:
         """Open files and be refused, so that what is imported once is imported now."""
         for data in [*files, *(data[: len(data) // 2] for data in files), b"\x80\x02\xff", b"\x80\x02\x82\x01."]:
             self._read(data)
-        str(bs.CorruptError("", tensor="\0"))  # the codec that escapes control characters
+        str(bs.errors.CorruptError("", tensor="\0"))  # the codec that escapes control characters
         b"\xff".decode("cp437")  # the codec of old names in zips
 
     def judge(self, data: bytes, *, compare: bool) -> str:
@@ -209,7 +209,7 @@ def _reason(snapshot: bs.TensorSnapshot) -> str:
     """Why a tensor cannot be read, if it is a meta tensor: its values were never saved."""
     try:
         snapshot.to_data() if snapshot.nbytes < 1 << 16 else None
-    except bs.UnsupportedError as error:
+    except bs.errors.UnsupportedError as error:
         return str(error)
     return ""
 
@@ -249,7 +249,7 @@ def sequences(longest: int) -> int:
             try:
                 read_pickle(b"".join(ops) + b".", dialect=Dialect())
                 counts["read"] += 1
-            except bs.FormatError as error:
+            except bs.errors.FormatError as error:
                 counts[type(error).__name__] += 1
     print(f"{sum(counts.values()):,} sequences: {dict(counts)}")
     return 0
@@ -271,7 +271,7 @@ def compare_random(count: int, seed: int) -> int:
                 good = list(f) == names and all(
                     (f[n].shape, f[n].to_bytes()) == (tuple(t.shape), bits(t)) for n, t in expected
                 )
-        except bs.DuplicateNameError:
+        except bs.errors.DuplicateNameError:
             good = len(set(names)) != len(names)
         if not good:
             wrong += 1

@@ -47,7 +47,7 @@ class RecordsOracle(Oracle):
                 bs.open(data, **self.options).numpy()
             except bs.BurnstoreError as error:
                 str(error)
-        str(bs.CorruptError("", tensor="\0"))
+        str(bs.errors.CorruptError("", tensor="\0"))
         _ = bs.DType.BF16.numpy  # imports ml_dtypes
 
     def judge(self, data: bytes, *, thorough: bool = False) -> Verdict:

@@ -81,7 +81,7 @@ class SafetensorsOracle(Oracle):
             return
         try:
             strict = header.read_header(*given)
-        except bs.FormatError as error:
+        except bs.errors.FormatError as error:
             raise ViolationError("g", f"the scan takes what the strict reader refuses: {error}"[:300]) from error
         kinds = [[each.kinds[n] for n in each.kind.tolist()] for each in (columns, strict)]
         same = columns.names == strict.names and columns.metadata == strict.metadata and kinds[0] == kinds[1]
@@ -106,7 +106,7 @@ class SafetensorsOracle(Oracle):
         if not saved:
             return
         arrays, _ = self._watched(checkpoint.numpy)
-        if isinstance(arrays, bs.BurnstoreError) and not isinstance(arrays, bs.DTypeError):
+        if isinstance(arrays, bs.BurnstoreError) and not isinstance(arrays, bs.errors.DTypeError):
             self._reading_refused(arrays)
         packed = bs.serialize(checkpoint, format="safetensors", metadata=checkpoint.metadata)
         again = bs.open(packed)

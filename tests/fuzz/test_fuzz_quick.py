@@ -185,7 +185,7 @@ def test_the_oracle_sees_a_missing_check(
         "trailing": made()["single"] + b"\0",
         "short": made()["single"].replace(b"eshape\x81\x02", b"eshape\x81\x01"),
     }
-    with pytest.raises(bs.CorruptError):
+    with pytest.raises(bs.errors.CorruptError):
         bs.open(files[name])
     monkeypatch.setattr(reader, check, lambda *_: None)
     with pytest.raises(ViolationError, match=rf"\({letter}\)"):
@@ -266,7 +266,7 @@ def test_every_prefix_is_refused(name: str) -> None:
     for length in range(len(data)):
         try:
             bs.open(data[:length])
-        except bs.FormatError as error:
+        except bs.errors.FormatError as error:
             kinds[type(error).__name__, error.rule] += 1
         else:
             opened.add(length)

@@ -70,7 +70,7 @@ def test_every_seed_is_opened(oracle: SafetensorsOracle) -> None:
 def test_every_prefix_is_refused() -> None:
     for data in corpus().files[:20]:
         for length in range(len(data)):
-            with pytest.raises(bs.FormatError):
+            with pytest.raises(bs.errors.FormatError):
                 bs.open(data[:length], format="safetensors")
 
 
@@ -103,7 +103,7 @@ ONE = written(None, [Tensor("a", "U8", [4], 0, 4)])
 def test_the_oracle_sees_a_missing_check(
     oracle: SafetensorsOracle, monkeypatch: pytest.MonkeyPatch, check: str, data: bytes
 ) -> None:
-    with pytest.raises(bs.CorruptError):
+    with pytest.raises(bs.errors.CorruptError):
         bs.open(data)
     monkeypatch.setattr(reader, check, lambda *_: None)
     with pytest.raises(ViolationError, match=r"\(f\) opened, and the package refuses it"):
@@ -112,7 +112,7 @@ def test_the_oracle_sees_a_missing_check(
 
 def test_the_oracle_sees_a_rule_that_is_too_strict(oracle: SafetensorsOracle, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
-        raise bs.CorruptError("no", rule="ST-11")
+        raise bs.errors.CorruptError("no", rule="ST-11")
 
     monkeypatch.setattr(reader, "_check_places", refuse)
     with pytest.raises(ViolationError, match=r"\(f\) refused by ST-11"):

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import burnstore as bs
-from burnstore.io.gpu.buffers import POOL
+from burnstore.io.gpu.buffers import POOL, configure_transfers
 from burnstore.tensor import torch as torch_tensor
 
 Check = Callable[[str, Path], None]
@@ -49,7 +49,7 @@ def ring_for(device: str) -> Iterator[None]:
     finally:
         torch_tensor.TRANSFER_DEVICES.clear()
         torch_tensor.TRANSFER_DEVICES.update(before)
-        bs.configure_transfers()
+        configure_transfers()
 
 
 def noise(dtype: str, *shape: int) -> torch.Tensor:
@@ -126,7 +126,7 @@ def rings_of_any_size_give_the_same(device: str, folder: Path) -> None:
     tensors = every_dtype(2000)
     path = next(saved(tensors, folder))
     for readers, buffers, size in ((1, 1, 1 << 16), (3, 2, 1 << 16), (12, 5, 1 << 18), (4, 24, 1 << 23)):
-        bs.configure_transfers(readers=readers, buffers=buffers, buffer_bytes=size)
+        configure_transfers(readers=readers, buffers=buffers, buffer_bytes=size)
         with bs.open(path) as file:
             assert_same(file.torch(device=device), tensors)
 
@@ -235,7 +235,7 @@ def a_model_is_filled_where_it_is(device: str, folder: Path) -> None:
     bs.save(source, paths[1])  # Burn's layout: Linears are transposed, gates are apart
     torch.save(source.state_dict(), paths[2])
     for size in (1 << 23, 1 << 16):
-        bs.configure_transfers(buffer_bytes=size)
+        configure_transfers(buffer_bytes=size)
         for path in paths:
             model = mixed(2).to(device)
             model.conv.to(memory_format=torch.channels_last)
@@ -329,9 +329,9 @@ def a_file_that_is_cut_is_reported_with_its_tensor(device: str, folder: Path) ->
         store.keys()
         os.truncate(path, 20_000_000)
         error = raised(bs.BurnstoreError, lambda: file.torch(device=device))
-        assert isinstance(error, (bs.TruncatedError, bs.ChangedError))
+        assert isinstance(error, (bs.errors.TruncatedError, bs.errors.ChangedError))
         assert error.path == str(path) and error.tensor in ("first", "second"), (error.path, error.tensor)
-    refused = raised(bs.LoadError, lambda: store.load(module))
+    refused = raised(bs.errors.LoadError, lambda: store.load(module))
     assert "partly loaded" in str(refused) and refused.path == str(path)
 
 
@@ -341,7 +341,7 @@ def a_file_that_is_not_in_the_page_cache_is_read(device: str, folder: Path) -> N
     path = folder / "cold.safetensors"
     bs.save(tensors, path)
     for size in (1 << 16, 1 << 23):
-        bs.configure_transfers(buffer_bytes=size)
+        configure_transfers(buffer_bytes=size)
         for kept in (0, 1 << 20):
             descriptor = os.open(path, os.O_RDONLY)
             os.fsync(descriptor)

@@ -14,6 +14,7 @@ from tests.gpu.checks import assert_same, bits, check, noise, raised, state
 from torch import nn
 
 import burnstore as bs
+from burnstore.io.gpu.buffers import configure_transfers
 from burnstore.models.load import gpu as on_device
 
 
@@ -36,7 +37,7 @@ def outcome(job: Callable[[], Any]) -> tuple[str, list[str], list[str]]:
     try:
         result = job()
         error = ""
-    except bs.LoadError as failure:
+    except bs.errors.LoadError as failure:
         result, error = failure.result, str(failure)
     return error, result.applied, result.notes
 
@@ -84,7 +85,7 @@ def what_layouts_turn_and_split_is_cast_too(device: str, folder: Path) -> None:
         bs.save(Layers(given), folder / f"{given}.safetensors", overwrite=True)
         model = Layers(held)
         for size in (1 << 23, 1 << 16):
-            bs.configure_transfers(buffer_bytes=size)
+            configure_transfers(buffer_bytes=size)
             for suffix in ("bpk", "safetensors"):
                 names = assert_as_on_the_host(model, folder / f"{given}.{suffix}", device)
                 assert set(names) == set(state(model)), (given, held, suffix, set(state(model)) - set(names))
@@ -166,8 +167,8 @@ def parts_of_ranks_are_cast_and_cut(device: str, folder: Path) -> None:
             )
             found.to(device)
             with account() as names:
-                bs.load(found, path, shard=rules, rank=rank, world=3)
-            bs.load(wanted, path, shard=rules, rank=rank, world=3, in_place=False)
+                bs.load(found, path, part=rules.part(rank=rank, world=3))
+            bs.load(wanted, path, part=rules.part(rank=rank, world=3), in_place=False)
             assert_same(state(found), state(wanted))
             assert set(names) == set(state(found))
 
@@ -240,7 +241,7 @@ def tied_weights_that_differ_are_refused_before_the_model_is_changed(device: str
     bs.save(apart, folder / "apart.safetensors")
     model = Tied()
     assert assert_as_on_the_host(model, folder / "apart.safetensors", device) == []
-    raised(bs.LoadError, lambda: bs.load(model.to(device), folder / "apart.safetensors"))
+    raised(bs.errors.LoadError, lambda: bs.load(model.to(device), folder / "apart.safetensors"))
     narrow = Tied(dtype="bfloat16")
     assert assert_as_on_the_host(narrow, folder / "apart.safetensors", device) == ["other.weight", "other.bias"]
 
@@ -271,10 +272,10 @@ def a_device_that_is_named_is_where_tensors_are_made(device: str, folder: Path) 
     other = "cpu" if torch.device(device).type == "cuda" else "cuda"
     before = {name: bits(tensor) for name, tensor in state(model).items()}
     error = raised(
-        bs.BurnstoreError if other == "cuda" else bs.ModelError,
+        bs.BurnstoreError if other == "cuda" else bs.errors.ModelError,
         lambda: bs.load(model, folder / "model.bpk", device=other),
     )
-    assert isinstance(error, (bs.ModelError, bs.DeviceError)), error
+    assert isinstance(error, (bs.errors.ModelError, bs.errors.DeviceError)), error
     assert all(torch.equal(bits(tensor), before[name]) for name, tensor in state(model).items())
 
 
@@ -306,13 +307,13 @@ def a_device_without_memory_is_told_of(device: str, folder: Path) -> None:
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (80 << 20)) / total)
     try:
-        error = raised(bs.LoadError, lambda: bs.load(model, folder / "model.safetensors", device=device))
+        error = raised(bs.errors.LoadError, lambda: bs.load(model, folder / "model.safetensors", device=device))
         assert "the model is unchanged" in str(error) and error.tensor == "b.weight", error
-        assert isinstance(error.__cause__, bs.DeviceError), error
+        assert isinstance(error.__cause__, bs.errors.DeviceError), error
         assert isinstance(error.__cause__.__cause__, torch.OutOfMemoryError), error
         assert all(parameter.is_meta for parameter in model.parameters())
         with bs.open(folder / "model.safetensors") as file:
-            error = raised(bs.DeviceError, lambda: file.torch(device=device))
+            error = raised(bs.errors.DeviceError, lambda: file.torch(device=device))
             assert error.path == str(folder / "model.safetensors"), error
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

@@ -14,6 +14,7 @@ from tests.gpu.checks import assert_same, check, noise, raised, state
 from torch import nn
 
 import burnstore as bs
+from burnstore.io.gpu.buffers import configure_transfers
 from burnstore.io.gpu.transfer import Range, transfer
 from burnstore.io.sizes import PAGE
 from burnstore.io.source import FileSource
@@ -128,7 +129,7 @@ def of_all_ranks(path: Path, device: str) -> dict[str, torch.Tensor]:
         model = Block(WORLD).to(device)
         model.conv.to(memory_format=torch.channels_last)
         with carried() as transfers:
-            result = bs.load(model, path, shard=RULES, rank=rank, world=WORLD)
+            result = bs.load(model, path, part=RULES.part(rank=rank, world=WORLD))
         assert result.is_complete, result
         assert sum(transfers) >= sum(tensor.nbytes for tensor in state(model).values()), "some went over the host"
         ranks.append(state(model))
@@ -139,7 +140,7 @@ def of_all_ranks(path: Path, device: str) -> dict[str, torch.Tensor]:
 def the_parts_of_all_ranks_are_the_whole_and_none_goes_over_the_host(device: str, folder: Path) -> None:
     whole, paths = whole_files(folder)
     for size in (1 << 23, 1 << 16):
-        bs.configure_transfers(buffer_bytes=size)
+        configure_transfers(buffer_bytes=size)
         for path in paths:
             assert_same(of_all_ranks(path, device), state(whole))
         paths = paths[:2]
@@ -206,7 +207,7 @@ def a_file_that_is_cut_is_reported_with_the_tensor_of_the_part(device: str, fold
         [part] = RULES.slice(file.values(), rank=3, world=WORLD)
         os.truncate(path, 9_000_000)
         error = raised(bs.BurnstoreError, lambda: part.torch(device=device))
-        assert isinstance(error, (bs.TruncatedError, bs.ChangedError))
+        assert isinstance(error, (bs.errors.TruncatedError, bs.errors.ChangedError))
         assert error.path == str(path) and error.tensor == "o.weight", (error.path, error.tensor)
 
 

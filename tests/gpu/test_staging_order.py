@@ -16,7 +16,7 @@ from torch import nn
 
 import burnstore as bs
 from burnstore.io.gpu import readers
-from burnstore.io.gpu.buffers import TransferSettings
+from burnstore.io.gpu.buffers import TransferSettings, configure_transfers
 from burnstore.io.gpu.staging import CudaStaging
 from burnstore.io.gpu.transfer import _Transfer
 
@@ -25,7 +25,7 @@ BYTES = 1 << 16
 
 def turned_matrices(device: str, folder: Path) -> None:
     """What is staged row by row."""
-    bs.configure_transfers(buffer_bytes=BYTES)
+    configure_transfers(buffer_bytes=BYTES)
     model = nn.ModuleDict({"a": nn.Linear(400, 500), "b": nn.Linear(500, 300)})
     bs.save(model, folder / "model.bpk")
     bs.load(model.to(device), folder / "model.bpk")
@@ -33,7 +33,7 @@ def turned_matrices(device: str, folder: Path) -> None:
 
 def cast_values(device: str, folder: Path) -> None:
     """What is staged piece by piece, and looked up in a table."""
-    bs.configure_transfers(buffer_bytes=BYTES)
+    configure_transfers(buffer_bytes=BYTES)
     model = nn.Module()
     model.register_buffer("a", torch.zeros(300_000, device=device))
     bs.save({"a": noise("float16", 300_000)}, folder / "half.safetensors")
@@ -42,7 +42,7 @@ def cast_values(device: str, folder: Path) -> None:
 
 def small_values(device: str, folder: Path) -> None:
     """What is staged twice from a buffer, for two casts, and distributed; through a ring of one."""
-    bs.configure_transfers(buffers=1, buffer_bytes=BYTES)
+    configure_transfers(buffers=1, buffer_bytes=BYTES)
     model, tensors = nn.Module(), {}
     for number in range(400):
         model.register_buffer(f"t{number}", torch.zeros(500, device=device))
@@ -53,7 +53,7 @@ def small_values(device: str, folder: Path) -> None:
 
 def new_tensors(device: str, folder: Path) -> None:
     """What is nothing but copied, into memory that is made for it."""
-    bs.configure_transfers(buffers=2, buffer_bytes=BYTES)
+    configure_transfers(buffers=2, buffer_bytes=BYTES)
     bs.save({"a": noise("float32", 300_000), "b": noise("float32", 300_000)}, folder / "plain.safetensors")
     with bs.open(folder / "plain.safetensors") as file:
         file.torch(device=device)

@@ -106,7 +106,7 @@ def _other_forms(snapshot: bs.TensorSnapshot, dtype: DType) -> set[str]:
         return {_digest(snapshot.to_bytes()), _digest(encode(native)), _digest(quantized.dequantize().tobytes())}
     try:
         return {_digest(snapshot.numpy().astype(dtype.numpy).tobytes())}
-    except bs.DTypeError:
+    except bs.errors.DTypeError:
         return set()
 
 

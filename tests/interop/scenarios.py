@@ -51,7 +51,7 @@ class Scenario:
 
     def store(self, file: Path) -> bs.BurnpackStore:
         """The options as our store takes them."""
-        store = bs.BurnpackStore.from_file(file, allow_partial=self.partial, validate=self.validate)
+        store = bs.BurnpackStore.from_file(file).allow_partial(self.partial).validate(self.validate)
         for pattern in self.regexes:
             store.with_regex(pattern)
         for path in self.full_paths:

@@ -24,7 +24,9 @@ def needs_adapters(burn, model):
 @pytest.mark.parametrize("adapter", TO)
 def test_an_adapted_file_is_byte_for_byte_the_one_that_burn_adapts(burn, generated, model, adapter, tmp_path):
     needs_adapters(burn, model)
-    store = bs.BurnpackStore.from_bytes(None, burn_version=burn.release, to_adapter=to_adapter(adapter, burn.version))
+    store = (
+        bs.BurnpackStore.from_bytes(None).burn_version(burn.release).with_to_adapter(to_adapter(adapter, burn.version))
+    )
     store.save(generated.filled(model, burn.version))
     with bs.open(store.get_bytes()) as ours:  # which may say of itself whose layout it has: Burn is told to, as well
         texts = [word for text in ours.metadata.items() for word in ("--metadata", *text)]
@@ -43,7 +45,7 @@ def test_an_adapted_file_comes_back_alike_on_both_sides(burn, generated, model, 
     loading = burn.load(model, file, "--from-adapter", adapter)
     assert loading.ok, loading.error
     declared = zoo.declare(model, burn.version, generated.paths(model))
-    result = bs.BurnpackStore.from_file(file, from_adapter=FROM[adapter]()).load(declared)
+    result = bs.BurnpackStore.from_file(file).with_from_adapter(FROM[adapter]()).load(declared)
     assert result.applied == loading.result["applied"]
     assert [(t.path, t.dtype, t.shape, hashlib.sha256(t.to_bytes()).hexdigest()) for t in bs.collect(declared)] == [
         (t.path, t.dtype, t.shape, t.sha256) for t in loading.tensors

@@ -13,22 +13,35 @@ import pytest
 
 import burnstore as bs
 from burnstore import nn
+from burnstore.stores.records import (
+    BinFileRecorder,
+    BinGzFileRecorder,
+    DoublePrecisionSettings,
+    FullPrecisionSettings,
+    HalfPrecisionSettings,
+    JsonGzFileRecorder,
+    NamedMpkFileRecorder,
+    NamedMpkGzFileRecorder,
+    PrettyJsonFileRecorder,
+    load_file,
+    save_file,
+)
 
 from .program import UnavailableError, asked_versions, program
 
 VERSION = "0.21"
 RECORDERS = {
-    "mpk": bs.NamedMpkFileRecorder,
-    "mpk.gz": bs.NamedMpkGzFileRecorder,
-    "bin": bs.BinFileRecorder,
-    "bin.gz": bs.BinGzFileRecorder,
-    "json": bs.PrettyJsonFileRecorder,
-    "json.gz": bs.JsonGzFileRecorder,
+    "mpk": NamedMpkFileRecorder,
+    "mpk.gz": NamedMpkGzFileRecorder,
+    "bin": BinFileRecorder,
+    "bin.gz": BinGzFileRecorder,
+    "json": PrettyJsonFileRecorder,
+    "json.gz": JsonGzFileRecorder,
 }
 SETTINGS = {
-    "full": bs.FullPrecisionSettings,
-    "half": bs.HalfPrecisionSettings,
-    "double": bs.DoublePrecisionSettings,
+    "full": FullPrecisionSettings,
+    "half": HalfPrecisionSettings,
+    "double": DoublePrecisionSettings,
 }
 
 pytestmark = pytest.mark.skipif(VERSION not in asked_versions(), reason=f"BURN_VERSIONS does not name {VERSION}")
@@ -81,7 +94,7 @@ def test_burn_loads_our_records_and_we_read_and_write_its_own(
 ) -> None:
     recorder, settings = RECORDERS[kind], SETTINGS[precision]
     model = Mixed()
-    bs.save_file(model, tmp_path / "ours", recorder(settings), durable=False)
+    save_file(model, tmp_path / "ours", recorder(settings), durable=False)
     asked = [recorders, kind, precision, tmp_path / "ours", tmp_path / "theirs"]
     done = subprocess.run(asked, capture_output=True, encoding="utf-8", check=False)
     assert done.returncode == 0, done.stderr
@@ -94,7 +107,7 @@ def test_burn_loads_our_records_and_we_read_and_write_its_own(
         assert "running" in path or found[path]["id"] == str(tensor.param_id), path  # a running state keeps its own
 
     back = Mixed()
-    assert bs.load_file(back, tmp_path / "theirs", recorder()).is_success()
+    assert load_file(back, tmp_path / "theirs", recorder()).is_success()
     for tensor in bs.collect(back):
         assert _values(tensor.numpy(), precision) == found[tensor.path]["values"], tensor.path
     with recorder().load(tmp_path / "theirs", like=Mixed()) as record:

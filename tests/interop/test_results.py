@@ -170,7 +170,7 @@ def by_us(scenario: Scenario, file: Path, version: str, ids: dict[str, int | Non
     model = zoo.declare(scenario.model, version)
     try:
         result, ended = scenario.store(file).load(model), "loaded"
-    except (bs.LoadError, bs.MissingTensorsError) as refused:
+    except (bs.errors.LoadError, bs.errors.MissingTensorsError) as refused:
         result, ended = refused.result, str(refused).partition(":")[0]
     after = {tensor.path: tensor for tensor in bs.collect(model)}
     applied = result.applied if ended == "loaded" else []

@@ -196,7 +196,7 @@ def test_a_file_that_is_cut_while_it_is_mapped_kills_nobody(
 
     System(monkeypatch, lambda offset: True)
     monkeypatch.setattr(cached_runs, "_vector_copy", lambda: cut_before)
-    with pytest.raises((bs.TruncatedError, bs.ChangedError)):
+    with pytest.raises((bs.errors.TruncatedError, bs.errors.ChangedError)):
         read(source, 0, ROW, RUN, COUNT)
 
 
@@ -224,7 +224,7 @@ def test_pages_of_runs_are_read_in_the_thread_that_asks(
             first = offset % PAGE
             assert memory[first : first + length] == everything[offset : offset + length]
         runs.check_unchanged()
-        with pytest.raises(bs.TruncatedError):
+        with pytest.raises(bs.errors.TruncatedError):
             page_reader(runs)(runs.size - 3, 4, memory)
 
 
@@ -236,7 +236,7 @@ def test_a_part_of_runs_is_runs_and_tells_of_a_change(tmp_path: Path, source: Fi
     assert memory[: outer.size] == wanted(CONTENT, 10, ROW, 64, COUNT) == outer.read_at(0, outer.size)
     RunsSource(BytesSource(CONTENT[:100]), 0, row=10, run=2, count=10).check_unchanged()
     os.utime(tmp_path / "file", ns=(1, 1))
-    with pytest.raises(bs.ChangedError):
+    with pytest.raises(bs.errors.ChangedError):
         outer.check_unchanged()
 
 
@@ -270,7 +270,7 @@ def test_a_disk_that_fails_is_an_error_of_ours(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(pages, "_NOWAIT", 8)
     monkeypatch.setattr(os, "preadv", preadv)
-    with pytest.raises(bs.ReadError, match="broken") as caught:
+    with pytest.raises(bs.errors.ReadError, match="broken") as caught:
         read(source, 0, 16 << 10, 2048, 4)
     assert caught.value.errno == errno.EIO
     source.close()
@@ -280,15 +280,15 @@ def test_runs_beyond_the_end_or_of_a_closed_or_changed_file_are_errors_of_ours(t
     (tmp_path / "file").write_bytes(bytes(64 << 10))
     source = FileSource(tmp_path / "file")
     for row, run in ((16 << 10, 2048), (600, 100), (130 << 10, 100)):
-        with pytest.raises(bs.TruncatedError):
+        with pytest.raises(bs.errors.TruncatedError):
             read(source, 1 << 10, row, run, 1000)
     with (tmp_path / "file").open("r+b") as file:
         file.write(b"other")
     os.utime(tmp_path / "file", ns=(1, 1))
-    with pytest.raises(bs.ChangedError):
+    with pytest.raises(bs.errors.ChangedError):
         read(source, 0, 16 << 10, 2048, 4)
     source.close()
-    with pytest.raises(bs.ClosedError):
+    with pytest.raises(bs.errors.ClosedError):
         read(source, 0, 16 << 10, 2048, 4)
 
 

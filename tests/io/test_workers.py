@@ -29,7 +29,7 @@ def double(number: int) -> int:
 
 def fail_at(wrong: int, number: int) -> int:
     if number == wrong:
-        raise bs.CorruptError("this one", tensor=str(number))
+        raise bs.errors.CorruptError("this one", tensor=str(number))
     return number
 
 
@@ -65,7 +65,7 @@ def test_a_slow_task_does_not_change_the_order() -> None:
 
 def test_the_first_failure_is_raised_and_carries_what_it_is_about(workers: Any) -> None:
     found = run_tasks(partial(fail_at, 7), range(40), workers)
-    with pytest.raises(bs.CorruptError, match="this one") as caught:
+    with pytest.raises(bs.errors.CorruptError, match="this one") as caught:
         list(found)
     assert caught.value.tensor == "7"
     assert not ours()

@@ -11,7 +11,9 @@ import pytest
 
 import burnstore as bs
 from burnstore import nn
-from burnstore.models.layouts import MODULES_KEY
+from burnstore.jobs.convert.receipt import check_receipt, read_receipt
+from burnstore.pipeline.kinds import MODULES_KEY
+from burnstore.transforms.guess import guess_kinds
 
 F32 = np.float32
 
@@ -67,7 +69,7 @@ def test_into_burns_layout_and_back_is_bit_equal(torch_file: Path, tmp_path: Pat
         assert np.array_equal(f["attn.key.weight"].numpy(), TORCH["attn.in_proj_weight"][4:8].T)
         assert np.array_equal(f["lstm.cell_gate.input_transform.weight"].numpy(), TORCH["lstm.weight_ih_l0"][4:6].T)
         assert f.metadata["epochs"] == "3" and f.metadata["format"] == "burnpack"
-    bs.convert(tmp_path / "burn.bpk", tmp_path / "back.safetensors", layout="torch")
+    bs.convert(tmp_path / "burn.bpk", tmp_path / "back.safetensors", target_layout="torch")
     assert contents(tmp_path / "back.safetensors") == contents(torch_file)
 
 
@@ -86,14 +88,14 @@ def test_a_file_that_records_its_modules_serves_as_like(torch_file: Path, tmp_pa
 
 
 def test_a_file_that_records_nothing_does_not(torch_file: Path, tmp_path: Path) -> None:
-    with pytest.raises(bs.ModelError, match="does not record its modules"):
+    with pytest.raises(bs.errors.ModelError, match="neither records its modules"):
         bs.convert(torch_file, tmp_path / "x.bpk", like=torch_file)
 
 
 def test_where_nothing_tells_the_kinds_the_ways_out_are_named_and_nothing_is_written(
     torch_file: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(bs.ModelError, match="nothing tells the kinds") as caught:
+    with pytest.raises(bs.errors.ModelError, match="nothing states the kinds") as caught:
         bs.convert(torch_file, tmp_path / "x.bpk")
     for way in ("like=", "rules=", "guess=True", "keep_layout=True"):
         assert way in str(caught.value)
@@ -103,9 +105,9 @@ def test_where_nothing_tells_the_kinds_the_ways_out_are_named_and_nothing_is_wri
 def test_a_rule_that_matches_nothing_and_a_module_that_no_rule_matches_are_errors(
     torch_file: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(bs.PatternError, match="matched no module"):
+    with pytest.raises(bs.errors.PatternError, match="matched no module"):
         bs.convert(torch_file, tmp_path / "x.bpk", rules={**RULES, "nonsense": "Linear"})
-    with pytest.raises(bs.ModelError, match="no rule names the kind"):
+    with pytest.raises(bs.errors.ModelError, match="no rule names the kind"):
         bs.convert(torch_file, tmp_path / "x.bpk", rules={k: v for k, v in RULES.items() if k != "^norm$"})
     with pytest.raises(ValueError, match="not a module kind"):
         bs.convert(torch_file, tmp_path / "x.bpk", rules={"^fc$": "Linear!"})
@@ -116,7 +118,7 @@ def test_a_model_that_does_not_fit_the_file_is_refused(torch_file: Path, tmp_pat
         def __init__(self) -> None:
             self.fc = nn.Linear(3, 4)
 
-    with pytest.raises(bs.ModelError, match="no counterpart"):
+    with pytest.raises(bs.errors.ModelError, match="no counterpart"):
         bs.convert(torch_file, tmp_path / "x.bpk", like=Less())
     assert not (tmp_path / "x.bpk").exists()
 
@@ -133,12 +135,12 @@ def test_keeping_the_layout_copies_and_the_file_says_so(torch_file: Path, tmp_pa
 
 def test_a_file_of_unknown_layout_is_not_passed_off_as_burns(tmp_path: Path) -> None:
     bs.save(TORCH, tmp_path / "plain.safetensors")
-    with pytest.raises(bs.ModelError, match="does not say whose layout"):
+    with pytest.raises(bs.errors.ModelError, match="does not state its layout"):
         bs.convert(tmp_path / "plain.safetensors", tmp_path / "x.bpk")
     bs.convert(tmp_path / "plain.safetensors", tmp_path / "x.bpk", keep_layout=True)
     with bs.open(tmp_path / "x.bpk") as f:
         assert f.layout not in ("burn", "torch")
-    bs.convert(tmp_path / "plain.safetensors", tmp_path / "y.bpk", source_layout="burn")
+    bs.convert(tmp_path / "plain.safetensors", tmp_path / "y.bpk", layout="burn")
     with bs.open(tmp_path / "y.bpk") as f:
         assert f.layout == "burn"
 
@@ -194,7 +196,7 @@ def test_guessing_converts_what_is_certain(tmp_path: Path) -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_is_ambiguous_is_said_to_be(tensors: dict[str, tuple[int, ...]], why: str) -> None:
-    guess = bs.guess_kinds(tensors)
+    guess = guess_kinds(tensors)
     assert any(why in reason for reason in guess.ambiguous.values()), str(guess)
 
 
@@ -215,7 +217,7 @@ def test_a_damaged_record_of_modules_is_refused(torch_file: Path, tmp_path: Path
 
 def test_names_too_deep_for_a_tree_are_refused(tmp_path: Path) -> None:
     bs.save({".".join("a" * 2000): rand(2)}, tmp_path / "deep.safetensors", metadata={"format": "pt"})
-    with pytest.raises(bs.ModelError, match="modules deep"):
+    with pytest.raises(bs.errors.ModelError, match="modules deep"):
         bs.convert(tmp_path / "deep.safetensors", tmp_path / "x.bpk", guess=True)
 
 
@@ -233,7 +235,7 @@ def test_what_was_written_is_read_back(torch_file: Path, tmp_path: Path, monkeyp
         return real(path, **options)
 
     monkeypatch.setattr(assembly, "open_checkpoint", damage_and_open)
-    with pytest.raises(bs.CorruptError, match="not what was read"):
+    with pytest.raises(bs.errors.CorruptError, match="not what was read"):
         bs.convert(torch_file, tmp_path / "x.bpk", like=Net())
     assert not (tmp_path / "x.bpk").exists()
     bs.convert(torch_file, tmp_path / "y.bpk", like=Net(), verify=False)
@@ -241,7 +243,7 @@ def test_what_was_written_is_read_back(torch_file: Path, tmp_path: Path, monkeyp
 
 def test_an_existing_target_is_refused_and_kept(torch_file: Path, tmp_path: Path) -> None:
     (tmp_path / "x.bpk").write_bytes(b"precious")
-    with pytest.raises(bs.AlreadyExistsError):
+    with pytest.raises(bs.errors.AlreadyExistsError):
         bs.convert(torch_file, tmp_path / "x.bpk", like=Net())
     assert (tmp_path / "x.bpk").read_bytes() == b"precious"
     bs.convert(torch_file, tmp_path / "x.bpk", like=Net(), overwrite=True)
@@ -257,7 +259,12 @@ def test_the_record_is_json_with_both_paths(tmp_path: Path) -> None:
         assert json.loads(f.metadata[MODULES_KEY]) == {"net.0": "Linear", "net.2": ["Linear", "net.1"]}
     bs.convert(tmp_path / "a.bpk", tmp_path / "b.bpk", keep_layout=True)
     assert (tmp_path / "a.bpk").read_bytes() == (tmp_path / "b.bpk").read_bytes()
-    bs.convert(tmp_path / "a.bpk", tmp_path / "c.safetensors", layout="torch", record_modules=False)
+    bs.convert(
+        tmp_path / "a.bpk",
+        tmp_path / "c.safetensors",
+        target_layout="torch",
+        pipeline=bs.Pipeline(record_modules=False),
+    )
     with bs.open(tmp_path / "c.safetensors") as f:
         assert sorted(f) == ["net.0.weight", "net.2.weight"] and MODULES_KEY not in f.metadata
 
@@ -274,7 +281,7 @@ def test_a_target_that_would_lack_tensors_is_not_written(tmp_path: Path) -> None
         for name in ("weight", "bias")
     }
     bs.save(tensors, tmp_path / "a.safetensors", metadata={"format": "pt"})
-    with pytest.raises(bs.ModelError, match="the file has not") as caught:
+    with pytest.raises(bs.errors.ModelError, match="the source has not") as caught:
         bs.convert(tmp_path / "a.safetensors", tmp_path / "a.bpk", like=Three())
     assert caught.value.tensor == "net.1.weight" and not (tmp_path / "a.bpk").exists()
 
@@ -283,7 +290,7 @@ def test_a_weight_that_is_no_matrix_is_a_shape_that_does_not_fit(tmp_path: Path)
     bs.save({"weight": rand(6), "bias": rand(3)}, tmp_path / "a.safetensors", metadata={"format": "pt"})
     result = bs.load(nn.Linear(2, 3), tmp_path / "a.safetensors", validate=False, allow_partial=True)
     assert [(error.kind, error.path) for error in result.errors] == [("ShapeMismatch", "weight")]
-    with pytest.raises(bs.ModelError, match="no matrix"):
+    with pytest.raises(bs.errors.ModelError, match="no matrix"):
         bs.convert(tmp_path / "a.safetensors", tmp_path / "a.bpk", rules={"^$": "Linear"})
 
 
@@ -297,21 +304,23 @@ def test_tensors_are_in_the_order_of_the_declared_model(torch_file: Path, tmp_pa
 # --- filter, rename, cast, adapters, texts ----------------------------------------------------------------------------
 
 
-def test_a_filter_and_renames_come_before_the_layout(torch_file: Path, tmp_path: Path) -> None:
+def test_renames_come_before_the_layout_and_the_filter_sees_the_names_of_the_target(
+    torch_file: Path, tmp_path: Path
+) -> None:
     class Head(nn.Module):
         def __init__(self) -> None:
             self.head = nn.Linear(3, 4)
 
     done = bs.convert(
-        torch_file, tmp_path / "x.bpk", filter=r"^fc\.", rename=[r"^fc\.=>head."], like=Head(), receipt=True
+        torch_file, tmp_path / "x.bpk", filter=r"^head\.", rename=[r"^fc\.=>head."], like=Head(), receipt=True
     )
     assert done.tensors == 2
     with bs.open(tmp_path / "x.bpk") as f:
         assert list(f) == ["head.weight", "head.bias"] and np.array_equal(
             f["head.weight"].numpy(), TORCH["fc.weight"].T
         )
-    said = bs.read_receipt(tmp_path / "x.bpk.receipt.json")
-    assert [(tensor.name, tensor.made_of) for tensor in said.tensors] == [
+    said = read_receipt(tmp_path / "x.bpk.receipt.json")
+    assert [(tensor.name, tensor.sources) for tensor in said.tensors] == [
         ("head.weight", ("fc.weight",)),
         ("head.bias", ("fc.bias",)),
     ]
@@ -320,13 +329,14 @@ def test_a_filter_and_renames_come_before_the_layout(torch_file: Path, tmp_path:
 @pytest.mark.parametrize(
     "renames",
     [
-        {r"^fc\.(\w+)$": "head.$1"},
+        {"fc.weight": "head.weight", "fc.bias": "head.bias"},
+        lambda name: name.replace("fc.", "head."),
         [(r"^fc\.(\w+)$", r"head.\1")],
         [r"^fc\.(\w+)$=>head.$1"],
         r"^fc\.(\w+)$=>head.${1}",
         bs.KeyRemapper().add_pattern(r"^fc\.(\w+)$", "head.$1"),
     ],
-    ids=["mapping", "pairs", "texts", "text", "remapper"],
+    ids=["mapping", "function", "pairs", "texts", "text", "remapper"],
 )
 def test_renames_can_be_said_in_every_way(torch_file: Path, tmp_path: Path, renames: Any) -> None:
     bs.convert(torch_file, tmp_path / "x.safetensors", rename=renames)
@@ -341,31 +351,30 @@ def test_filters_with_flags_and_several_of_them(torch_file: Path, tmp_path: Path
         torch_file, tmp_path / "x.safetensors", filter=["^fc", re.compile("^NORM", re.IGNORECASE)], receipt=True
     )
     assert done.tensors == 4
-    assert bs.read_receipt(f"{tmp_path}/x.safetensors.receipt.json").recipe["filter"] == ["^fc", "(?i)^NORM"]
     assert bs.replay(f"{tmp_path}/x.safetensors.receipt.json", tmp_path / "y.safetensors").tensors == 4
 
 
 @pytest.mark.parametrize(
     ("options", "kind", "text"),
     [
-        ({"filter": "^nothing"}, bs.PatternError, "found in no tensor's name"),
-        ({"filter": ["^fc", "^nothing"]}, bs.PatternError, "'\\^nothing'"),
-        ({"filter": "("}, bs.PatternError, "Invalid regex"),
-        ({"rename": ["^nothing=>x"]}, bs.PatternError, "renames no tensor"),
-        ({"rename": ["nothing"]}, bs.PatternError, "is no rule"),
-        ({"rename": [r"^fc=>$2"]}, bs.PatternError, "names group"),
-        ({"rename": [(1, 2, 3)]}, TypeError, "a rule for names"),
-        ({"rename": [r"^fc\.\w+$=>x"]}, bs.DuplicateNameError, "both renamed"),
-        ({"cast": "i64"}, bs.DTypeError, "not cast to I64"),
-        ({"cast": "f4"}, bs.DTypeError, "not cast to F4"),
-        ({"cast": "F8_E8M0"}, bs.DTypeError, "not cast to F8_E8M0"),
-        ({"cast": "bf17"}, bs.DTypeError, "unknown dtype"),
-        ({"adapter": "Unheard"}, ValueError, "no adapter"),
-        ({"adapter": 3}, TypeError, "an adapter is"),
-        ({"metadata": {"burnstore.layout": "burn"}}, ValueError, "burnstore's own"),
-        ({"metadata": {"a": 3}}, TypeError, "maps str to str"),
-        ({"layout": "jax"}, ValueError, "a layout is one of"),
-        ({"source_layout": "jax"}, ValueError, "a layout is one of"),
+        ({"filter": "^nothing"}, bs.errors.PatternError, "matched no tensor"),
+        ({"filter": ["^fc", "^nothing"]}, bs.errors.PatternError, "'\\^nothing'"),
+        ({"filter": "("}, bs.errors.PatternError, "Invalid regex"),
+        ({"rename": ["^nothing=>x"]}, bs.errors.PatternError, "matched no tensor"),
+        ({"rename": ["nothing"]}, bs.errors.PatternError, "is not a rename rule"),
+        ({"rename": [r"^fc=>$2"]}, bs.errors.PatternError, "names group"),
+        ({"rename": [(1, 2, 3)]}, TypeError, "a rename rule must be"),
+        ({"rename": [r"^fc\.\w+$=>x"]}, bs.errors.DuplicateNameError, "both renamed"),
+        ({"cast": "i64"}, bs.errors.DTypeError, "cannot cast values to I64"),
+        ({"cast": "f4"}, bs.errors.DTypeError, "cannot cast values to F4"),
+        ({"cast": "F8_E8M0"}, bs.errors.DTypeError, "cannot cast values to F8_E8M0"),
+        ({"cast": "bf17"}, bs.errors.DTypeError, "unknown dtype"),
+        ({"adapter": "Unheard"}, ValueError, "unknown adapter"),
+        ({"adapter": 3}, TypeError, "adapter must be"),
+        ({"metadata": {"burnstore.layout": "burn"}}, ValueError, "is reserved"),
+        ({"metadata": {"a": 3}}, TypeError, "must map str to str"),
+        ({"layout": "jax"}, ValueError, "layout must be one of"),
+        ({"target_layout": "jax"}, ValueError, "layout must be one of"),
         ({"resume": True}, ValueError, "max_shard_size"),
         ({"receipt": True, "verify": False}, ValueError, "verify"),
         ({"executor": 0}, ValueError, "positive"),
@@ -388,13 +397,13 @@ def test_casting_takes_floats_only_and_equals_numpys(tmp_path: Path) -> None:
         assert {name: str(f[name].dtype) for name in f} == {"f": "F16", "d": "F16", "i": "I64", "b": "Bool"}
         assert np.array_equal(f["f"].numpy(), values["f"].astype(np.float16))
     bs.save({"f": np.array([1e6, 1.0], F32)}, tmp_path / "c.safetensors")
-    with pytest.raises(bs.DTypeError, match="1 finite values, up to 1e\\+06, are too large for F16") as caught:
+    with pytest.raises(bs.errors.DTypeError, match="1 finite values, up to 1e\\+06, are too large for F16") as caught:
         bs.convert(tmp_path / "c.safetensors", tmp_path / "d.safetensors", cast="f16")
     assert caught.value.tensor == "f" and not (tmp_path / "d.safetensors").exists()
 
 
 def test_an_adapter_goes_by_the_modules(torch_file: Path, tmp_path: Path) -> None:
-    with pytest.raises(bs.ModelError, match="nothing tells what they are"):
+    with pytest.raises(bs.errors.ModelError, match="nothing states them"):
         bs.convert(torch_file, tmp_path / "x.safetensors", adapter="HalfPrecisionAdapter")
     bs.convert(torch_file, tmp_path / "x.safetensors", adapter="HalfPrecisionAdapter", rules=RULES)
     with bs.open(tmp_path / "x.safetensors") as f:
@@ -436,25 +445,27 @@ def test_several_sources_make_one_target(torch_file: Path, tmp_path: Path) -> No
     for path, part, epochs in zip(paths, parts, "12", strict=True):
         bs.save(part, path, metadata={"format": "pt", "epochs": epochs})
     done = bs.convert(paths, tmp_path / "x.bpk", like=Net(), receipt=True)
-    assert done.tensors == len(contents(tmp_path / "x.bpk")) and any("'epochs'" in note for note in done.notes)
+    assert done.tensors == len(contents(tmp_path / "x.bpk")) and any("epochs" in note for note in done.notes)
     bs.convert(torch_file, tmp_path / "y.bpk", like=Net())
     assert contents(tmp_path / "x.bpk") == contents(tmp_path / "y.bpk")
-    assert bs.check_receipt(f"{tmp_path}/x.bpk.receipt.json").is_fine
+    assert check_receipt(f"{tmp_path}/x.bpk.receipt.json").ok
     for path, part in zip(("p", "q"), (r"^(fc|norm|attn)\.", r"^(lstm|scale)"), strict=True):
         bs.convert(tmp_path / "x.bpk", tmp_path / f"{path}.bpk", filter=part)
-    bs.convert([tmp_path / "p.bpk", tmp_path / "q.bpk"], tmp_path / "back.safetensors", layout="torch")
+    bs.convert([tmp_path / "p.bpk", tmp_path / "q.bpk"], tmp_path / "back.safetensors", target_layout="torch")
     assert contents(tmp_path / "back.safetensors") == contents(torch_file)
 
 
 def test_two_sources_with_one_name_or_of_two_layouts_are_refused(torch_file: Path, tmp_path: Path) -> None:
     bs.convert(torch_file, tmp_path / "a.safetensors", filter="^fc")
-    with pytest.raises(bs.DuplicateNameError, match=r"torch\.safetensors and in .*a\.safetensors") as caught:
+    with pytest.raises(
+        bs.errors.DuplicateNameError, match=r"both .*torch\.safetensors and .*a\.safetensors have it"
+    ) as caught:
         bs.convert([torch_file, tmp_path / "a.safetensors"], tmp_path / "x.safetensors")
     assert caught.value.tensor == "fc.bias" and "merge" in str(caught.value)
-    with pytest.raises(bs.DuplicateNameError):
+    with pytest.raises(bs.errors.DuplicateNameError):
         bs.convert([torch_file, torch_file], tmp_path / "x.safetensors")
-    bs.save({"other": rand(3)}, tmp_path / "b.bpk")
-    with pytest.raises(bs.ModelError, match="do not have one layout"):
+    bs.save({"other": rand(3)}, tmp_path / "b.bpk", layout="burn")
+    with pytest.raises(bs.errors.ModelError, match="do not have one layout"):
         bs.convert([torch_file, tmp_path / "b.bpk"], tmp_path / "x.safetensors")
     with pytest.raises(ValueError, match="no source"):
         bs.convert([], tmp_path / "x.safetensors")
@@ -487,22 +498,22 @@ def test_a_source_is_never_its_own_target(torch_file: Path, tmp_path: Path) -> N
     (tmp_path / "link.safetensors").symlink_to(torch_file)
     (tmp_path / "hard.safetensors").hardlink_to(torch_file)
     for target in (torch_file, tmp_path / "link.safetensors", tmp_path / "hard.safetensors"):
-        with pytest.raises(bs.SaveError, match="source and target are the same file"):
+        with pytest.raises(bs.errors.SaveError, match="source and target are the same file"):
             bs.convert(torch_file, target, overwrite=True)
-    with pytest.raises(bs.SaveError, match="same file"):
+    with pytest.raises(bs.errors.SaveError, match="same file"):
         bs.convert(torch_file, tmp_path / "x.safetensors", receipt=torch_file, overwrite=True)
     bs.convert(torch_file, tmp_path / "set.safetensors", max_shard_size=200)
     shard = next(tmp_path.glob("set-00001*"))
-    with pytest.raises(bs.SaveError, match="same file"):  # the shard would go with the set that is replaced
+    with pytest.raises(bs.errors.SaveError, match="same file"):  # the shard would go with the set that is replaced
         bs.convert(shard, tmp_path / "set.safetensors", max_shard_size=200, overwrite=True)
-    with pytest.raises(bs.SaveError, match="same file"):
+    with pytest.raises(bs.errors.SaveError, match="same file"):
         bs.convert(tmp_path / "set.safetensors", tmp_path / "set.safetensors", max_shard_size=300, overwrite=True)
     assert torch_file.read_bytes() == before and contents(tmp_path / "set.safetensors") == contents(torch_file)
 
 
 @pytest.mark.parametrize("name", ["x.pt", "x.mpk", "x.unknown"])
 def test_what_cannot_be_written_is_refused_before_anything_is_opened(tmp_path: Path, name: str) -> None:
-    with pytest.raises((bs.UnsupportedError, bs.UnknownFormatError)) as caught:
+    with pytest.raises((bs.errors.UnsupportedError, bs.errors.UnknownFormatError)) as caught:
         bs.convert(tmp_path / "not there", tmp_path / name)
     assert caught.value.hint is not None
 
@@ -523,14 +534,14 @@ def test_rules_come_from_files_of_lines_or_json(torch_file: Path, tmp_path: Path
 )
 def test_files_that_hold_no_rules_are_refused(torch_file: Path, tmp_path: Path, text: bytes) -> None:
     (tmp_path / "rules").write_bytes(text)
-    with pytest.raises(bs.FormatError, match="holds no rules") as caught:
+    with pytest.raises(bs.errors.FormatError, match=r"rules? file|must be a string|more than") as caught:
         bs.convert(torch_file, tmp_path / "x.bpk", rules=tmp_path / "rules")
     assert caught.value.path == str(tmp_path / "rules") and "= Linear" in str(caught.value.hint)
 
 
 def test_a_guess_that_is_ambiguous_carries_its_evidence(torch_file: Path, tmp_path: Path) -> None:
     bs.save({"a.weight": rand(4, 4), "a.bias": rand(4)}, tmp_path / "a.safetensors", metadata={"format": "pt"})
-    with pytest.raises(bs.AmbiguousError, match="1 modules are ambiguous") as caught:
+    with pytest.raises(bs.errors.AmbiguousError, match="1 modules are ambiguous") as caught:
         bs.convert(tmp_path / "a.safetensors", tmp_path / "x.bpk", guess=True)
     assert "square" in caught.value.guess.ambiguous["a"] and "\n" not in caught.value.message
     assert not (tmp_path / "x.bpk").exists()

@@ -142,7 +142,7 @@ def test_a_filter_leaves_some_tensors() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"filter": "^a"}, {"tolerance": "1"}, {"tolerance": -1}, {"executor": 0}, {"executor": "two"}]
+    "options", [{"filter": 3}, {"tolerance": "1"}, {"tolerance": -1}, {"executor": 0}, {"executor": "two"}]
 )
 def test_wrong_arguments_are_told_of(options: dict[str, Any]) -> None:
     with pytest.raises((TypeError, ValueError)):
@@ -232,12 +232,12 @@ def test_formats_and_shards_make_no_difference(folder: Path, other: str) -> None
 
 def test_a_file_that_does_not_say_its_layout_is_taken_as_it_is_and_that_is_said(folder: Path) -> None:
     (note,) = bs.diff(folder / "a.bpk", folder / "plain.safetensors").notes
-    assert "does not say whose layout" in note and "plain.safetensors" in note
+    assert "does not state its layout" in note and "plain.safetensors" in note
 
 
 def test_texts_that_differ_are_told_and_do_not_count(folder: Path) -> None:
-    bs.save(MODEL, folder / "b.bpk", metadata={"epochs": "3", "name": "x"})
-    bs.save(MODEL, folder / "c.bpk", metadata={"epochs": "4", "name": "x", "more": ""})
+    bs.save(MODEL, folder / "b.bpk", layout="burn", metadata={"epochs": "3", "name": "x"})
+    bs.save(MODEL, folder / "c.bpk", layout="burn", metadata={"epochs": "4", "name": "x", "more": ""})
     found = bs.diff(folder / "b.bpk", folder / "c.bpk")
     assert found.metadata == {"epochs": ("3", "4"), "more": (None, "")} and found.is_equal
 
@@ -285,7 +285,7 @@ def test_a_missing_file_is_named(folder: Path) -> None:
 def test_a_broken_file_is_an_error_that_names_it(folder: Path) -> None:
     raw = (folder / "a.bpk").read_bytes()
     (folder / "cut.bpk").write_bytes(raw[:-1])
-    with pytest.raises(bs.TruncatedError, match=r"cut\.bpk"):
+    with pytest.raises(bs.errors.TruncatedError, match=r"cut\.bpk"):
         bs.diff(folder / "a.bpk", folder / "cut.bpk")
 
 
@@ -295,7 +295,7 @@ def test_a_bool_that_is_none_is_an_error_that_names_the_tensor(tmp_path: Path) -
     with bs.open(tmp_path / "a.bpk") as f:
         raw[f.offset_of("x")] = 7
     (tmp_path / "b.bpk").write_bytes(raw)
-    with pytest.raises(bs.CorruptError, match=r"'x'"):
+    with pytest.raises(bs.errors.CorruptError, match=r"'x'"):
         bs.diff(tmp_path / "a.bpk", tmp_path / "b.bpk")
 
 
@@ -331,7 +331,9 @@ class Net(nn.Module):
 def layouts(tmp_path: Path) -> Path:
     bs.save(TORCH, tmp_path / "torch.safetensors", metadata={"format": "pt"})
     bs.convert(tmp_path / "torch.safetensors", tmp_path / "recorded.bpk", rules=RULES)
-    bs.convert(tmp_path / "torch.safetensors", tmp_path / "silent.bpk", rules=RULES, record_modules=False)
+    bs.convert(
+        tmp_path / "torch.safetensors", tmp_path / "silent.bpk", pipeline=bs.Pipeline(rules=RULES, record_modules=False)
+    )
     return tmp_path
 
 
@@ -355,12 +357,12 @@ def test_the_kinds_of_modules_can_be_told(layouts: Path, way: str) -> None:
 
 
 def test_without_anybody_who_tells_it_is_an_error_with_ways_out(layouts: Path) -> None:
-    with pytest.raises(bs.ModelError, match="nothing tells the kinds") as caught:
+    with pytest.raises(bs.errors.ModelError, match="nothing states the kinds") as caught:
         bs.diff(layouts / "torch.safetensors", layouts / "silent.bpk")
     assert all(way in (caught.value.hint or "") for way in ("like=", "rules=", "keep_layout=True"))
-    with pytest.raises(bs.ModelError, match="does not record"):
+    with pytest.raises(bs.errors.ModelError, match="does not record"):
         bs.diff(layouts / "torch.safetensors", layouts / "silent.bpk", like=layouts / "silent.bpk")
-    with pytest.raises(bs.ModelError, match="no rule names the kind") as caught:
+    with pytest.raises(bs.errors.ModelError, match="no rule names the kind") as caught:
         bs.diff(layouts / "torch.safetensors", layouts / "silent.bpk", rules={"^fc$": "Linear"})
     assert "to compare the tensors" in (caught.value.hint or "")
 
@@ -385,7 +387,7 @@ def test_counts_that_burn_does_not_keep_are_left_out_and_that_is_said(layouts: P
     bs.save(other, layouts / "other.safetensors", metadata={"format": "pt"})
     found = bs.diff(layouts / "other.safetensors", layouts / "silent.bpk", rules=RULES)
     assert found.is_equal
-    assert found.notes == ("not compared, as Burn's layout has no such tensors: bn.num_batches_tracked",)
+    assert found.notes == ("not compared, because Burn's layout has no such tensors: 'bn.num_batches_tracked'",)
 
 
 def test_counts_that_were_recorded_are_compared() -> None:
@@ -408,7 +410,7 @@ def test_a_tensor_that_the_model_does_not_know_is_compared_under_its_own_name(la
 
 def test_a_tensor_whose_module_nobody_named_is_an_error_with_ways_out(layouts: Path) -> None:
     bs.save({**TORCH, "head.weight": rand(2, 2)}, layouts / "more.safetensors", metadata={"format": "pt"})
-    with pytest.raises(bs.ModelError, match="does not name its module") as caught:
+    with pytest.raises(bs.errors.ModelError, match="does not name its module") as caught:
         bs.diff(layouts / "more.safetensors", layouts / "recorded.bpk")
     assert caught.value.tensor == "head.weight" and "keep_layout=True" in (caught.value.hint or "")
 
@@ -431,7 +433,7 @@ def test_a_state_dict_is_compared_by_what_the_file_records(layouts: Path) -> Non
     state = {name: torch.from_numpy(np.array(values)) for name, values in TORCH.items()}
     assert bs.diff(state, layouts / "recorded.bpk").is_equal
     assert bs.diff(layouts / "silent.bpk", state, rules=RULES).is_equal
-    with pytest.raises(bs.ModelError, match="nothing tells the kinds"):
+    with pytest.raises(bs.errors.ModelError, match="nothing states the kinds"):
         bs.diff(state, layouts / "silent.bpk")
 
 
@@ -549,7 +551,7 @@ def test_a_file_that_changes_meanwhile_is_told_of(large: Path) -> None:
         with open(large / "a.bpk", "r+b") as file:
             file.seek(-1, os.SEEK_END)
             file.write(b"x")
-        with pytest.raises(bs.ChangedError, match="changed in place"):
+        with pytest.raises(bs.errors.ChangedError, match="changed in place"):
             bs.diff(f, large / "b.safetensors")
 
 

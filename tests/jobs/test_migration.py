@@ -18,6 +18,7 @@ import burnstore as bs
 from burnstore import nn
 from burnstore.jobs import migrate as migration
 from burnstore.jobs.migrate import migrate_each
+from burnstore.stores.records import NamedMpkFileRecorder, NamedMpkGzFileRecorder, save_file
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "formats"))
 from record_models import declared
@@ -82,7 +83,7 @@ def test_other_formats_are_written_where_the_name_says_so(tmp_path: Path) -> Non
 
 def test_an_optimizer_becomes_training_state_with_the_paths_of_its_model(tmp_path: Path) -> None:
     model = nn.Linear(3, 2)
-    bs.save_file(model, tmp_path / "model-1", bs.NamedMpkFileRecorder())
+    save_file(model, tmp_path / "model-1", NamedMpkFileRecorder())
     _adam(tmp_path / "optim-1.mpk", model)
     done = bs.migrate(tmp_path / "optim-1.mpk", tmp_path / "optim.bpk", model=tmp_path / "model-1.mpk")
     assert (done.kind, done.tensors) == ("optimizer", 2)
@@ -107,7 +108,7 @@ def _scheduler(path: Path, item: Any) -> None:
 
 def test_a_scheduler_becomes_scalars(tmp_path: Path) -> None:
     _scheduler(tmp_path / "s.mpk", 12)
-    with pytest.raises(bs.UnsupportedError, match="name it"):
+    with pytest.raises(bs.errors.UnsupportedError, match="name it"):
         bs.migrate(tmp_path / "s.mpk", tmp_path / "s.bpk")
     assert not (tmp_path / "s.bpk").exists()
     done = bs.migrate(tmp_path / "s.mpk", tmp_path / "s.bpk", scheduler="Cosine")
@@ -117,7 +118,7 @@ def test_a_scheduler_becomes_scalars(tmp_path: Path) -> None:
 
 
 def test_a_binary_record_without_a_declaration_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(bs.UnsupportedError, match="like=") as caught:
+    with pytest.raises(bs.errors.UnsupportedError, match="like=") as caught:
         bs.migrate(of("0.21.0", "tiny", "bin", "full"), tmp_path / "new.bpk")
     assert caught.value.rule == "BR-18"
     assert os.listdir(tmp_path) == []
@@ -126,7 +127,7 @@ def test_a_binary_record_without_a_declaration_is_refused(tmp_path: Path) -> Non
 def test_a_file_that_exists_is_replaced_only_when_asked(tmp_path: Path) -> None:
     source = of("0.21.0", "tiny", "namedmpk", "full")
     (tmp_path / "new.bpk").write_bytes(b"mine")
-    with pytest.raises(bs.AlreadyExistsError):
+    with pytest.raises(bs.errors.AlreadyExistsError):
         bs.migrate(source, tmp_path / "new.bpk")
     assert (tmp_path / "new.bpk").read_bytes() == b"mine"
     bs.migrate(source, tmp_path / "new.bpk", overwrite=True)
@@ -143,7 +144,7 @@ def test_a_new_file_that_differs_is_noticed(tmp_path: Path, monkeypatch: pytest.
         Path(path).write_bytes(data)
 
     monkeypatch.setattr(migration, "save", careless)
-    with pytest.raises(bs.CorruptError, match="another value") as caught:
+    with pytest.raises(bs.errors.CorruptError, match="another value") as caught:
         bs.migrate(of("0.21.0", "tiny", "namedmpk", "full"), tmp_path / "new.bpk")
     assert caught.value.tensor == "fc.bias"
 
@@ -156,7 +157,7 @@ def training(tmp_path: Path) -> Path:
     (folder / "final").mkdir()
     for epoch in (1, 2):
         model = nn.Linear(3, 2)
-        bs.save_file(model, folder / "checkpoint" / f"model-{epoch}", bs.NamedMpkGzFileRecorder(), durable=False)
+        save_file(model, folder / "checkpoint" / f"model-{epoch}", NamedMpkGzFileRecorder(), durable=False)
         _adam(folder / "checkpoint" / f"aoptim-{epoch}.mpk", model)
         _scheduler(folder / "checkpoint" / f"scheduler-{epoch}.mpk", epoch)
     shutil.copy(of("0.21.0", "nested", "bin", "full"), folder / "final" / "model.bin")
@@ -175,10 +176,10 @@ def test_a_folder_is_migrated_whole_and_what_cannot_go_is_told(training: Path, t
     assert digests(training) == before
     failed = {name: type(each.error) for name, each in done.items() if each.error is not None}
     assert failed == {
-        "broken.mpk": bs.TruncatedError,
-        "model.bin": bs.UnsupportedError,
-        "scheduler-1.mpk": bs.UnsupportedError,
-        "scheduler-2.mpk": bs.UnsupportedError,
+        "broken.mpk": bs.errors.TruncatedError,
+        "model.bin": bs.errors.UnsupportedError,
+        "scheduler-1.mpk": bs.errors.UnsupportedError,
+        "scheduler-2.mpk": bs.errors.UnsupportedError,
     }
     assert sorted(digests(tmp_path / "new")) == [
         *("checkpoint/aoptim-1.bpk", "checkpoint/aoptim-2.bpk", "checkpoint/model-1.bpk", "checkpoint/model-2.bpk"),

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import burnstore as bs
 from burnstore.errors import UnsafeContentError
 from burnstore.formats.codec.pickle_names import UNKNOWN, spelled_names
+from burnstore.jobs.scan.scan import Finding
 from burnstore.jobs.scan.severity import severity_of
 from fuzz import torch_bytes as tb
 from fuzz.pickle_payloads import payloads
@@ -179,8 +180,8 @@ def test_where_and_whether_a_name_is_called_is_told(tmp_path: Path) -> None:
     named = tb.name("os", "getpid") + b"0" + tb.call(tb.name("my.models", "Net"))
     found = scanned(tmp_path, tb.torch_zip(in_a_dict(named), {}))
     assert found.findings == (
-        bs.Finding("dangerous", "os.getpid", False, "archive/data.pkl", 10),
-        bs.Finding("suspicious", "my.models.Net", True, "archive/data.pkl", 22),
+        Finding("dangerous", "os.getpid", False, "archive/data.pkl", 10),
+        Finding("suspicious", "my.models.Net", True, "archive/data.pkl", 22),
     )
     assert found.format == "pytorch" and not found.is_clean
     assert found.to_dict()["findings"][0] == {
@@ -314,7 +315,7 @@ def test_a_file_that_was_cut_behind_what_it_hides_is_never_clean(container: str,
 def test_more_pickles_than_anybody_can_look_at_are_an_error(tmp_path: Path) -> None:
     inner = pickle.dumps(1, 2)
     found = scanned(tmp_path, pickle.dumps([inner + b"%d" % at for at in range(20_001)], 4))
-    assert found.verdict == "error" and isinstance(found.error, bs.LimitError)
+    assert found.verdict == "error" and isinstance(found.error, bs.errors.LimitError)
     deep = HARMLESS
     for _ in range(6):
         deep = pickle.dumps(deep, 4)

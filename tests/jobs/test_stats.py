@@ -150,7 +150,7 @@ def test_floats_of_four_bits_are_unpacked() -> None:
 
 
 def test_floats_of_six_bits_are_refused_by_name() -> None:
-    with pytest.raises(bs.DTypeError, match="F6_E2M3 values are packed") as caught:
+    with pytest.raises(bs.errors.DTypeError, match="F6_E2M3 values are packed") as caught:
         tensor_stats(snapshot_of(bs.DType.F6_E2M3, bytes(3), (4,)))
     assert caught.value.tensor == "t"
 
@@ -296,7 +296,7 @@ def test_a_tensor_that_is_broken_does_not_keep_the_others_from_being_known(tmp_p
     with bs.open(raw) as f:
         names = list(f)
         found = dict(zip(names, all_stats(list(f.values())), strict=True))
-    assert isinstance(found["mask"], bs.CorruptError) and found["mask"].tensor == "mask"
+    assert isinstance(found["mask"], bs.errors.CorruptError) and found["mask"].tensor == "mask"
     assert found["w"].mean == 1.0
 
 

@@ -90,7 +90,7 @@ def test_a_set_of_shards_is_verified_as_one(tmp_path: Path) -> None:
 
 def test_a_record_that_does_not_tell_its_dtypes_is_told_of() -> None:
     found = bs.verify(FIXTURES / "records" / "0.13.2" / "tiny.namedmpkgz.half.mpk.gz")
-    assert isinstance(found.errors[0], bs.UnsupportedError) and found.errors[0].rule == "BR-13"
+    assert isinstance(found.errors[0], bs.errors.UnsupportedError) and found.errors[0].rule == "BR-13"
 
 
 # --- what is broken ---------------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ def test_a_bool_that_is_none_is_found_and_hides_nothing_else(folder: Path, name:
     whole = bs.verify(folder / name, digests=True)
     found = {tensor.name: tensor for tensor in whole.tensors}
     assert not whole.is_whole and not whole.is_finite and not whole.errors
-    assert isinstance(found["mask"].error, bs.CorruptError) and found["mask"].digest is None
+    assert isinstance(found["mask"].error, bs.errors.CorruptError) and found["mask"].digest is None
     assert found["mask"].error.tensor == "mask"
     assert (found["fc.bias"].inf_count, found["fc.bias"].error) == (1, None)
 
@@ -198,7 +198,7 @@ def test_values_that_were_never_saved_are_told_of(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(3), "m": torch.empty(3, device="meta")}, tmp_path / "m.pt")
     found = bs.verify(tmp_path / "m.pt")
     assert found.is_whole and not found.ok
-    assert [isinstance(tensor.error, bs.UnsupportedError) for tensor in found.tensors] == [False, True]
+    assert [isinstance(tensor.error, bs.errors.UnsupportedError) for tensor in found.tensors] == [False, True]
 
 
 def test_a_missing_file_is_the_systems_error(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ BURN_ONLY: dict[str, tuple[Callable[[], Any], str]] = {
 def test_a_burn_module_without_counterpart_is_not_written_as_torch(
     build: Callable[[], Any], kind: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(bs.ModelError) as refused:
+    with pytest.raises(bs.errors.ModelError) as refused:
         bs.save(BurnModel(build()), tmp_path / "m.bpk", layout="torch")
     assert kind in str(refused.value)
     assert (refused.value.tensor or "").split(".")[0] == "m"
@@ -73,7 +73,7 @@ def test_a_burn_module_without_counterpart_takes_no_torch_file(
     source = randomised(TorchModel(TORCH_SOURCES[type(target.m).__name__]()))
     bs.save(source, tmp_path / "m.bpk", layout="torch", durable=False)
     before = {tensor.path: tensor.numpy().tobytes() for tensor in bs.collect(target)}
-    with pytest.raises((bs.ModelError, bs.LoadError)):
+    with pytest.raises((bs.errors.ModelError, bs.errors.LoadError)):
         bs.load(target, tmp_path / "m.bpk")
     assert {tensor.path: tensor.numpy().tobytes() for tensor in bs.collect(target)} == before
 
@@ -82,7 +82,7 @@ def test_a_coupled_lstm_does_not_go_into_a_torch_lstm(tmp_path: Path) -> None:
     bs.save(Coupled(), tmp_path / "m.bpk", durable=False)
     model = randomised(TorchModel(nn.LSTM(3, 5)))
     before = bits(model)
-    with pytest.raises(bs.MissingTensorsError, match="forget_gate"):
+    with pytest.raises(bs.errors.MissingTensorsError, match="forget_gate"):
         bs.load(model, tmp_path / "m.bpk")
     assert bits(model) == before
 
@@ -96,7 +96,7 @@ class Stacked(burn.Module):
 
 def test_a_list_of_gru_that_reset_before_takes_no_torch_file(tmp_path: Path) -> None:
     bs.save(TorchModel(nn.GRU(3, 5, 2)), tmp_path / "m.bpk", layout="torch", durable=False)
-    with pytest.raises(bs.ModelError, match="reset_after"):
+    with pytest.raises(bs.errors.ModelError, match="reset_after"):
         bs.load(Stacked(), tmp_path / "m.bpk")
 
 
@@ -122,6 +122,6 @@ def test_one_tensor_of_burn_is_not_taken_twice(tmp_path: Path) -> None:
     del single.encoder_norm
     bs.save(single, tmp_path / "m.bpk", durable=False)
     before = bits(model)
-    with pytest.raises((bs.ModelError, bs.DuplicateNameError, bs.LoadError)):
+    with pytest.raises((bs.errors.ModelError, bs.errors.DuplicateNameError, bs.errors.LoadError)):
         bs.load(model, tmp_path / "m.bpk")
     assert bits(model) == before

@@ -149,7 +149,7 @@ each_refused = pytest.mark.parametrize(("build", "kind"), rows(WITHOUT_COUNTERPA
 def test_a_torch_module_without_counterpart_is_not_written(build: Build, kind: str, tmp_path: Path) -> None:
     model = TorchModel(build())
     before = None if kind == "lazy" else bits(model)
-    with pytest.raises(bs.ModelError) as refused:
+    with pytest.raises(bs.errors.ModelError) as refused:
         bs.save(model, tmp_path / "m.bpk")
     assert kind in str(refused.value)
     assert (refused.value.tensor or "").split(".")[0] == "m"
@@ -161,16 +161,16 @@ def test_a_torch_module_without_counterpart_is_not_written(build: Build, kind: s
 @each_refused
 def test_a_torch_module_without_counterpart_is_not_loaded_into(build: Build, kind: str, tmp_path: Path) -> None:
     model = TorchModel(build())
-    bs.save({"m.weight": np.ones((2, 2), np.float32)}, tmp_path / "m.bpk", durable=False)
+    bs.save({"m.weight": np.ones((2, 2), np.float32)}, tmp_path / "m.bpk", durable=False, layout="burn")
     before = None if kind == "lazy" else bits(model)
-    with pytest.raises(bs.ModelError) as refused:
+    with pytest.raises(bs.errors.ModelError) as refused:
         bs.load(model, tmp_path / "m.bpk", allow_partial=True)
     assert kind in str(refused.value)
     assert before is None or bits(model) == before
 
 
 def test_a_quantized_module_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(bs.ModelError, match="Linear"):
+    with pytest.raises(bs.errors.ModelError, match="Linear"):
         bs.save(TorchModel(quantized()), tmp_path / "m.bpk")
     assert not list(tmp_path.iterdir())
 
@@ -197,7 +197,7 @@ def test_a_kind_whose_options_are_not_told_is_refused(tmp_path: Path) -> None:
             self.inner = nn.TransformerEncoderLayer(4, 2, 6)
 
     model = TorchModel(Own())
-    with pytest.raises(bs.ModelError, match="norm_first"):
+    with pytest.raises(bs.errors.ModelError, match="norm_first"):
         bs.save(model, tmp_path / "m.bpk", rules={"inner$": "TransformerEncoderLayer"})
     assert not list(tmp_path.iterdir())
 
@@ -216,7 +216,7 @@ def test_a_sequence_is_not_filled_with_its_neighbours(missing: str, tmp_path: Pa
     bs.save(model, tmp_path / "m.bpk", durable=False)
     with bs.open(tmp_path / "m.bpk") as checkpoint:
         tensors = {name: value for name, value in checkpoint.numpy().items() if name != missing}
-    bs.save(tensors, tmp_path / "part.bpk", durable=False)
+    bs.save(tensors, tmp_path / "part.bpk", durable=False, layout="burn")
     result = bs.load(other, tmp_path / "part.bpk", allow_partial=True)
     [lacking] = result.missing
     assert lacking == {"m.0.weight": "m.0.weight", "m.1.bias": "m.2.bias"}[missing]
@@ -230,9 +230,9 @@ def test_a_fused_tensor_is_not_filled_in_part(tmp_path: Path) -> None:
     bs.save(model, tmp_path / "m.bpk", durable=False)
     with bs.open(tmp_path / "m.bpk") as checkpoint:
         tensors = {name: value for name, value in checkpoint.numpy().items() if name != "m.key.weight"}
-    bs.save(tensors, tmp_path / "part.bpk", durable=False)
+    bs.save(tensors, tmp_path / "part.bpk", durable=False, layout="burn")
     before = bits(other)
-    with pytest.raises(bs.MissingTensorsError, match=r"m\.key\.weight"):
+    with pytest.raises(bs.errors.MissingTensorsError, match=r"m\.key\.weight"):
         bs.load(other, tmp_path / "part.bpk")
     assert bits(other) == before
     result = bs.load(other, tmp_path / "part.bpk", allow_partial=True)
@@ -244,6 +244,6 @@ def test_a_wider_gate_does_not_fit(tmp_path: Path) -> None:
     model, other = randomised(TorchModel(nn.LSTM(3, 5))), randomised(TorchModel(nn.LSTM(3, 4)), 1)
     bs.save(model, tmp_path / "m.bpk", durable=False)
     before = bits(other)
-    with pytest.raises(bs.LoadError, match="Shape mismatch"):
+    with pytest.raises(bs.errors.LoadError, match="Shape mismatch"):
         bs.load(other, tmp_path / "m.bpk")
     assert bits(other) == before

@@ -10,9 +10,9 @@ import pytest
 import burnstore as bs
 from burnstore import nn
 from burnstore.errors import CorruptError, LoadError, MissingTensorsError, ModelError
-from burnstore.models.collect import collect
 from burnstore.models.result import ApplyResult, MissingTensor
 from burnstore.pipeline.execute import apply
+from burnstore.pipeline.save import collect
 from burnstore.tensor.data import TensorData
 from burnstore.tensor.snapshot import TensorSnapshot
 from burnstore.transforms.adapters import ModuleAdapter, PyTorchToBurnAdapter

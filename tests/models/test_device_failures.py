@@ -89,11 +89,11 @@ def values(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
-def refused(job: Callable[[], Any], failure: Failure = out_of_memory) -> bs.LoadError:
-    with pytest.raises(bs.LoadError) as caught:
+def refused(job: Callable[[], Any], failure: Failure = out_of_memory) -> bs.errors.LoadError:
+    with pytest.raises(bs.errors.LoadError) as caught:
         job()
     error = caught.value
-    assert isinstance(error.__cause__, bs.DeviceError)
+    assert isinstance(error.__cause__, bs.errors.DeviceError)
     assert isinstance(error.__cause__, RuntimeError)  # who catches torch's errors catches it
     assert repr(error.__cause__.__cause__) == repr(failure())
     assert "advice" not in str(error)
@@ -162,7 +162,7 @@ def test_tensors_of_a_file_are_not_given_and_the_file_is_named(
     failing(name, failure)
     with bs.open(file) as opened:
         for job in (lambda: opened.torch(device="cpu"), lambda: opened["first.weight"].torch(device="cpu")):
-            with pytest.raises(bs.DeviceError) as caught:
+            with pytest.raises(bs.errors.DeviceError) as caught:
                 job()
             assert repr(caught.value.__cause__) == repr(failure()) and caught.value.path == str(file)
         assert caught.value.tensor == "first.weight" and "2,800,000 bytes" in str(caught.value)
@@ -195,6 +195,6 @@ def test_a_file_that_is_cut_before_the_look_leaves_the_model_as_it_was(
     store = bs.SafetensorsStore.from_file(path)
     store.keys()
     os.truncate(path, path.stat().st_size // 2)
-    with pytest.raises(bs.LoadError, match="second"):
+    with pytest.raises(bs.errors.LoadError, match="second"):
         store.load(model)
     assert not model.first.any() and not model.second.any()

@@ -38,7 +38,7 @@ def test_a_model_without_memory_is_made_on_the_device_that_is_named(device: str 
 
 
 def test_stores_have_the_option_and_their_copies_too(file: Path) -> None:
-    for store in (bs.SafetensorsStore.from_file(file).device("cpu"), bs.Store.from_file(file, device="cpu").copy()):
+    for store in (bs.SafetensorsStore.from_file(file).device("cpu"), bs.Store.from_file(file).device("cpu").copy()):
         model = meta_net()
         assert store.load(model).is_complete
         assert not any(parameter.is_meta for parameter in model.parameters())
@@ -57,7 +57,7 @@ def test_a_model_that_is_elsewhere_is_not_moved(file: Path, monkeypatch: pytest.
     given = torch.empty
     # There is no second device here: one that can be asked for, and is another.
     monkeypatch.setattr(torch, "empty", lambda *size, device: given(*size, device="cpu"))
-    with pytest.raises(bs.ModelError, match=r"expected a tensor on cuda:1, found it on cpu") as caught:
+    with pytest.raises(bs.errors.ModelError, match=r"expected a tensor on cuda:1, found it on cpu") as caught:
         bs.load(model, file, device="cuda:1")
     assert caught.value.tensor == "first.weight" and "move the model" in str(caught.value)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
@@ -73,7 +73,7 @@ def test_a_model_that_is_on_two_devices_is_refused_for_its_other_part(file: Path
 @pytest.mark.parametrize("device", ["no such device", 3.5, "privateuseone", "cuda:77"])
 def test_a_device_that_there_is_not_is_an_error_of_its_own(device: object, file: Path) -> None:
     model = meta_net()
-    with pytest.raises(bs.DeviceError, match="cannot use the device"):
+    with pytest.raises(bs.errors.DeviceError, match="cannot use the device"):
         bs.load(model, file, device=device)
     assert all(parameter.is_meta for parameter in model.parameters())
 
@@ -85,6 +85,6 @@ def test_the_meta_device_has_no_values(file: Path) -> None:
 
 def test_a_model_of_arrays_is_on_no_device(file: Path) -> None:
     model = {"first.weight": np.zeros((20, 30), np.float32)}
-    with pytest.raises(bs.ModelError, match="device"):
+    with pytest.raises(bs.errors.ModelError, match="device"):
         bs.load(model, file, device="cpu", allow_partial=True)
     assert not model["first.weight"].any()

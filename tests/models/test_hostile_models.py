@@ -53,10 +53,9 @@ FAILURES = [OSError(5, "gone"), ValueError("no"), KeyboardInterrupt(), MemoryErr
 WAYS: dict[str, Callable[[Any, Path], None]] = {
     "save": lambda model, path: bs.save(model, path, overwrite=True),
     "store": lambda model, path: bs.BurnpackStore.from_file(path).overwrite(True).save(model),
-    "save_into": lambda model, path: bs.save_into(model, bs.BurnpackStore.from_file(path, overwrite=True)),
-    "adapted": lambda model, path: bs.BurnpackStore.from_file(
-        path, overwrite=True, to_adapter=bs.FloatCastAdapter.to(DType.F16)
-    ).save(model),
+    "adapted": lambda model, path: (
+        bs.BurnpackStore.from_file(path).overwrite(True).with_to_adapter(bs.FloatCastAdapter.to(DType.F16)).save(model)
+    ),
 }
 
 
@@ -147,7 +146,7 @@ def test_snapshots_of_a_file_are_saved_onto_it_through_a_filter_and_new_names(
     model: Any = Net() if binding == "nn" else {"a": np.arange(50_000), "b": [np.arange(9), (np.ones(3),)]}
     bs.save(model, path, durable=False)
     before = content(model)
-    lazily = bs.BurnpackStore.from_file(path, zero_copy=zero_copy).get_all_snapshots()
+    lazily = bs.BurnpackStore.from_file(path).zero_copy(zero_copy).get_all_snapshots()
     bs.save([t.with_path(f"model.{name}") for name, t in lazily.items()], path, overwrite=True, durable=False)
     with bs.open(path) as f:
         assert {name: t.numpy().tolist() for name, t in f.items()} == {f"model.{k}": v for k, v in before.items()}

@@ -154,5 +154,5 @@ def test_names_with_dots_lead_no_adapter_astray() -> None:
 def test_a_rename_that_matched_nothing_is_in_the_report_of_a_load_that_failed() -> None:
     data = bs.serialize({"x": np.zeros(2, np.float32)}, format="burnpack")
     with pytest.raises(MissingTensorsError, match=r"\^typo") as caught:
-        bs.load({"w": np.zeros(2, np.float32)}, data, key_remapping={"^typo": "w"}, regex="^mistake")
+        bs.load({"w": np.zeros(2, np.float32)}, data, rename=[*{"^typo": "w"}.items()], filter="^mistake")
     assert len(caught.value.result.notes) == 2

@@ -118,7 +118,7 @@ def test_what_cannot_be_read_is_not_the_same() -> None:
     assert not same_values(in_source(array), short)
 
 
-def test_a_large_tie_on_the_cpu_is_read_straight_and_stays_a_tie(tmp_path: Path) -> None:
+def test_a_large_tie_on_the_cpu_is_read_directly_and_stays_a_tie(tmp_path: Path) -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -68,18 +68,18 @@ def test_a_pair_of_4_bit_values_is_two_elements() -> None:
     snapshot = bs.TensorSnapshot.from_torch("t", tensor)
     assert (snapshot.dtype, snapshot.shape, snapshot.nbytes) == (bs.DType.F4, (2, 6), 6)
     assert snapshot.torch().shape == (2, 3)
-    with pytest.raises(bs.DTypeError, match="two values"):
+    with pytest.raises(bs.errors.DTypeError, match="two values"):
         bs.TensorSnapshot.from_torch("t", tensor.reshape(-1)[0])
     odd = bs.TensorSnapshot.from_data("odd", bs.TensorData.from_bytes(b"123", bs.DType.F4, (2, 3)))
-    with pytest.raises(bs.DTypeError, match=r"'odd'.*pairs"):
+    with pytest.raises(bs.errors.DTypeError, match=r"'odd'.*pairs"):
         odd.torch()
 
 
 def test_dtypes_that_only_one_side_has_are_refused_by_name() -> None:
     six = bs.TensorSnapshot.from_data("six", bs.TensorData.from_bytes(b"123", bs.DType.F6_E2M3, (4,)))
-    with pytest.raises(bs.DTypeError, match=r"'six'.*F6_E2M3"):
+    with pytest.raises(bs.errors.DTypeError, match=r"'six'.*F6_E2M3"):
         six.torch()
-    with pytest.raises(bs.DTypeError, match="quint4x2"):
+    with pytest.raises(bs.errors.DTypeError, match="quint4x2"):
         bs.DType.of(torch.quint4x2)
     with pytest.raises(TypeError, match="NumPy array or a torch tensor"):
         bs.DType.of("float32")
@@ -92,7 +92,7 @@ def test_bools_of_every_store_are_bools_and_other_bytes_are_refused(store: bs.DT
     snapshot = bs.TensorSnapshot.from_data("b", bs.TensorData.from_bytes(good, store, (3,)))
     assert snapshot.torch().tolist() == [True, False, True]
     bad = bs.TensorSnapshot.from_data("b", bs.TensorData.from_bytes(b"\x02" * width, store, (1,)))
-    with pytest.raises(bs.CorruptError, match="expected 0 or 1"):
+    with pytest.raises(bs.errors.CorruptError, match="expected 0 or 1"):
         bad.torch()
 
 
@@ -243,9 +243,9 @@ def test_a_tensor_on_the_meta_device_has_no_values_to_give(tmp_path: Path) -> No
     model = nn.Linear(2, 2, device="meta")
     snapshot = bs.collect(model)[0]
     assert snapshot.shape == (2, 2)
-    with pytest.raises(bs.ModelError, match=r"'weight'.*meta device"):
+    with pytest.raises(bs.errors.ModelError, match=r"'weight'.*meta device"):
         snapshot.numpy()
-    with pytest.raises(bs.ModelError, match=r"'weight'.*meta device"):
+    with pytest.raises(bs.errors.ModelError, match=r"'weight'.*meta device"):
         bs.save(model, tmp_path / "model.bpk", layout="torch")
     assert list(tmp_path.iterdir()) == []
 
@@ -268,11 +268,11 @@ def test_a_checkpoint_gives_all_its_tensors_or_those_that_are_named() -> None:
                 assert tensor.dtype is tensors[name].dtype and bits(tensor) == bits(tensors[name])
                 assert tensor.shape == tensors[name].shape
             assert list(file.torch(["uint8.2", "float64.0"])) == ["uint8.2", "float64.0"]
-            with pytest.raises(bs.TensorNotFoundError):
+            with pytest.raises(bs.errors.TensorNotFoundError):
                 file.torch(["absent"])
             with pytest.raises(TypeError, match=r"\.torch\(\)"):
                 file.torch("uint8.2")
-    with pytest.raises(bs.ClosedError):
+    with pytest.raises(bs.errors.ClosedError):
         file.torch()
 
 
@@ -291,7 +291,7 @@ def test_a_tensor_that_cannot_be_given_is_named() -> None:
     raw = bs.TensorData.from_bytes(b"\x07", bs.DType.Bool, (1,))
     with (
         bs.open(bs.serialize({"fine": np.zeros(1), "broken": raw}, format="burnpack")) as file,
-        pytest.raises(bs.CorruptError, match=r"'broken'.*7"),
+        pytest.raises(bs.errors.CorruptError, match=r"'broken'.*7"),
     ):
         file.torch()
 
@@ -334,7 +334,7 @@ def test_without_torch_the_error_says_what_to_install(saved: Path, run_python: A
         "with bs.open(sys.argv[1]) as f:\n"
         "    for ask in (f['w'].torch, f.torch):\n"
         "        try: ask()\n"
-        "        except bs.MissingDependencyError as e: assert 'pip install torch' in str(e)\n"
+        "        except bs.errors.MissingDependencyError as e: assert 'pip install torch' in str(e)\n"
         "        else: raise SystemExit('no error')",
         saved,
     )

@@ -154,7 +154,7 @@ def test_a_module_that_contains_itself_is_refused() -> None:
     model = nn.Module()
     model.add_module("inner", nn.Module())
     model.inner.add_module("outer", model)
-    with pytest.raises(bs.ModelError, match="contains itself"):
+    with pytest.raises(bs.errors.ModelError, match="contains itself"):
         bs.collect(model)
 
 
@@ -170,7 +170,7 @@ def test_no_module_is_too_deep() -> None:
 
 def test_a_lazy_module_is_refused_until_it_was_used() -> None:
     model = nn.Sequential(nn.LazyLinear(3))
-    with pytest.raises(bs.ModelError, match=r"'0\.weight'.*lazy.*\n.*forward"):
+    with pytest.raises(bs.errors.ModelError, match=r"'0\.weight'.*lazy.*\n.*forward"):
         bs.collect(model)
     model(torch.zeros(1, 2))
     assert bs.collect(model)[0].shape == (3, 2)
@@ -200,7 +200,7 @@ def sparse() -> torch.Tensor:
 def test_a_tensor_that_is_more_than_its_elements_is_refused_by_name(make: Any, word: str) -> None:
     model = nn.Module()
     model.register_buffer("odd", make())
-    with pytest.raises((bs.ModelError, bs.DTypeError), match="'odd'.*" + word):
+    with pytest.raises((bs.errors.ModelError, bs.errors.DTypeError), match="'odd'.*" + word):
         bs.collect(model)
 
 
@@ -242,7 +242,7 @@ def test_an_override_that_gives_the_same_tensors_is_fine() -> None:
 @pytest.mark.parametrize("kind", [RenamedState, OtherValues, ExtraState])
 def test_a_state_that_is_not_the_tensors_is_refused_and_the_way_out_named(kind: type[nn.Module]) -> None:
     model = nn.Sequential(nn.Linear(1, 1), kind(2, 2))
-    with pytest.raises(bs.ModelError, match=rf"'1'.*{kind.__name__}.*\n.*state_dict\(\)") as caught:
+    with pytest.raises(bs.errors.ModelError, match=rf"'1'.*{kind.__name__}.*\n.*state_dict\(\)") as caught:
         bs.collect(model)
     assert caught.value.tensor == "1"
 
@@ -264,7 +264,7 @@ def test_a_hook_that_adds_to_the_state_is_refused_and_one_that_does_not_is_fine(
         state[prefix + "more"] = torch.zeros(1)
 
     model.register_state_dict_post_hook(add)
-    with pytest.raises(bs.ModelError, match="'more' differs"):
+    with pytest.raises(bs.errors.ModelError, match="'more' differs"):
         bs.collect(model)
 
 
@@ -311,7 +311,7 @@ def test_arrays_and_tensors_may_be_mixed() -> None:
 
 
 def test_a_model_of_two_layouts_is_refused() -> None:
-    with pytest.raises(bs.ModelError, match=r"'burn\.weight'.*'net\.weight'"):
+    with pytest.raises(bs.errors.ModelError, match=r"'burn\.weight'.*'net\.weight'"):
         bs.collect({"net": nn.Linear(1, 1), "burn": bs.nn.Linear(1, 1)})
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from burnstore import nn
 from burnstore.errors import ModelError
-from burnstore.models.collect import collect
 from burnstore.models.plain import walk
+from burnstore.pipeline.save import collect
 
 
 def paths(model, **options):

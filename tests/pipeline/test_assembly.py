@@ -61,7 +61,13 @@ def workers(request: pytest.FixtureRequest) -> Iterator[Any]:
 def test_whoever_works_the_bytes_are_those_of_save(
     tensors: list[TensorSnapshot], tmp_path: Path, workers: Any, format: Any
 ) -> None:
-    bs.save(tensors, tmp_path / "saved", format=format.name, metadata={"epochs": "3"})
+    bs.save(
+        tensors,
+        tmp_path / "saved",
+        format=format.name,
+        metadata={"epochs": "3"},
+        layout=(format.name == "burnpack" and "burn") or None,
+    )
     done = assemble(tensors, tmp_path / "made", format, metadata={"epochs": "3"}, workers=workers)
     assert (tmp_path / "made").read_bytes() == (tmp_path / "saved").read_bytes()
     assert done.files == [str(tmp_path / "made")] and done.digests == {}
@@ -90,10 +96,10 @@ def test_digests_are_those_of_the_tensors(tensors: list[TensorSnapshot], tmp_pat
 def test_expected_digests_must_come_out(tensors: list[TensorSnapshot], tmp_path: Path) -> None:
     done = assemble(tensors, tmp_path / "x.bpk", BURNPACK, metadata={}, digests=True)
     wrong = {**done.digests, "scalar": done.digests["empty"]}
-    with pytest.raises(bs.CorruptError, match="not the expected ones") as caught:
+    with pytest.raises(bs.errors.CorruptError, match="not the expected ones") as caught:
         assemble(tensors, tmp_path / "y.bpk", BURNPACK, metadata={}, expected=wrong)
     assert caught.value.tensor == "scalar"
-    with pytest.raises(bs.CorruptError, match="other tensors than those expected"):
+    with pytest.raises(bs.errors.CorruptError, match="other tensors than those expected"):
         assemble(tensors[1:], tmp_path / "y.bpk", BURNPACK, metadata={}, expected=done.digests)
     nothing_left(tmp_path, "x.bpk")
     assemble(tensors, tmp_path / "y.bpk", BURNPACK, metadata={}, expected=done.digests)
@@ -153,7 +159,7 @@ def untouched(old: Path) -> None:
 def test_a_task_that_fails_leaves_the_old_file(
     tensors: list[TensorSnapshot], old: Path, workers: Any, name: str
 ) -> None:
-    with pytest.raises(bs.CorruptError, match="cannot be read") as caught:
+    with pytest.raises(bs.errors.CorruptError, match="cannot be read") as caught:
         assemble(with_broken(tensors, name, refuse), old, BURNPACK, metadata={}, overwrite=True, workers=workers)
     assert (caught.value.tensor, caught.value.path) == (name, str(old))
     untouched(old)
@@ -178,7 +184,7 @@ def test_a_disk_that_fails_leaves_the_old_file(
         return real(self, offset, window)
 
     monkeypatch.setattr(atomic.PortionWriter, "_write_some", full)
-    with pytest.raises(bs.SaveError, match="not saved") as caught:
+    with pytest.raises(bs.errors.SaveError, match="not saved") as caught:
         assemble(tensors, old, BURNPACK, metadata={}, overwrite=True)
     assert caught.value.errno == number and caught.value.stage == "write"
     untouched(old)
@@ -191,7 +197,7 @@ def test_a_flush_that_fails_while_proving_leaves_the_old_file(
         raise OSError(errno.EIO, "broken")
 
     monkeypatch.setattr(atomic, "_fsync", broken)
-    with pytest.raises(bs.SaveError, match="brought to disk"):
+    with pytest.raises(bs.errors.SaveError, match="brought to disk"):
         assemble(tensors, old, BURNPACK, metadata={}, overwrite=True)
     untouched(old)
 
@@ -215,7 +221,7 @@ def test_a_bit_that_flips_before_the_proof_is_found(
         return real(path, **options)
 
     monkeypatch.setattr(assembly, "open_checkpoint", flip_and_open)
-    with pytest.raises(bs.CorruptError, match="not what was read") as caught:
+    with pytest.raises(bs.errors.CorruptError, match="not what was read") as caught:
         assemble(tensors, old, BURNPACK, metadata={}, overwrite=True)
     assert (caught.value.tensor, caught.value.path) == (name, str(old))
     untouched(old)
@@ -231,7 +237,7 @@ def test_a_dtype_that_is_written_down_as_another_of_its_width_is_found(
     real = writer.spelling_of
     monkeypatch.setattr(writer, "spelling_of", lambda dtype: written if real(dtype) == meant else real(dtype))
     data = bs.TensorData(bytes(8), bs.DType.parse(meant), (8 // (bs.DType.parse(meant).bits // 8),))
-    with pytest.raises(bs.CorruptError, match="not what was read") as caught:
+    with pytest.raises(bs.errors.CorruptError, match="not what was read") as caught:
         assemble([TensorSnapshot.from_data("w", data)], old, SAFETENSORS, metadata={}, overwrite=True)
     assert caught.value.tensor == "w"
     untouched(old)
@@ -254,7 +260,7 @@ def test_a_writer_that_loses_a_portion_is_found(
             real(self, offset, buffer)
 
     monkeypatch.setattr(atomic.PortionWriter, "write_at", lossy)
-    with pytest.raises(bs.CorruptError, match="not what was read"):
+    with pytest.raises(bs.errors.CorruptError, match="not what was read"):
         assemble(tensors, old, BURNPACK, metadata={}, overwrite=True)
     untouched(old)
 
@@ -268,14 +274,14 @@ def test_a_source_that_changes_under_way_is_noticed(tmp_path: Path, old: Path) -
             file.seek(-1, os.SEEK_END)
             file.write(b"\xff")
         os.utime(path, ns=(1, 1))
-        with pytest.raises(bs.ChangedError):
+        with pytest.raises(bs.errors.ChangedError):
             assemble(tensors, old, BURNPACK, metadata={}, overwrite=True)
     untouched(old)
 
 
 def test_data_that_give_less_than_they_say_are_refused(old: Path) -> None:
     short = bs.TensorSnapshot("w", bs.DType.F32, (500_000,), Short())
-    with pytest.raises(bs.CorruptError, match="expected 2000000 bytes, got 1999992"):
+    with pytest.raises(bs.errors.CorruptError, match="expected 2000000 bytes, got 1999992"):
         assemble([short], old, BURNPACK, metadata={}, overwrite=True)
     untouched(old)
 
@@ -376,10 +382,10 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 @pytest.mark.parametrize(
     "options",
     [
-        {"source_layout": "burn"},
-        {"source_layout": "torch", "rules": {"^l": "Linear"}},
-        {"source_layout": "burn", "cast": "bf16"},
-        {"source_layout": "torch", "rules": {"^l": "Linear"}, "cast": "f16"},
+        {"layout": "burn"},
+        {"layout": "torch", "rules": {"^l": "Linear"}},
+        {"layout": "burn", "cast": "bf16"},
+        {"layout": "torch", "rules": {"^l": "Linear"}, "cast": "f16"},
     ],
     ids=["copied", "transposed", "cast", "transposed and cast"],
 )

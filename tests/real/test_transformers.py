@@ -160,6 +160,6 @@ def test_conv1d_is_copied_since_it_lies_as_burns_linear(tmp_path: Path) -> None:
 
 def test_guessing_refuses_what_it_cannot_know(name: str, tmp_path: Path) -> None:
     bs.save(_fresh(name, 1), tmp_path / "model.safetensors")
-    with pytest.raises(bs.ModelError, match="ambiguous"):
+    with pytest.raises(bs.errors.ModelError, match="ambiguous"):
         bs.convert(tmp_path / "model.safetensors", tmp_path / "model.bpk", guess=True)
     assert not (tmp_path / "model.bpk").exists()

@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 
 import burnstore as bs
-from burnstore import Opaque, config_from_file, save_config
+from burnstore import config_from_file, save_config
 from burnstore.errors import ConfigError, CorruptError, FormatError, LimitError, TensorNotFoundError, UnsupportedError
+from burnstore.formats.pytorch.values import Opaque
 
 torch = pytest.importorskip("torch")
 
@@ -398,7 +399,7 @@ def test_a_configuration_is_written_as_json(tmp_path: Path) -> None:
         "set": [3],
         "1": "größe",
     }
-    with pytest.raises(bs.AlreadyExistsError):
+    with pytest.raises(bs.errors.AlreadyExistsError):
         save_config({}, tmp_path / "x.json")
     save_config({}, tmp_path / "x.json", overwrite=True)
     assert config_from_file(tmp_path / "x.json") == {}

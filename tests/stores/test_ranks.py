@@ -84,7 +84,7 @@ def test_all_ranks_together_have_the_whole_model(
     parts = []
     for rank in range(world):
         part = block(width, 4 * width // world, dtype=dtype)
-        result = bs.load(part, path, shard=RULES, rank=rank, world=world, in_place=in_place)
+        result = bs.load(part, path, part=RULES.part(rank=rank, world=world), in_place=in_place)
         assert not result.missing and not result.unused and not result.errors and not result.skipped
         parts.append(part)
     assert equal(whole_state(parts), whole.state_dict())
@@ -103,7 +103,7 @@ def test_the_parts_compute_together_what_the_whole_computes(tmp_path: Path, kind
     total = torch.zeros(5, 8, dtype=torch.float64)
     for rank in range(4):
         part = block(8, 8, dtype=torch.float64)
-        bs.load(part, path, shard=RULES, rank=rank, world=4)
+        bs.load(part, path, part=RULES.part(rank=rank, world=4))
         layer = part["layer"]
         total += hidden(layer) @ layer["down"].weight.T
     total += layer["down"].bias
@@ -120,7 +120,7 @@ def test_parts_are_carried_to_a_device_like_whole_tensors(
     path = saved(whole, tmp_path, kind)
     parts = [block(width, width, dtype=torch.bfloat16) for _ in range(4)]
     for rank, part in enumerate(parts):
-        bs.load(part, path, shard=RULES, rank=rank, world=4)
+        bs.load(part, path, part=RULES.part(rank=rank, world=4))
     assert equal(whole_state(parts), whole.state_dict())
 
 
@@ -129,7 +129,7 @@ def test_a_meta_model_is_filled_with_its_part(tmp_path: Path) -> None:
     path = saved(whole, tmp_path, "bpk")
     with torch.device("meta"):
         part = block(256, 512)
-    bs.load(part, path, shard=RULES, rank=1, world=2)
+    bs.load(part, path, part=RULES.part(rank=1, world=2))
     assert torch.equal(part["layer"]["up"].weight, whole["layer"]["up"].weight[512:])
     assert torch.equal(part["layer"]["down"].weight, whole["layer"]["down"].weight[:, 512:])
 
@@ -144,11 +144,11 @@ def test_axes_are_those_of_the_model_whatever_the_layout_of_the_file(tmp_path: P
     weight, bias = (tensor.detach().numpy() for tensor in (whole["fc"].weight, whole["fc"].bias))
     rules = Partition({r"weight$": "rows", ".*": "replicate"})
     inputs = Net(2, 6)
-    bs.load(inputs, tmp_path / "model.safetensors", shard=rules, rank=1, world=2)
+    bs.load(inputs, tmp_path / "model.safetensors", part=rules.part(rank=1, world=2))
     assert (inputs.fc.weight.value == weight.T[2:]).all() and (inputs.fc.bias.value == bias).all()
     outputs = torch.nn.ModuleDict({"fc": torch.nn.Linear(4, 3)})
     bs.save(whole, tmp_path / "model.bpk")  # Burn's: [4, 6]
-    bs.load(outputs, tmp_path / "model.bpk", shard=Partition({"fc": "rows"}), rank=1, world=2)
+    bs.load(outputs, tmp_path / "model.bpk", part=Partition({"fc": "rows"}).part(rank=1, world=2))
     assert (outputs["fc"].weight.detach().numpy() == weight[3:]).all()
     assert (outputs["fc"].bias.detach().numpy() == bias[3:]).all()
 
@@ -171,7 +171,7 @@ def test_three_matrices_in_one_are_divided_one_by_one_out_of_burns_three(tmp_pat
     rules = Partition({r"^in_proj": ("rows", 3), r"^out_proj\.weight$": "columns", r".*": "replicate"})
     for rank in range(2):
         part = Heads()
-        bs.load(part, tmp_path / "model.bpk", shard=rules, rank=rank, world=2, rules={"^$": "MultiheadAttention"})
+        bs.load(part, tmp_path / "model.bpk", part=rules.part(rank=rank, world=2), rules={"^$": "MultiheadAttention"})
         mine = [slice(8 * at + 4 * rank, 8 * at + 4 * rank + 4) for at in range(3)]
         assert torch.equal(part.in_proj_weight, torch.cat([whole.in_proj_weight[rows] for rows in mine]))
         assert torch.equal(part.in_proj_bias, torch.cat([whole.in_proj_bias[rows] for rows in mine]))
@@ -208,16 +208,16 @@ def test_an_adapter_that_turns_a_matrix_does_so_before_it_is_cut(tmp_path: Path)
     bs.save({"fc.weight": weight}, tmp_path / "model.safetensors")
     part = Net()
     rules = Partition({"": "columns"})
-    options = {"shard": rules, "rank": 1, "world": 2, "from_adapter": bs.PyTorchToBurnAdapter()}
+    options = {"part": rules.part(rank=1, world=2), "adapter": bs.PyTorchToBurnAdapter()}
     bs.load(part, tmp_path / "model.safetensors", **options)
     assert (part.fc.weight.value == weight.T[:, 3:]).all()
 
 
 def test_names_and_snapshots_of_a_store_are_those_of_the_file(tmp_path: Path) -> None:
     bs.save({"w": np.zeros((4, 4), np.float32)}, tmp_path / "model.bpk")
-    store = bs.BurnpackStore.from_file(tmp_path / "model.bpk", shard=Partition({"": 0}), rank=0, world=2)
+    store = bs.BurnpackStore.from_file(tmp_path / "model.bpk").for_rank(Partition({"": 0}), rank=0, world=2)
     assert store.keys() == ["w"] and store.get_snapshot("w").shape == (4, 4)  # type: ignore[union-attr]
-    assert store.copy()._part == store._part
+    assert store.copy().pipeline == store.pipeline
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -235,15 +235,15 @@ def model() -> dict[str, Any]:
 
 def test_a_model_of_the_whole_shapes_is_refused_with_a_note_of_the_partition(file: Path) -> None:
     whole = {"a": np.zeros((6, 4), np.float32), "b": np.zeros(5, np.float32)}
-    with pytest.raises(bs.LoadError, match=r"expected \[6, 4\], found \[3, 4\]") as caught:
-        bs.load(whole, file, shard=Partition({"^a$": "rows", "": "replicate"}), rank=0, world=2)
+    with pytest.raises(bs.errors.LoadError, match=r"expected \[6, 4\], found \[3, 4\]") as caught:
+        bs.load(whole, file, part=Partition({"^a$": "rows", "": "replicate"}).part(rank=0, world=2))
     assert any("rank 0 of 2 by Partition({'^a$': 'rows'" in note for note in caught.value.result.notes)
     assert not whole["a"].any() and not whole["b"].any()
 
 
 def test_a_rule_that_forgets_a_tensor_shows_as_a_shape_that_does_not_fit(file: Path) -> None:
-    with pytest.raises(bs.LoadError, match=r"expected \[3, 4\], found \[6, 4\]"):
-        bs.load(model(), file, shard=Partition({"": "replicate"}), rank=0, world=2)
+    with pytest.raises(bs.errors.LoadError, match=r"expected \[3, 4\], found \[6, 4\]"):
+        bs.load(model(), file, part=Partition({"": "replicate"}).part(rank=0, world=2))
 
 
 @pytest.mark.parametrize(
@@ -256,41 +256,33 @@ def test_a_rule_that_forgets_a_tensor_shows_as_a_shape_that_does_not_fit(file: P
 )
 def test_rules_that_do_not_fit_leave_the_model_as_it_was(file: Path, rules: Any, words: str) -> None:
     target = model()
-    with pytest.raises(bs.ModelError, match=words):
-        bs.load(target, file, shard=Partition(rules), rank=0, world=2)
+    with pytest.raises(bs.errors.ModelError, match=words):
+        bs.load(target, file, part=Partition(rules).part(rank=0, world=2))
     assert not target["a"].any() and not target["b"].any()
 
 
 def test_a_pattern_that_matches_nothing_is_noted(file: Path) -> None:
     rules = Partition({"^a$": "rows", "q_porj": "columns", "": "replicate"})
-    result = bs.load(model(), file, shard=rules, rank=0, world=2)
+    result = bs.load(model(), file, part=rules.part(rank=0, world=2))
     assert result.notes == ["the partition's 'q_porj' matched no parameter"]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"rank": 0, "world": 2}, {"shard": RULES, "rank": 0}, {"shard": RULES, "world": 2}, {"world": 1}],
-)
-def test_partition_rank_and_world_are_given_together(file: Path, options: dict[str, Any]) -> None:
-    with pytest.raises(TypeError, match="missing"):
-        bs.load(model(), file, **options)
-
-
-def test_a_partition_can_be_given_by_its_rules_alone(file: Path) -> None:
+def test_a_store_takes_a_partition_by_its_rules_alone(file: Path) -> None:
     rules = {"^a$": "rows", "": "replicate"}
-    loaded = [bs.load(model(), file, shard=shard, rank=0, world=2).applied for shard in (rules, Partition(rules))]
+    stores = [bs.Store.from_file(file).for_rank(each, rank=0, world=2) for each in (rules, Partition(rules))]
+    loaded = [store.load(model()).applied for store in stores]
     assert loaded[0] and loaded[0] == loaded[1]
 
 
-def test_nothing_else_is_a_partition(file: Path) -> None:
-    with pytest.raises(TypeError, match="partition must be a Partition, got list"):
-        bs.load(model(), file, shard=["rows"], rank=0, world=2)
+def test_nothing_else_is_a_part(file: Path) -> None:
+    with pytest.raises(TypeError, match="part must be a Part such as Partition"):
+        bs.load(model(), file, part=["rows"])
 
 
 def test_a_store_that_reads_for_a_rank_does_not_write_a_part_as_if_it_were_all(file: Path) -> None:
-    store = bs.SafetensorsStore.from_file(file, shard=RULES, rank=0, world=2, overwrite=True)
+    store = bs.SafetensorsStore.from_file(file).for_rank(RULES, rank=0, world=2).overwrite(True)
     before = file.read_bytes()
-    with pytest.raises(bs.ModelError, match="rank 0 of 2"):
+    with pytest.raises(bs.errors.ModelError, match="rank 0 of 2"):
         store.save(model())
     assert file.read_bytes() == before
 
@@ -305,7 +297,7 @@ def test_quantized_tensors_arrive_as_the_part_of_their_values(tmp_path: Path) ->
     data = bs.TensorData.from_bytes(encode(whole), bs.DType.qfloat(scheme), (8, 8))
     bs.save([bs.TensorSnapshot.from_data("w", data)], tmp_path / "model.bpk")
     target = {"w": torch.zeros(8, 4)}
-    bs.load(target, tmp_path / "model.bpk", shard=Partition({"": "columns"}), rank=1, world=2, layout="torch")
+    bs.load(target, tmp_path / "model.bpk", part=Partition({"": "columns"}).part(rank=1, world=2), layout="torch")
     assert target["w"].tolist() == whole.dequantize()[:, 4:].tolist()
 
 

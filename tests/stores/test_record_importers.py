@@ -10,6 +10,20 @@ import pytest
 
 import burnstore as bs
 from burnstore import nn
+from burnstore.stores.records import (
+    AdapterType,
+    BinGzFileRecorder,
+    FullPrecisionSettings,
+    HalfPrecisionSettings,
+    LoadArgs,
+    NamedMpkFileRecorder,
+    PyTorchFileRecorder,
+    SafetensorsFileRecorder,
+    load_file,
+    load_record,
+    open_record,
+    save_file,
+)
 
 torch = pytest.importorskip("torch")
 safetensors_torch = pytest.importorskip("safetensors.torch")
@@ -28,7 +42,7 @@ class Net(nn.Module):
         self.conv2 = nn.Conv2d([2, 2], [2, 2], bias=False)
 
 
-KINDS = {"pytorch": bs.PyTorchFileRecorder, "safetensors": bs.SafetensorsFileRecorder}
+KINDS = {"pytorch": PyTorchFileRecorder, "safetensors": SafetensorsFileRecorder}
 BOTH = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -46,9 +60,9 @@ def test_the_guides_first_example(kind: str, tmp_path: Path) -> None:
     torch.manual_seed(42)
     weights = TorchNet().state_dict()
     path = saved(kind, weights, tmp_path)
-    record = KINDS[kind](bs.FullPrecisionSettings).load(path, like=Net())
+    record = KINDS[kind](FullPrecisionSettings).load(path, like=Net())
     model = Net()
-    assert bs.load_record(model, record).is_success()
+    assert load_record(model, record).is_success()
     found = {tensor.path: tensor.numpy().tolist() for tensor in bs.collect(model)}
     assert found == {name: value.tolist() for name, value in weights.items()}
 
@@ -59,16 +73,16 @@ def test_pre_conversion_to_mpk_in_one_call(kind: str, tmp_path: Path) -> None:
     declared = Net()
     KINDS[kind]().convert(path, tmp_path / "model.mpk", like=declared)
     two_steps = KINDS[kind]().load(path, like=declared)
-    bs.NamedMpkFileRecorder().record(two_steps, tmp_path / "other.mpk")
+    NamedMpkFileRecorder().record(two_steps, tmp_path / "other.mpk")
     assert (tmp_path / "model.mpk").read_bytes() == (tmp_path / "other.mpk").read_bytes()
-    assert bs.load_file(Net(), tmp_path / "model", bs.NamedMpkFileRecorder()).is_success()
-    with pytest.raises(bs.AlreadyExistsError):
+    assert load_file(Net(), tmp_path / "model", NamedMpkFileRecorder()).is_success()
+    with pytest.raises(bs.errors.AlreadyExistsError):
         KINDS[kind]().convert(path, tmp_path / "model.mpk", like=declared)
-    KINDS[kind](bs.HalfPrecisionSettings).convert(path, tmp_path / "model.mpk", like=declared, overwrite=True)
+    KINDS[kind](HalfPrecisionSettings).convert(path, tmp_path / "model.mpk", like=declared, overwrite=True)
     with bs.open(tmp_path / "model.mpk") as f:
         assert {str(tensor.dtype) for tensor in f.values()} == {"F16"}
-    KINDS[kind]().convert(path, tmp_path / "model", like=declared, recorder=bs.BinGzFileRecorder())
-    assert bs.load_file(Net(), tmp_path / "model", bs.BinGzFileRecorder()).is_success()
+    KINDS[kind]().convert(path, tmp_path / "model", like=declared, recorder=BinGzFileRecorder())
+    assert load_file(Net(), tmp_path / "model", BinGzFileRecorder()).is_success()
 
 
 GUIDE = """\
@@ -95,17 +109,17 @@ Dtype: F32
 @BOTH
 def test_the_debug_print_is_that_of_the_guide(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     weights = {f"conv.{name}": value for name, value in TorchNet().state_dict().items()}
-    args = bs.LoadArgs(saved(kind, weights, tmp_path)).with_key_remap("conv\\.(.*)", "$1").with_debug_print()
+    args = LoadArgs(saved(kind, weights, tmp_path)).with_key_remap("conv\\.(.*)", "$1").with_debug_print()
     record = KINDS[kind]().load(args, like=Net())
     assert capsys.readouterr().out == GUIDE
-    assert bs.load_record(Net(), record).is_success()
+    assert load_record(Net(), record).is_success()
 
 
 def test_the_debug_print_comes_before_a_load_that_fails(tmp_path: Path) -> None:
     path = saved("pytorch", {"scalar": torch.tensor(1.5), "mask": torch.tensor([True])}, tmp_path)
     lines: list[str] = []
-    with pytest.raises(bs.MissingTensorsError):
-        bs.PyTorchFileRecorder().load(bs.LoadArgs(path).with_debug_print(lines.append), like=Net())
+    with pytest.raises(bs.errors.MissingTensorsError):
+        PyTorchFileRecorder().load(LoadArgs(path).with_debug_print(lines.append), like=Net())
     assert lines == [
         "Debug information of keys and tensor shapes:\n---\n"
         "Key: mask\nShape: [1]\nDtype: Bool\n---\nKey: scalar\nShape: []\nDtype: F32\n---"
@@ -140,22 +154,22 @@ def test_gaps_in_indices_are_closed_linears_transposed_and_norms_renamed(kind: s
 
 def test_without_an_adapter_tensors_are_taken_as_they_are(tmp_path: Path) -> None:
     tensors = {"weight": torch.arange(6.0).reshape(3, 2), "bias": torch.zeros(2)}
-    args = bs.LoadArgs(saved("safetensors", tensors, tmp_path)).with_adapter_type(bs.AdapterType.NoAdapter)
-    record = bs.SafetensorsFileRecorder().load(args, like=nn.Linear(3, 2))
+    args = LoadArgs(saved("safetensors", tensors, tmp_path)).with_adapter_type(AdapterType.NoAdapter)
+    record = SafetensorsFileRecorder().load(args, like=nn.Linear(3, 2))
     assert record.tensors()["weight"].numpy().tolist() == [[0, 1], [2, 3], [4, 5]]
-    with pytest.raises(bs.LoadError):
-        bs.SafetensorsFileRecorder().load(tmp_path / "weights.safetensors", like=nn.Linear(3, 2))
+    with pytest.raises(bs.errors.LoadError):
+        SafetensorsFileRecorder().load(tmp_path / "weights.safetensors", like=nn.Linear(3, 2))
 
 
 def test_a_state_dict_below_a_top_level_key(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.pt"
     torch.save({"my_state_dict": TorchNet().state_dict(), "epoch": 3}, path)
-    record = bs.PyTorchFileRecorder().load(bs.LoadArgs(path).with_top_level_key("my_state_dict"), like=Net())
+    record = PyTorchFileRecorder().load(LoadArgs(path).with_top_level_key("my_state_dict"), like=Net())
     assert list(record.tensors()) == ["conv1.weight", "conv1.bias", "conv2.weight"]
     with pytest.raises(bs.BurnstoreError, match="nope"):
-        bs.PyTorchFileRecorder().load(bs.LoadArgs(path).with_top_level_key("nope"), like=Net())
+        PyTorchFileRecorder().load(LoadArgs(path).with_top_level_key("nope"), like=Net())
     with pytest.raises(ValueError, match="top-level"):
-        bs.SafetensorsFileRecorder().load(bs.LoadArgs(path).with_top_level_key("x"), like=Net())
+        SafetensorsFileRecorder().load(LoadArgs(path).with_top_level_key("x"), like=Net())
 
 
 class Feature(nn.Enum):
@@ -185,32 +199,32 @@ def test_what_the_model_has_no_place_for_is_left_out_and_what_lacks_is_an_error(
     assert len(record.tensors()) == 3
     assert np.array_equal(declared.conv1.weight.value, before)
     del weights["conv1.bias"]
-    with pytest.raises(bs.MissingTensorsError) as caught:
+    with pytest.raises(bs.errors.MissingTensorsError) as caught:
         KINDS[kind]().load(saved(kind, weights, tmp_path), like=Net())
     assert caught.value.result.missing == ["conv1.bias"]
 
 
 def test_names_that_become_one_are_refused(tmp_path: Path) -> None:
-    args = bs.LoadArgs(saved("pytorch", TorchNet().state_dict(), tmp_path)).with_key_remap("conv[12]", "conv1")
-    with pytest.raises(bs.DuplicateNameError):
-        bs.PyTorchFileRecorder().load(args, like=Net())
+    args = LoadArgs(saved("pytorch", TorchNet().state_dict(), tmp_path)).with_key_remap("conv[12]", "conv1")
+    with pytest.raises(bs.errors.DuplicateNameError):
+        PyTorchFileRecorder().load(args, like=Net())
 
 
 def test_a_file_of_another_kind_is_refused_by_its_bytes(tmp_path: Path) -> None:
     path = saved("safetensors", TorchNet().state_dict(), tmp_path)
     path.rename(tmp_path / "weights.pt")
-    with pytest.raises(bs.UnknownFormatError, match="safetensors"):
-        bs.PyTorchFileRecorder().load(tmp_path / "weights.pt", like=Net())
+    with pytest.raises(bs.errors.UnknownFormatError, match="safetensors"):
+        PyTorchFileRecorder().load(tmp_path / "weights.pt", like=Net())
 
 
 @pytest.mark.parametrize(
     ("call", "kind"),
     [
-        (lambda: bs.LoadArgs("x").with_key_remap("(", ""), bs.PatternError),
-        (lambda: bs.LoadArgs("x").with_adapter_type("PyTorch"), TypeError),
-        (lambda: bs.LoadArgs("x").with_top_level_key(5), TypeError),
-        (lambda: bs.PyTorchFileRecorder("Full"), TypeError),
-        (lambda: bs.PyTorchFileRecorder().load("nothing.pt", like=Net()), FileNotFoundError),
+        (lambda: LoadArgs("x").with_key_remap("(", ""), bs.errors.PatternError),
+        (lambda: LoadArgs("x").with_adapter_type("PyTorch"), TypeError),
+        (lambda: LoadArgs("x").with_top_level_key(5), TypeError),
+        (lambda: PyTorchFileRecorder("Full"), TypeError),
+        (lambda: PyTorchFileRecorder().load("nothing.pt", like=Net()), FileNotFoundError),
     ],
 )
 def test_a_wrong_argument_is_told_where_it_is_given(call: Any, kind: type[Exception]) -> None:
@@ -226,16 +240,16 @@ class Missing(nn.Module):
 
 
 def test_load_record_is_strict_unless_told_otherwise(tmp_path: Path) -> None:
-    bs.save_file(Missing(), tmp_path / "m", bs.NamedMpkFileRecorder())
+    save_file(Missing(), tmp_path / "m", NamedMpkFileRecorder())
     model = Missing()
     model.more = nn.Linear(2, 2)
-    with bs.open_record(tmp_path / "m.mpk") as record:
-        with pytest.raises(bs.MissingTensorsError):
-            bs.load_record(model, record)
-        assert bs.load_record(model, record, allow_partial=True).missing == ["more.bias", "more.weight"]
+    with open_record(tmp_path / "m.mpk") as record:
+        with pytest.raises(bs.errors.MissingTensorsError):
+            load_record(model, record)
+        assert load_record(model, record, allow_partial=True).missing == ["more.bias", "more.weight"]
         other = Missing()
         other.fc = nn.Linear(3, 2)
-        with pytest.raises(bs.LoadError):
-            bs.load_record(other, record)
+        with pytest.raises(bs.errors.LoadError):
+            load_record(other, record)
     with pytest.raises(TypeError, match="Record"):
-        bs.load_record(model, {})
+        load_record(model, {})

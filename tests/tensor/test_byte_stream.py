@@ -35,7 +35,7 @@ def test_chunks_are_cut_and_joined_as_asked(step: int) -> None:
 def test_what_ends_early_is_an_error_that_names_the_tensor() -> None:
     stream = ByteStream(in_chunks())
     stream.take(90)
-    with pytest.raises(bs.CorruptError, match="tensor 'x': ends 5 bytes early"):
+    with pytest.raises(bs.errors.CorruptError, match="tensor 'x': ends 5 bytes early"):
         stream.take(15)
 
 

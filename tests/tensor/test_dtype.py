@@ -10,8 +10,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from burnstore import DType, Kind
+from burnstore import DType
 from burnstore.errors import DTypeError
+from burnstore.tensor.dtype import Kind
 from burnstore.tensor.quantization import QuantScheme, QuantStore
 
 TABLE: list[tuple[str, str, int, Kind, Any]] = [

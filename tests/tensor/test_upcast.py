@@ -53,16 +53,16 @@ def test_bools_are_0_and_1_and_nothing_else(name: str, width: int) -> None:
     stored = np.array([0, 1, 1], f"<u{width}")
     assert upcast(stored.view(np.uint8), bs.DType.parse(name)).tolist() == [0, 1, 1]
     stored[1] = 2
-    with pytest.raises(bs.CorruptError, match="expected 0 or 1"):
+    with pytest.raises(bs.errors.CorruptError, match="expected 0 or 1"):
         upcast(stored.view(np.uint8), bs.DType.parse(name))
 
 
 def test_what_lies_across_bytes_or_means_nothing_alone_is_refused() -> None:
     from burnstore.tensor.quantization import QuantScheme, QuantStore
 
-    with pytest.raises(bs.DTypeError, match="packed"):
+    with pytest.raises(bs.errors.DTypeError, match="packed"):
         upcast(memoryview(b"abc"), bs.DType.F6_E2M3)
-    with pytest.raises(bs.DTypeError, match="codes and scales"):
+    with pytest.raises(bs.errors.DTypeError, match="codes and scales"):
         upcast(memoryview(b"abcde"), bs.DType.qfloat(QuantScheme("Q8S", QuantStore("Native"))))
 
 
@@ -96,5 +96,5 @@ def test_places_of_four_bits_are_in_order() -> None:
 
 @pytest.mark.parametrize("name", ["I32", "Bool", "F6_E3M2"])
 def test_what_is_no_float_has_no_neighbours(name: str) -> None:
-    with pytest.raises(bs.DTypeError, match="no ranks among floats"):
+    with pytest.raises(bs.errors.DTypeError, match="no ranks among floats"):
         steps(memoryview(b"abc" * 4), bs.DType.parse(name))

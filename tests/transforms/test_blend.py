@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 import burnstore as bs
-from burnstore import DType, DTypeError, MergeError, TensorSnapshot
+from burnstore import DType, TensorSnapshot
+from burnstore.errors import DTypeError, MergeError
 from burnstore.transforms import blend
 from burnstore.transforms.axes import transposed
 from burnstore.transforms.blend import agreed, arc_weights, blended, can_blend

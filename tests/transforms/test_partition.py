@@ -20,8 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import burnstore as bs
-from burnstore import DType, DTypeError, ModelError, Partition, TensorData, TensorSnapshot
+from burnstore import DType, Partition, TensorData, TensorSnapshot
 from burnstore.checkpoint import Checkpoint
+from burnstore.errors import DTypeError, ModelError
 from burnstore.tensor.quantization import QuantBlock, QuantScheme, QuantStore
 from burnstore.tensor.snapshot import read_all
 from burnstore.testing import CountingSource
@@ -365,7 +366,7 @@ def test_a_file_that_is_cut_meanwhile_is_an_error_of_ours(tmp_path: Path) -> Non
         [part] = COLUMNS.slice(f.values(), rank=1, world=2)
         with path.open("r+b") as file:
             file.truncate(400)
-        with pytest.raises((bs.TruncatedError, bs.ChangedError), match=r"model\.safetensors: tensor 'w'"):
+        with pytest.raises((bs.errors.TruncatedError, bs.errors.ChangedError), match=r"model\.safetensors: tensor 'w'"):
             part.numpy()
 
 
@@ -562,7 +563,7 @@ def test_rules_and_snapshots_of_another_kind_are_refused() -> None:
         Partition([("w", "rows")])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="bool"):
         Partition({}, uneven=1)  # type: ignore[arg-type]
-    with pytest.raises(bs.PatternError):
+    with pytest.raises(bs.errors.PatternError):
         Partition({"(": "rows"})
     with pytest.raises(TypeError, match="values"):
         ROWS.slice({"w": None}, rank=0, world=1)  # type: ignore[arg-type]

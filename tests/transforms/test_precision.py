@@ -34,7 +34,7 @@ def test_every_window_is_what_casting_the_whole_gives(values: Any, dtype: bs.DTy
     casted = cast(snapshot, dtype)
     expected, refusal = whole(values, dtype)
     if refusal is not None:
-        with pytest.raises(bs.DTypeError) as caught:
+        with pytest.raises(bs.errors.DTypeError) as caught:
             casted.to_bytes()
         assert (caught.value.message, caught.value.hint) == (refusal.message, refusal.hint)
         return
@@ -45,11 +45,11 @@ def test_every_window_is_what_casting_the_whole_gives(values: Any, dtype: bs.DTy
     assert casted._data.owned(start, stop).tobytes() == expected[start:stop]
 
 
-def whole(values: Any, dtype: bs.DType) -> tuple[bytes, bs.DTypeError | None]:
+def whole(values: Any, dtype: bs.DType) -> tuple[bytes, bs.errors.DTypeError | None]:
     """What casting everything at once gives, or why it does not."""
     try:
         return cast_array(values, dtype).tobytes(), None
-    except bs.DTypeError as error:
+    except bs.errors.DTypeError as error:
         return b"", error
 
 
@@ -87,7 +87,9 @@ def test_a_large_tensor_comes_in_pieces_and_an_overflow_is_told_of_the_whole(tmp
         assert casted.bytes_held <= 2 * CHUNK_BYTES
         half = cast(f["w"], bs.DType.F16)
         for read in (half.to_bytes, lambda: list(half.chunks()), lambda: half[CHUNK_BYTES // 4 + 1]):
-            with pytest.raises(bs.DTypeError, match="3 finite values, up to 2e\\+30, are too large for F16") as caught:
+            with pytest.raises(
+                bs.errors.DTypeError, match="3 finite values, up to 2e\\+30, are too large for F16"
+            ) as caught:
                 read()
             assert caught.value.tensor == "w" and "BF16" in str(caught.value.hint)
 
@@ -113,5 +115,5 @@ def test_names_ids_and_containers_stay_and_it_can_be_pickled(tmp_path: Path) -> 
     ("dtype", "wanted"), [(np.int32, bs.DType.F32), (np.float32, bs.DType.I32), (np.float32, bs.DType.F4)]
 )
 def test_only_floats_of_whole_bytes_are_cast(dtype: Any, wanted: bs.DType) -> None:
-    with pytest.raises(bs.DTypeError):
+    with pytest.raises(bs.errors.DTypeError):
         cast(TensorSnapshot.from_numpy("w", np.ones(4, dtype)), wanted)

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..errors import AmbiguousError
-from ..jobs.convert.convert import Conversion, convert, replay
+from ..jobs.convert.convert import ConvertResult, convert, replay
 from ..jobs.json_output import json_text
-from ..pipeline.recipe import ADAPTERS
 from ..transforms.guess import Guess
 from . import OK
-from .arguments import add_options, byte_size, key_and_text, model_or_path
+from .arguments import add_options, byte_size, key_and_text
 from .errors import JOB_ERRORS, fail, misuse
+from .options import add_like, add_pipeline_options, add_top_level_key, like_from, pipeline_from
 from .progress import shown_progress
 from .text import counted, escape, escape_controls, print_json, size
 
@@ -39,7 +39,7 @@ exit codes:
   0  ok: the target is written and verified
   2  an error: the target is unchanged, and the line on stderr has a hint
 
-The steps are, in this order: --filter, --rename, the layout, --adapter, --cast. A file of rules has lines such as
+The steps are, in this order: --rename, the layout, --filter, --adapter, --cast. A file of rules has lines such as
 `^encoder\\.fc\\d$ = Linear`: a pattern that matches in a module's path, and its kind.
 """
 
@@ -77,28 +77,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_what(group: Any) -> None:
-    group.add_argument("--filter", action="append", metavar="REGEX", help="only tensors whose names match")
-    group.add_argument(
-        "--rename", action="append", metavar="OLD=>NEW", help="OLD is a regular expression, NEW may use $1"
-    )
-    group.add_argument("--cast", metavar="DTYPE", help="convert floats to this dtype: bf16, f16, f32, f64")
-    group.add_argument("--adapter", choices=tuple(ADAPTERS), help="apply one of the library's adapters")
+    add_pipeline_options(group, "rename", "filter", "adapter", "cast", "indices")
+    add_top_level_key(group)
     group.add_argument(
         "--metadata", action="append", metavar="KEY=TEXT", type=key_and_text, help="add a metadata entry"
     )
 
 
 def _add_layout(group: Any) -> None:
-    group.add_argument("--like", metavar="MODULE:NAME|FILE", help="a model, or a file that records its module kinds")
-    group.add_argument("--rules", metavar="FILE", help="module kinds, one `pattern = kind` per line")
-    group.add_argument(
-        "--guess", action="store_true", help="derive module kinds from names and shapes, and show the evidence"
-    )
-    group.add_argument("--keep-layout", action="store_true", help="write the tensors unchanged")
-    group.add_argument(
-        "--source-layout", choices=("burn", "torch"), help="the layout of a source that does not state one"
-    )
-    group.add_argument("--layout", choices=("burn", "torch"), help="a layout other than the format's default")
+    add_like(group)
+    add_pipeline_options(group, "rules", "guess", "keep_layout", "layout", "target_layout", "skip_enum_variants")
     group.add_argument("--no-record", action="store_true", help="do not record the module kinds in the file")
 
 
@@ -125,36 +113,28 @@ def run(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _convert(arguments: argparse.Namespace, progress: Any) -> Conversion:
+def _convert(arguments: argparse.Namespace, progress: Any) -> ConvertResult:
     options = {} if arguments.burn_version is None else {"burn_version": arguments.burn_version}
     return convert(
         arguments.paths[:-1],
         arguments.paths[-1],
-        filter=arguments.filter,
-        rename=arguments.rename,
-        like=model_or_path(arguments.like),
-        rules=arguments.rules,
-        guess=arguments.guess,
-        keep_layout=arguments.keep_layout,
-        source_layout=arguments.source_layout,
-        layout=arguments.layout,
-        adapter=arguments.adapter,
-        cast=arguments.cast,
+        like=like_from(arguments),
+        top_level_key=arguments.top_level_key,
         format=arguments.format,
         max_shard_size=arguments.shard,
         metadata=dict(arguments.metadata or ()),
-        record_modules=not arguments.no_record,
         overwrite=arguments.overwrite,
         verify=not arguments.no_verify,
         receipt=arguments.receipt or False,
         resume=arguments.resume,
         executor=arguments.jobs,
         progress=progress,
+        pipeline=pipeline_from(arguments, record_modules=not arguments.no_record),
         **options,
     )
 
 
-def _replay(arguments: argparse.Namespace, progress: Any) -> Conversion:
+def _replay(arguments: argparse.Namespace, progress: Any) -> ConvertResult:
     return replay(
         arguments.replay,
         arguments.paths[0] if arguments.paths else None,
@@ -164,7 +144,7 @@ def _replay(arguments: argparse.Namespace, progress: Any) -> Conversion:
     )
 
 
-def _summary(done: Conversion) -> Iterator[str]:
+def _summary(done: ConvertResult) -> Iterator[str]:
     if done.guess is not None:
         yield from _evidence(done.guess)
     files = done.files[0] if len(done.files) == 1 else f"{done.files[0]} and {len(done.files) - 1} shards"
@@ -181,7 +161,7 @@ def _summary(done: Conversion) -> Iterator[str]:
         yield f"  receipt: {escape(done.receipt)}"
 
 
-def _layouts(done: Conversion) -> str:
+def _layouts(done: ConvertResult) -> str:
     if done.layout is None:
         return ""
     if done.source_layout in (None, done.layout):
@@ -200,7 +180,7 @@ def _evidence(guess: Guess) -> Iterator[str]:
             yield f"  {escape(path)}: ambiguous ({escape_controls(why)})"
 
 
-def _as_json(done: Conversion) -> dict[str, Any]:
+def _as_json(done: ConvertResult) -> dict[str, Any]:
     guess = done.guess
     return {
         "files": [json_text(path) for path in done.files],

@@ -11,11 +11,10 @@ from typing import Any
 
 from ..jobs.diff.diff import diff
 from ..jobs.diff.result import STATUSES, Diff, TensorDiff
-from ..pipeline.translation import rules_from_file
-from ..transforms.filter import PathFilter
 from . import FOUND, OK
-from .arguments import add_options, model_or_path
+from .arguments import add_options
 from .errors import JOB_ERRORS, fail
+from .options import add_like, add_pipeline_options, like_from, pipeline_from
 from .progress import shown_progress
 from .table import Column, render
 from .text import Screen, counted, dtype_label, escape, figure, print_json, shape_label, shorten
@@ -58,13 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ignore-dtype", action="store_true", help="tensors of different dtypes are equal if their values are"
     )
-    parser.add_argument(
-        "--like",
-        metavar="MODULE:NAME|FILE",
-        help="a model that gives the module kinds, or a file that records them",
-    )
-    parser.add_argument("--rules", metavar="FILE", help="module kinds, one `pattern = kind` per line")
-    parser.add_argument("--keep-layout", action="store_true", help="compare the tensors unchanged")
+    add_like(parser)
+    add_pipeline_options(parser, "rename", "rules", "layout", "keep_layout")
     add_options(parser, "filter", "limit", "json", "jobs", "quiet")
 
 
@@ -77,11 +71,9 @@ def run(arguments: argparse.Namespace) -> int:
                 arguments.second,
                 tolerance=arguments.tolerance,
                 relative_tolerance=arguments.relative_tolerance,
-                filter=None if arguments.filter is None else PathFilter().with_regex(arguments.filter),
                 ignore_dtype=arguments.ignore_dtype,
-                like=model_or_path(arguments.like),
-                rules=None if arguments.rules is None else rules_from_file(arguments.rules),
-                keep_layout=arguments.keep_layout,
+                like=like_from(arguments),
+                pipeline=pipeline_from(arguments),
                 executor=arguments.jobs,
                 progress=progress,
             )

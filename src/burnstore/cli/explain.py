@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from typing import Any
 
 from ..jobs.explain.explain import RATE, Explanation, LayoutChange, explain
-from ..pipeline.recipe import ADAPTERS
-from ..pipeline.translation import rules_from_file
 from . import FOUND, OK
 from .arguments import add_options, byte_size, model_or_path
 from .errors import JOB_ERRORS, fail, hint_with_options
+from .options import add_like, add_pipeline_options, add_top_level_key, like_from, pipeline_from
 from .table import Column, render
 from .text import Screen, counted, escape, escape_controls, print_json, size
 
@@ -42,16 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
     parser.add_argument("file", metavar="SRC", help="a file of tensors, a folder or an index of shards")
     parser.add_argument("--into", metavar="MODULE:NAME|FILE", help="a model to import and build, or a file")
-    parser.add_argument("--filter", action="append", metavar="REGEX", help="only parameters whose paths match")
-    parser.add_argument("--rename", action="append", type=_rename, metavar="OLD=>NEW", help="rename the file's tensors")
-    parser.add_argument("--layout", choices=("burn", "torch"), help="the layout of a file that does not state one")
-    parser.add_argument("--rules", metavar="FILE", help="module kinds, one `pattern = kind` per line")
-    parser.add_argument("--adapter", choices=tuple(ADAPTERS), help="apply one of the library's adapters")
-    parser.add_argument("--top-level-key", metavar="KEY", help="the part of a PyTorch file that is the model")
-    parser.add_argument("--allow-partial", action="store_true", help="parameters may be missing")
-    parser.add_argument(
-        "--keep-indices", action="store_true", help="do not close gaps in the numbers of PyTorch's layers"
-    )
+    parser.add_argument("--target", metavar="DST", help="explain a conversion into this file instead of a load")
+    add_pipeline_options(parser, "rename", "filter", "layout", "target_layout", "keep_layout", "rules", "guess")
+    add_pipeline_options(parser, "adapter", "cast", "indices", "skip_enum_variants", "allow_partial")
+    add_like(parser)
+    add_top_level_key(parser)
     parser.add_argument(
         "--rate", type=byte_size, metavar="BYTES", help="bytes per second for the estimate of time (1GB)"
     )
@@ -61,8 +54,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Explain, and return whether the load would succeed."""
     try:
-        options = _options(arguments)
-        found = explain(arguments.file, model_or_path(arguments.into), **options)
+        found = explain(
+            arguments.file,
+            model_or_path(arguments.into),
+            target=arguments.target,
+            like=like_from(arguments),
+            top_level_key=arguments.top_level_key,
+            rate=float(arguments.rate or RATE),
+            pipeline=pipeline_from(arguments),
+        )
     except JOB_ERRORS as error:
         return fail(error, arguments.file)
     if arguments.json:
@@ -72,37 +72,18 @@ def run(arguments: argparse.Namespace) -> int:
     return OK if found.is_clean else FOUND
 
 
-def _options(arguments: argparse.Namespace) -> dict[str, Any]:
-    options: dict[str, Any] = {"rate": float(arguments.rate or RATE), "allow_partial": arguments.allow_partial}
-    if arguments.filter:
-        options["regexes"] = arguments.filter
-    if arguments.rename:
-        options["key_remapping"] = dict(arguments.rename)
-    if arguments.layout is not None:
-        options["layout"] = arguments.layout
-    if arguments.rules is not None:
-        options["rules"] = rules_from_file(arguments.rules)
-    if arguments.adapter is not None:
-        options["from_adapter"] = ADAPTERS[arguments.adapter]()
-    if arguments.top_level_key is not None:
-        options["top_level_key"] = arguments.top_level_key
-    if arguments.keep_indices:
-        options["map_indices_contiguous"] = False
-    return options
-
-
 def _lines(found: Explanation, arguments: argparse.Namespace, screen: Screen) -> Iterator[str]:
     variant = f" ({found.variant})" if found.variant else ""
     what = f"{found.format}{variant}, {counted(found.tensors, 'tensor')}, {size(found.nbytes)}"
     yield f"{screen.paint(escape(found.path), '1')}: {escape_controls(what)}"
     for line in found.evidence:
         yield f"  {escape_controls(line)}"
-    if found.result is None:
+    if found.target is None:
         for change in found.changes:
             needs = escape_controls(hint_with_options(change.needs))
             yield f"  into {change.layout}'s layout: {needs}{_counts(change)}"
         return
-    yield f"  into {escape(arguments.into)}, {_layout_of(found.target_layout)}"
+    yield f"  into {escape(arguments.into or arguments.target)}, {_layout_of(found.target_layout)}"
     rows = found.moves if arguments.limit is None else found.moves[: arguments.limit]
     if rows:
         yield ""
@@ -127,7 +108,13 @@ def _lines(found: Explanation, arguments: argparse.Namespace, screen: Screen) ->
 
 def _problems(found: Explanation, screen: Screen) -> Iterator[str]:
     result = found.result
-    assert result is not None
+    if result is None:  # a conversion
+        for name, why in found.left_out.items():
+            yield f"{screen.paint('left out', '1;33')}: {escape(name)} ({escape_controls(why)})"
+        for note in found.notes:
+            yield f"note: {escape_controls(note)}"
+        yield f"{counted(len(found.moves), 'tensor')} would be written"
+        return
     for path in map(str, result.missing):
         nearest = found.nearest(path)
         hint = "" if nearest is None else f" (did you mean {escape(nearest)}?)"
@@ -157,10 +144,3 @@ def _counts(change: LayoutChange) -> str:
 
 def _layout_of(layout: str | None) -> str:
     return "of unknown layout, assumed to be the file's" if layout is None else f"in {layout}'s layout"
-
-
-def _rename(text: str) -> tuple[str, str]:
-    old, arrow, new = text.partition("=>")
-    if not arrow:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a renaming rule: write OLD=>NEW")
-    return old, new

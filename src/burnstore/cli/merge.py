@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..jobs.merge.combine import CONFLICTS, METHODS
-from ..jobs.merge.merge import Merge, MergeSource, merge
-from ..pipeline.translation import rules_from_file
+from ..jobs.merge.merge import MergeResult, MergeSource, merge
 from . import OK
-from .arguments import add_options, byte_size, key_and_text, model_or_path
+from .arguments import add_options, byte_size, key_and_text
 from .errors import JOB_ERRORS, fail, misuse
+from .options import add_like, add_pipeline_options, like_from, pipeline_from
 from .progress import shown_progress
 from .table import Column, render
 from .text import Screen, counted, escape, escape_controls, print_json, size
@@ -68,15 +68,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--rename", nargs=2, action="append", metavar=("N", "OLD=>NEW"), help="rename tensors of source N"
     )
-    what.add_argument("--cast", metavar="DTYPE", help="convert floats to this dtype: bf16, f16, f32, f64")
+    add_pipeline_options(what, "cast")
     what.add_argument("--metadata", action="append", metavar="KEY=TEXT", type=key_and_text, help="add a metadata entry")
     layout = parser.add_argument_group("layout")
-    layout.add_argument("--like", metavar="MODULE:NAME|FILE", help="a model, or a file that records its module kinds")
-    layout.add_argument("--rules", metavar="FILE", help="module kinds, one `pattern = kind` per line")
-    layout.add_argument("--keep-layout", action="store_true", help="write the tensors unchanged")
-    layout.add_argument(
-        "--source-layout", choices=("burn", "torch"), help="the layout of sources that do not state one"
-    )
+    add_like(layout)
+    add_pipeline_options(layout, "rules", "keep_layout", "layout", "target_layout")
     parser.add_argument("--format", choices=("burnpack", "safetensors"), help="the format (default: by the suffix)")
     parser.add_argument(
         "--shard", type=byte_size, metavar="SIZE", help="write SafeTensors in files of at most this size"
@@ -117,7 +113,7 @@ def _sources(paths: list[str], arguments: argparse.Namespace) -> list[MergeSourc
     return [MergeSource(path, filter=filters[at] or None, rename=renames[at] or None) for at, path in enumerate(paths)]
 
 
-def _merge(sources: list[MergeSource], target: str, arguments: argparse.Namespace, progress: Any) -> Merge:
+def _merge(sources: list[MergeSource], target: str, arguments: argparse.Namespace, progress: Any) -> MergeResult:
     has_weights = arguments.weights is not None or arguments.t is not None or arguments.weight
     return merge(
         sources,
@@ -129,10 +125,8 @@ def _merge(sources: list[MergeSource], target: str, arguments: argparse.Namespac
         normalize=arguments.normalize,
         conflicts=arguments.conflicts,
         cast=arguments.cast,
-        like=model_or_path(arguments.like),
-        rules=None if arguments.rules is None else rules_from_file(arguments.rules),
-        source_layout=arguments.source_layout,
-        keep_layout=arguments.keep_layout,
+        like=like_from(arguments),
+        pipeline=pipeline_from(argparse.Namespace(**{**vars(arguments), "rename": None, "cast": None})),
         format=arguments.format,
         metadata=dict(arguments.metadata or ()),
         max_shard_size=arguments.shard,
@@ -143,7 +137,7 @@ def _merge(sources: list[MergeSource], target: str, arguments: argparse.Namespac
     )
 
 
-def _lines(done: Merge, arguments: argparse.Namespace, screen: Screen) -> Iterator[str]:
+def _lines(done: MergeResult, arguments: argparse.Namespace, screen: Screen) -> Iterator[str]:
     rows = done.tensors if arguments.limit is None else done.tensors[: arguments.limit]
     if rows:
         columns = [

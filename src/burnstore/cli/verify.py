@@ -156,13 +156,13 @@ def _check_receipt(arguments: argparse.Namespace) -> tuple[int, dict[str, Any]]:
         print_error(error, path)
         return ERROR, {"receipt": _receipt_facts(path, False, [str(as_burnstore_error(error, path))])}
     if not arguments.json:
-        verdict = f"{counted(found.tensors, 'tensor')} match" if found.is_fine else "does not match"
+        verdict = f"{counted(found.tensors, 'tensor')} match" if found.ok else "does not match"
         print(f"{escape(path)}: {verdict}")
         for problem in found.problems:
             print(f"  {escape(problem)}")
         for missing in found.unchecked:
             print(f"  not checked, because the file no longer exists: {escape(missing)}")
-    return OK if found.is_fine else FOUND, {"receipt": _receipt_facts(path, found.is_fine, found.problems)}
+    return OK if found.ok else FOUND, {"receipt": _receipt_facts(path, found.ok, found.problems)}
 
 
 def _receipt_facts(path: str, ok: bool, problems: Any) -> dict[str, Any]:

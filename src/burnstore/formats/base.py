@@ -16,6 +16,9 @@ from ..tensor.dtype import DType
 from ..tensor.snapshot import TensorSnapshot
 from ..tensor.sources import Data, SourceData
 
+UNSTATED_LAYOUT = "unknown"
+"""The value of `LAYOUT_KEY` in a file whose tensors have no stated layout."""
+
 LAYOUT_KEY = "burnstore.layout"
 """The metadata key that states the layout of a file's tensors (``burn``, ``torch``), if not the format's own."""
 
@@ -78,7 +81,7 @@ class Table:
         widths = {dtype: min(dtype.bits // 8, 8) or 1 for dtype in set(self.dtypes)}
         return list(map(widths.__getitem__, self.dtypes))
 
-    def snapshot(self, row: int, source: Source) -> TensorSnapshot:
+    def snapshot(self, row: int, source: Source, layout: str | None = None) -> TensorSnapshot:
         """Return one row as a snapshot."""
         size = self.sizes[row]
         return TensorSnapshot(
@@ -88,6 +91,7 @@ class Table:
             self.apart.get(row) or SourceData(source, self.offsets[row], size),
             nbytes=size,
             param_id=self.param_ids[row],
+            layout=layout,
         )
 
 

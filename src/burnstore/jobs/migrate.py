@@ -85,9 +85,10 @@ def migrate(
     migrated has its error in ``records`` and does not stop the others.
 
     >>> import tempfile, burnstore as bs
+    >>> from burnstore.stores import records
     >>> from burnstore import nn
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     bs.save_file(nn.Linear(2, 3), f"{folder}/old", bs.NamedMpkGzFileRecorder())
+    ...     records.save_file(nn.Linear(2, 3), f"{folder}/old", records.NamedMpkGzFileRecorder())
     ...     done = bs.migrate(f"{folder}/old.mpk.gz", f"{folder}/new.bpk")
     ...     done.kind, done.tensors, done.nbytes, sorted(bs.open(f"{folder}/new.bpk"))
     ('module', 2, 36, ['bias', 'weight'])
@@ -180,7 +181,8 @@ def _migrated(
             ids = {name.partition(".")[0] for name in (*state, *scalars)}
             metadata = {number: path for number, path in paths.items() if number in ids}
             more = {"scalars": scalars, "metadata": metadata, "format": "burnpack"}
-    save(tensors, destination, overwrite=options.overwrite, durable=options.durable, progress=progress, **more)
+    how: dict[str, Any] = {"overwrite": options.overwrite, "durable": options.durable, "progress": progress}
+    save(tensors, destination, layout="burn", **how, **more)
     _verify(destination, tensors, scalars)
     nbytes = sum(tensor.nbytes for tensor in tensors)
     return Migration(source, destination, kind, len(tensors), nbytes, paths=_paths(record) if kind == "module" else {})

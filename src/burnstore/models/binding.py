@@ -6,8 +6,8 @@ on slots alone, so a framework is supported as soon as it has a binding.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from ..tensor.data import Array, Shape, TensorData
 from ..tensor.dtype import DType
@@ -60,6 +60,13 @@ class Slot(Protocol):
 
     def identity(self) -> int:
         """Equal for slots that hold one and the same tensor."""
+
+
+@runtime_checkable
+class KeepsPartIds(Protocol):
+    """A slot that can keep the ids of several Burn tensors that its one tensor was made of."""
+
+    part_ids: Sequence[int | None] | None
 
 
 class Binding(Protocol):

@@ -1,303 +1,386 @@
-"""Matching: which tensor goes into which slot of a model, found out before anything is read.
+"""Compile a load: find the tensor for each slot of a target, before anything is read.
 
-What comes of it is a `LoadPlan`. Loading carries it out, explaining shows it: so the two cannot disagree.
+The result is a `Plan`. `load` executes it and `explain` prints it, so the two cannot disagree. Misfits are reasons in
+the plan; only what makes a plan impossible is raised.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
 
-from ..errors import BurnstoreError, DuplicateNameError
+from ..errors import BurnstoreError, DuplicateNameError, ModelError
 from ..models.binding import Slot
-from ..models.bindings import binding_for
-from ..models.layouts import Rules, layout_of, view_of
 from ..models.load.casting import value_for
-from ..models.load.in_place import Matched
-from ..models.load.wrappers import wrapper_hint
-from ..models.result import ApplyError, ApplyResult, MissingTensor
+from ..models.result import ApplyError, MissingTensor
 from ..tensor.dtype import DType, Kind
 from ..tensor.snapshot import TensorSnapshot
-from ..transforms.adapters import ModuleAdapter
-from ..transforms.filter import PathFilter
+from ..transforms.adapters import FunctionAdapter, ModuleAdapter
 from ..transforms.layout import Layout
-from ..transforms.partition import Part
-from ..transforms.view import LayoutView, Seen
+from ..transforms.operations import Apply, Cast, Operation, operations_between
+from ..transforms.precision import cast
+from ..transforms.remap import KeyRemapper
+from ..transforms.view import ConvertedView, LayoutView, Origin
+from .ends import Input, Target
+from .kinds import recorded_counts
+from .layouts import layout_note, proved_layout
+from .names import name_tensors
+from .options import Pipeline
+from .plan import Move, Plan
+from .wrappers import strip_rule, wrapper_hint
+
+_NO_STEPS: tuple[Operation, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What tensors are to go into: its slots, its layout (None: that of whatever comes), and how to see it in another.
+def compile_load(source: Input, target: Target, pipeline: Pipeline, *, notes: Iterable[str] = ()) -> Plan:
+    """Return the plan of a load of named tensors into the slots of a target.
 
-    ``view`` is called with the names of the tensors that there are.
+    Where the layouts of source and target differ, the target is viewed in the source's layout, unless an adapter
+    converts layouts itself.
     """
-
-    slots: Sequence[Slot]
-    layout: Layout | None
-    view: Callable[[Iterable[str]], LayoutView]
-
-
-def target_of(model: Any, *, skip_enum_variants: bool = False, rules: Rules | None = None) -> Target:
-    """A model as a target; ``rules`` are those of `view_of`."""
-    slots = list(binding_for(model).walk(model, skip_enum_variants=skip_enum_variants))
-    _check_distinct(slots)
-    view = partial(_view_of, model, slots, skip_enum_variants=skip_enum_variants, rules=rules)
-    return Target(slots, layout_of(model), view)
-
-
-def _view_of(model: Any, slots: Sequence[Slot], present: Iterable[str], **options: Any) -> LayoutView:
-    return view_of(model, slots, present=present, **options)
-
-
-@dataclass(slots=True)
-class LoadPlan:
-    """What a load will do; nothing is read or changed yet.
-
-    ``result`` is what it will report if everything can be read.
-    """
-
-    target: Target
-    seen: Seen
-    """The tensors in the layout of the target."""
-
-    result: ApplyResult = field(default_factory=ApplyResult)
-    matched: list[Matched] = field(default_factory=list)
-    unmatched: list[Slot] = field(default_factory=list)
-    followers: list[Slot] = field(default_factory=list)
-    """The slots that find no tensor of their own, and take that of another with which they share one."""
-
-    taken: dict[str, str] = field(default_factory=dict)
-    """The name of the tensor, in the layout of the target, that each slot takes or was to skip."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stages:
-    """What happens to tensors between a file and a model, beyond their names: see `burnstore.stores.base`."""
-
-    filter: PathFilter | None = None
-    adapter: ModuleAdapter | None = None
-    part: Part | None = None
-
-
-def match(
-    target: Target,
-    snapshots: Iterable[TensorSnapshot],
-    stages: Stages,
-    *,
-    layout: Layout | None = None,
-    recorded: Mapping[str, TensorSnapshot] | None = None,
-    notes: Iterable[str] = (),
-) -> LoadPlan:
-    """Find the tensor for each slot of the target.
-
-    ``layout`` is that of the snapshots, None if it is not known and taken to be the target's own. Where it is another,
-    the target is seen in it, unless an adapter says how layouts differ. ``recorded`` are tensors that this other layout
-    does not have, by their paths in the target. With a part each tensor is cut to what a rank has of it, when all else
-    was done to it. ``notes`` are those of an earlier stage.
-    """
-    slots, adapter = target.slots, stages.adapter
-    index = _by_path(snapshots)
-    view: LayoutView | None = None
-    seen = Seen(list(index.values()), set(index), {})
-    keeps_layout = adapter is None or adapter.keeps_layout
-    if layout is not None and target.layout not in (None, layout) and keeps_layout:
-        view = target.view(index)
-        seen = view.in_torch(index) if layout == "burn" else view.to_burn(index)
-    plan = LoadPlan(target, seen)
-    _choose(plan, _by_path(seen.snapshots), stages)
-    if stages.part is not None:
-        _tell_of_part(plan, stages.part, slots)
-    if view is not None:
-        _tell_of_view(plan, view, seen, index, recorded or {})
-    plan.result.notes += notes
-    _tell_of_casts(plan)
-    _share(plan)
-    hint = wrapper_hint(plan.result.missing, plan.result.unused)
-    plan.result.notes += [] if hint is None else [hint]
+    plan = _Load(source, target, pipeline).compiled([*source.notes, *notes])
+    rule = strip_rule(plan.result.missing, plan.result.unused) if plan.result.missing else None
+    if rule is not None:  # the file was saved from a wrapped model: only its names keep it from fitting
+        stripped = pipeline.replace(rename=(pipeline.rename or KeyRemapper()) + KeyRemapper.from_patterns([rule]))
+        again = _Load(source, target, stripped).compiled([*source.notes, *notes])
+        if not again.result.missing:
+            again.result.notes.append("the file was saved from a wrapped model: stripped the wrapper from its names")
+            return again
     return plan
 
 
-def _by_path(snapshots: Iterable[TensorSnapshot]) -> dict[str, TensorSnapshot]:
-    if isinstance(snapshots, Mapping):
-        raise TypeError(f"snapshots are a list, not a {type(snapshots).__name__}; give its values()")
-    return {snapshot.path: snapshot for snapshot in snapshots}
+class _Load:
+    """The stages of a load, in their order; see `burnstore.pipeline.options`."""
 
+    def __init__(self, source: Input, target: Target, pipeline: Pipeline) -> None:
+        self.source = source
+        self.target = target
+        self.pipeline = pipeline
+        self.plan = Plan(slots=target.slots)
+        self.named = name_tensors(source, pipeline, target)
+        self.view: LayoutView | None = None
 
-def _tell_of_view(
-    plan: LoadPlan,
-    view: LayoutView,
-    seen: Seen,
-    given: Mapping[str, TensorSnapshot],
-    recorded: Mapping[str, TensorSnapshot],
-) -> None:
-    """Add to a plan what came of seeing the model in the layout of the source."""
-    plan.result.unused = sorted(given.keys() - seen.used)
-    for path, parts in seen.incomplete.items():
-        plan.result.notes.append(f"'{path}' is made of several tensors, and there is no {', '.join(parts)}")
-    if any(error.kind == "ShapeMismatch" and error.expected == error.found[::-1] for error in plan.result.errors):
-        plan.result.notes.append(
-            "shapes look as if the source were in the model's own layout, not in the one that it claims: say so with "
-            "layout="
+    def compiled(self, notes: Iterable[str]) -> Plan:
+        plan, pipeline = self.plan, self.pipeline
+        result = plan.result
+        chosen = self._filtered()
+        index = {snapshot.path: snapshot for snapshot in self.named.snapshots}
+        given = set(index)
+        adapter = pipeline.adapter
+        self.made: dict[str, Operation] = {}
+        if adapter is not None and adapter.is_structural:
+            index = self._with_adapted_modules(index, adapter)
+        seen = self._converted(index, adapter, chosen)
+        in_layout = index if seen is None else {snapshot.path: snapshot for snapshot in seen.snapshots}
+        unmatched, consumed = self._matched(in_layout, seen, chosen)
+        used = consumed if seen is None else seen.used
+        # An adapter uses what it takes away, under whatever name it comes out again.
+        result.unused = sorted(given - used - (given - index.keys()))
+        if pipeline.part is not None:
+            self._note_part()
+        if seen is not None:
+            unmatched = self._note_view(seen, unmatched)
+        result.notes += [*notes, *self.named.notes]
+        self._note_casts()
+        self._share(unmatched)
+        hint = wrapper_hint(result.missing, result.unused)
+        result.notes += [] if hint is None else [hint]
+        plan.fates = self.named.dropped
+        plan.renames = {original: name for name, original in self.named.originals.items()}
+        return plan
+
+    # --- stages
+
+    def _filtered(self) -> Sequence[bool] | None:
+        """Return for each slot whether the filter keeps it; None if there is no filter."""
+        filter = self.pipeline.filter
+        if filter is None:
+            return None
+        selection = filter.select([(slot.path, slot.container_stack) for slot in self.target.slots])
+        self.plan.result.notes += [f"the filter's {text!r} matched no parameter" for text in selection.unmatched]
+        return selection
+
+    def _with_adapted_modules(
+        self, index: dict[str, TensorSnapshot], adapter: ModuleAdapter
+    ) -> dict[str, TensorSnapshot]:
+        """Return the tensors after the adapter has seen those of each of the target's modules as a whole."""
+        modules: dict[str, str] = {}
+        for slot in self.target.slots:
+            for place, module_type in _modules_around(slot):
+                modules.setdefault(place, module_type)
+        below: dict[str, dict[str, TensorSnapshot]] = {}
+        for path, snapshot in index.items():
+            parent, _, name = path.rpartition(".")
+            below.setdefault(parent, {})[name] = snapshot
+        adapted = dict(index)
+        for parent, module_type in modules.items():
+            tensors = below.get(parent)
+            if not tensors:
+                continue
+            given = adapter.adapt_module(module_type, dict(tensors))
+            if list(given.items()) == list(tensors.items()):
+                continue
+            prefix = f"{parent}." if parent else ""
+            for name in tensors:
+                adapted.pop(prefix + name, None)
+            for name, tensor in given.items():
+                path = prefix + name
+                if path in adapted:
+                    raise DuplicateNameError("the adapter returns a second tensor of this name", tensor=path)
+                adapted[path] = tensor.with_path(path)
+                self.made[path] = Apply(adapter_name(adapter))
+        return adapted
+
+    def _converted(
+        self, index: Mapping[str, TensorSnapshot], adapter: ModuleAdapter | None, chosen: Sequence[bool] | None
+    ) -> ConvertedView | None:
+        """Return the tensors in the target's layout; None if they are in it already, or no layout matters."""
+        plan, target = self.plan, self.target
+        layout = self.pipeline.layout or self.source.layout
+        plan.layout = target.layout
+        plan.source_layout = layout
+        if target.layout is None or (adapter is not None and adapter.replaces_layout):
+            return None
+        if layout is None:
+            layout = self._unstated(index, chosen)
+        if layout is None or layout == target.layout:
+            return None
+        view = self.view or target.view(index)
+        view.check(self._kept(chosen), target.layout)
+        seen = view.convert(index, target.layout)
+        plan.view, plan.is_converted, self.view = view, True, view
+        plan.constants, plan.part_ids = seen.constants, seen.part_ids
+        return seen
+
+    def _kept(self, chosen: Sequence[bool] | None) -> set[str] | None:
+        if chosen is None:
+            return None
+        return {slot.path for slot, is_kept in zip(self.target.slots, chosen, strict=True) if is_kept}
+
+    def _unstated(self, index: Mapping[str, TensorSnapshot], chosen: Sequence[bool] | None) -> Layout | None:
+        """Return the layout of a source that states none: PyTorch's for a torch model, otherwise what is proved."""
+        target = self.target
+        if target.layout == "torch":
+            self.plan.result.notes.append(layout_note(self.source.name, "torch", "PyTorch models are saved so"))
+            return None
+        self.view = target.view(index)
+        shapes = {slot.path: slot.shape for slot in target.slots}
+        proved = proved_layout(self.view, index, shapes, self._kept(chosen), self.source.name)
+        if proved is None:
+            return None
+        layout, why = proved
+        self.plan.source_layout = layout
+        self.plan.result.notes.append(layout_note(self.source.name, layout, why))
+        return layout
+
+    def _matched(
+        self, index: Mapping[str, TensorSnapshot], seen: ConvertedView | None, chosen: Sequence[bool] | None
+    ) -> tuple[list[Slot], set[str]]:
+        """Add a move for each slot that finds its tensor by name and can hold it.
+
+        Return the slots without, and the names.
+        """
+        pipeline, plan = self.pipeline, self.plan
+        adapter, part, dtype = pipeline.adapter, pipeline.part, pipeline.cast
+        originals = self.named.originals
+        origins = {} if seen is None else seen.origins
+        is_simple = adapter is None and part is None and dtype is None
+        unmatched: list[Slot] = []
+        consumed: set[str] = set()
+        moves, errors, skipped = plan.moves, plan.result.errors, plan.result.skipped
+        held = _Held()
+        for row, slot in enumerate(self.target.slots):
+            path = slot.path
+            found = index.get(path)
+            if found is None and adapter is not None:
+                found = _by_alternative_name(slot, index, adapter)
+            if found is None:
+                unmatched.append(slot)
+                continue
+            name = found.path
+            consumed.add(name)
+            if chosen is not None and not chosen[row]:
+                skipped.append(path)
+                continue
+            param_id = found._param_id
+            steps = _NO_STEPS
+            if not is_simple:
+                found, steps = self._changed(found, slot)
+            problem = _mismatch(slot, found) or held.problem(slot, found)
+            if problem is not None:
+                errors.append(problem)
+                continue
+            made_of = origins.get(name)
+            if made_of is None:
+                made_of = (Origin(originals.get(name, name)),)
+            elif originals:
+                made_of = tuple(
+                    origin._replace(source=originals.get(origin.source or "", origin.source)) for origin in made_of
+                )
+            moves.append(Move(path, made_of, steps, found, slot, param_id))
+        skipped.sort()
+        return unmatched, consumed
+
+    def _changed(self, found: TensorSnapshot, slot: Slot) -> tuple[TensorSnapshot, tuple[Operation, ...]]:
+        """Return a tensor after its adapter, cast and part of a rank, and what was done to it."""
+        pipeline, adapter = self.pipeline, self.pipeline.adapter
+        steps: list[Operation] = []
+        if found.path in self.made:
+            steps.append(self.made[found.path])
+        if adapter is not None:
+            before = found.replace(container_stack=slot.container_stack)
+            found = adapter.adapt(before)
+            changed = operations_between(before, found, adapter_name(adapter))
+            check_adapted(adapter, before, found, changed, is_converted=self.plan.is_converted)
+            steps += changed
+        if pipeline.cast is not None and found.dtype.is_float and found.dtype is not pipeline.cast:
+            found = cast(found, pipeline.cast)
+            steps.append(Cast(pipeline.cast))
+        if pipeline.part is not None:
+            whole = found
+            found = pipeline.part.of(found, slot.path)
+            if found is not whole:
+                steps.append(Apply(f"part of {pipeline.part}"))
+        return found, tuple(steps)
+
+    # --- notes
+
+    def _note_view(self, seen: ConvertedView, unmatched: list[Slot]) -> list[Slot]:
+        """Note what came of converting the layout; return the slots that still want a tensor."""
+        plan, view = self.plan, self.view
+        assert view is not None
+        assert self.target.layout is not None
+        result = plan.result
+        for path, parts in seen.incomplete.items():
+            result.notes.append(f"'{path}' is made of several tensors, and {', '.join(parts)} is missing")
+        if any(error.kind == "ShapeMismatch" and error.expected == error.found[::-1] for error in result.errors):
+            result.notes.append(
+                "shapes look as if the source had the model's own layout, not the one that it states: pass layout="
+            )
+        recorded = recorded_counts(self.source.recorded)
+        lost = set(seen.lost)
+        without = [slot for slot in unmatched if slot.path in lost]
+        for slot in without:
+            if slot.path in recorded:
+                plan.moves.append(Move(slot.path, (), _NO_STEPS, recorded[slot.path], slot))
+        kept = [slot.path for slot in without if slot.path not in recorded]
+        if kept:
+            result.notes.append(f"Burn has no {listed(kept)}: left unchanged in the model")
+        result.notes += unknown_notes(
+            view, self.target.layout, {slot.path: slot.container_stack for slot in plan.slots}
         )
-    lost = set(seen.lost)
-    without = [slot for slot in plan.unmatched if slot.path in lost]
-    plan.unmatched = [slot for slot in plan.unmatched if slot.path not in lost]
-    plan.matched += [(slot, recorded[slot.path], None) for slot in without if slot.path in recorded]
-    kept = [slot.path for slot in without if slot.path not in recorded]
-    if kept:
-        plan.result.notes.append(f"Burn has no {_listed(kept)}: left as they are in the model")
-    if view.as_they_are:
-        plan.result.notes.append(f"of no known kind, taken as they are: {_listed(view.as_they_are)}")
+        applied = {move.target for move in plan.moves}
+        filled = [path for path in seen.filled if path in applied]
+        if filled:
+            result.notes.append(f"filled with constants that the file leaves out: {listed(filled)}")
+        return [slot for slot in unmatched if slot.path not in lost]
+
+    def _note_part(self) -> None:
+        part, result = self.pipeline.part, self.plan.result
+        assert part is not None
+        unmatched = part.unmatched([slot.path for slot in self.target.slots])
+        result.notes += [f"the partition's {text!r} matched no parameter" for text in unmatched]
+        if any(error.kind == "ShapeMismatch" for error in result.errors):
+            result.notes.append(f"the shapes found are those of {part}; the model must have them, too")
+
+    def _note_casts(self) -> None:
+        casts = Counter(
+            (move.snapshot.dtype, move.slot.dtype)
+            for move in self.plan.moves
+            if move.slot is not None and is_cast(move.slot, move.snapshot)
+        )
+        self.plan.result.notes += [
+            f"cast from {given} to {kept}, the dtype of the model: {count} tensor{'' if count == 1 else 's'}"
+            for (given, kept), count in casts.items()
+        ]
+
+    def _share(self, unmatched: Sequence[Slot]) -> None:
+        """Let slots without a tensor take that of a slot with which they share one; the others are missing.
+
+        Shared parameters are written once per path, as Burn does, and must come back as one. If a file has a tensor for
+        one of the paths only, it is for all.
+        """
+        plan, result = self.plan, self.plan.result
+        taking = {id(move.slot) for move in plan.moves}
+        if unmatched:
+            first: dict[int, Slot] = {}
+            for move in plan.moves:
+                assert move.slot is not None
+                first.setdefault(move.slot.identity(), move.slot)
+            for slot in unmatched:
+                leader = first.get(slot.identity())
+                if leader is None:
+                    result.missing.append(MissingTensor.at(slot.path, ".".join(slot.container_stack)))
+                else:
+                    plan.followers.append(slot)
+                    taking.add(id(slot))
+                    result.notes.append(f"'{slot.path}' is shared with '{leader.path}' and took its tensor")
+            result.missing.sort()
+        result.applied = [slot.path for slot in plan.slots if id(slot) in taking]
 
 
-def _tell_of_part(plan: LoadPlan, part: Part, slots: Sequence[Slot]) -> None:
-    """Add to a plan what came of cutting the tensors to the part of a rank."""
-    unmatched = part.unmatched([slot.path for slot in slots])
-    plan.result.notes += [f"the partition's {text!r} matched no parameter" for text in unmatched]
-    if any(error.kind == "ShapeMismatch" for error in plan.result.errors):
-        plan.result.notes.append(f"the shapes that were found are those of {part}; the model must have them, too")
+def adapter_name(adapter: ModuleAdapter) -> str:
+    """Return what an adapter is called in plans and notes."""
+    return adapter.name if isinstance(adapter, FunctionAdapter) else type(adapter).__name__
 
 
-def _listed(names: Sequence[str], most: int = 3) -> str:
+def check_adapted(
+    adapter: ModuleAdapter,
+    before: TensorSnapshot,
+    after: TensorSnapshot,
+    steps: Sequence[Operation],
+    *,
+    is_converted: bool,
+) -> None:
+    """Refuse an adapter that changes names or axes of a tensor whose layout is converted as well, unless it says so."""
+    if adapter.replaces_layout or not is_converted:
+        return
+    is_turned = any(step.name == "transpose" for step in steps)
+    if after.path != before.path or after.shape != before.shape or is_turned:
+        changed = "the name" if after.path != before.path else "the axes"
+        raise ModelError(
+            f"{adapter_name(adapter)} changes {changed} of a tensor whose layout is converted automatically",
+            tensor=before.path,
+            hint="set replaces_layout = True in the adapter if it converts layouts itself, or rename with rename=",
+        )
+
+
+def unknown_notes(
+    view: LayoutView,
+    layout: Layout,
+    containers: Mapping[str, Sequence[str]],
+    keeps: Callable[[str], bool] = lambda name: True,
+) -> list[str]:
+    """Return a note for each class of modules whose kind is unknown and whose tensors are copied unchanged."""
+    classes: dict[str, list[str]] = {}
+    for name in filter(keeps, view.unknown(layout)):
+        stack = containers.get(name, ())
+        owner = next((entry.partition(":")[2] for entry in reversed(stack) if ":" in entry), "")
+        classes.setdefault(owner, []).append(name)
+    return [
+        f"copied unchanged, {f'modules of class {owner}' if owner else 'modules'} of unknown kind: {listed(names)}"
+        for owner, names in classes.items()
+    ]
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """Return the first names in quotes, and how many more there are."""
     shown = ", ".join(f"'{name}'" for name in names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
-def _check_distinct(slots: Sequence[Slot]) -> None:
-    """Raise DuplicateNameError where two tensors of a model have one path: a file has one of that name at most."""
-    if len({slot.path for slot in slots}) < len(slots):
-        by_path = {slot.path: slot for slot in slots}
-        for slot in slots:
-            if slot.identity() != by_path[slot.path].identity():
-                raise DuplicateNameError("two tensors of the model have this path", tensor=slot.path)
-
-
-def _tell_of_casts(plan: LoadPlan) -> None:
-    """Add to a plan which tensors will be cast."""
-    casts = Counter((snapshot.dtype, slot.dtype) for slot, snapshot, _ in plan.matched if is_cast(slot, snapshot))
-    plan.result.notes += [
-        f"cast from {given} to {kept}, the dtype that the model has: {count} tensor{'' if count == 1 else 's'}"
-        for (given, kept), count in casts.items()
-    ]
-
-
 def is_cast(slot: Slot, snapshot: TensorSnapshot) -> bool:
-    """Whether the slot will hold these values in another dtype."""
+    """Return whether the slot will hold these values in another dtype."""
     return slot.keeps_dtype and slot.dtype.name != snapshot.dtype.name and not slot.dtype.is_bool
 
 
-def _share(plan: LoadPlan) -> None:
-    """Let slots without a tensor take that of one with which they share theirs; what finds none is missing.
-
-    Shared parameters are written once per path, as Burn does, and must come back as one. If a file has a tensor for one
-    of the paths only, it is for all.
-    """
-    result = plan.result
-    taking = {id(slot) for slot, _, _ in plan.matched}
-    if plan.unmatched:
-        first: dict[int, Slot] = {}
-        for slot, _, _ in plan.matched:
-            first.setdefault(slot.identity(), slot)
-        for slot in plan.unmatched:
-            leader = first.get(slot.identity())
-            if leader is None:
-                result.missing.append(MissingTensor.at(slot.path, ".".join(slot.container_stack)))
-            else:
-                plan.followers.append(slot)
-                taking.add(id(slot))
-                result.notes.append(f"'{slot.path}' is shared with '{leader.path}' and took its tensor")
-        result.missing.sort()
-    result.applied = [slot.path for slot in plan.target.slots if id(slot) in taking]
-
-
-def _choose(plan: LoadPlan, index: dict[str, TensorSnapshot], stages: Stages) -> None:
-    """Find each slot's tensor by its name, and whether it fits."""
-    slots, filter, adapter, part = plan.target.slots, stages.filter, stages.adapter, stages.part
-    names = set(index)
-    if adapter is not None and adapter.is_structural:
-        index = _with_adapted_modules(index, slots, adapter)
-    chosen: Sequence[bool] | None = None
-    if filter is not None:
-        selection = filter.select([(slot.path, slot.container_stack) for slot in slots])
-        chosen = selection
-        plan.result.notes += [f"the filter's {text!r} matched no parameter" for text in selection.unmatched]
-    consumed: set[str] = set()
-    errors: list[ApplyError] = []
-    held = _Held()
-    for row, slot in enumerate(slots):
-        path = slot.path
-        found = index.get(path)
-        if found is None and adapter is not None:
-            found = _by_alternative_name(slot, index, adapter)
-        if found is None:
-            plan.unmatched.append(slot)
-            continue
-        consumed.add(found.path)
-        plan.taken[path] = found.path
-        if chosen is not None and not chosen[row]:
-            plan.result.skipped.append(path)
-            continue
-        source_id = found._param_id
-        if adapter is not None:
-            found = _adapted(found, slot, adapter)
-        if part is not None:
-            found = part.of(found, path)
-        problem = _mismatch(slot, found) or held.problem(slot, found)
-        if problem is not None:
-            errors.append(problem)
-        else:
-            plan.matched.append((slot, found, source_id))
-    plan.result.errors = errors
-    plan.result.skipped.sort()
-    plan.result.unused = sorted(names - _origins(consumed, index, names))
-
-
-def _origins(consumed: set[str], index: dict[str, TensorSnapshot], names: set[str]) -> set[str]:
-    return consumed | (names - index.keys())  # what a structural adapter took is used, under whatever name it came out
-
-
-def _with_adapted_modules(
-    index: dict[str, TensorSnapshot], slots: Sequence[Slot], adapter: ModuleAdapter
-) -> dict[str, TensorSnapshot]:
-    """The index with the tensors of each of the model's modules shown to the adapter as a whole."""
-    modules: dict[str, str] = {}
-    for slot in slots:
-        for place, module_type in _modules_around(slot):
-            modules.setdefault(place, module_type)
-    below: dict[str, dict[str, TensorSnapshot]] = {}
-    for path, snapshot in index.items():
-        parent, _, name = path.rpartition(".")
-        below.setdefault(parent, {})[name] = snapshot
-    adapted = dict(index)
-    for parent, module_type in modules.items():
-        tensors = below.get(parent)
-        if not tensors:
-            continue
-        given = adapter.adapt_module(module_type, dict(tensors))
-        if list(given.items()) == list(tensors.items()):
-            continue
-        prefix = f"{parent}." if parent else ""
-        for name in tensors:
-            adapted.pop(prefix + name, None)
-        for name, tensor in given.items():
-            if prefix + name in adapted:
-                raise DuplicateNameError(
-                    "the adapter gives a tensor of this name, and there is one", tensor=prefix + name
-                )
-            adapted[prefix + name] = tensor.with_path(prefix + name)
-    return adapted
-
-
 def _modules_around(slot: Slot) -> Iterator[tuple[str, str]]:
-    """The path and type of each module that a parameter lies in, the innermost first.
+    """Return the path and type of each module that a parameter is in, the innermost first.
 
-    The outer ones matter where a module's parameters lie deeper than the source's (the gates of an LSTM).
+    The outer ones matter where a module's parameters are deeper than the source's (the gates of an LSTM).
     """
     segments, stack = slot.path.split("."), slot.container_stack
-    if len(stack) > len(segments):  # skipped variants are no segments
+    if len(stack) > len(segments):  # skipped variants are not segments
         stack = tuple(entry for entry in stack if not entry.startswith("Enum:"))
     innermost = _module_type(stack)
     if innermost is not None:
@@ -313,18 +396,15 @@ def _module_type(container_stack: Sequence[str]) -> str | None:
     return next((entry for entry in reversed(container_stack) if entry.startswith(("Struct:", "Enum:"))), None)
 
 
-def _by_alternative_name(slot: Slot, index: dict[str, TensorSnapshot], adapter: ModuleAdapter) -> TensorSnapshot | None:
+def _by_alternative_name(
+    slot: Slot, index: Mapping[str, TensorSnapshot], adapter: ModuleAdapter
+) -> TensorSnapshot | None:
     module_type = _module_type(slot.container_stack)
     if module_type is None:
         return None
     parent, dot, name = slot.path.rpartition(".")
     other = adapter.alternative_param_name(name, module_type)
     return None if other is None else index.get(parent + dot + other)
-
-
-def _adapted(snapshot: TensorSnapshot, slot: Slot, adapter: ModuleAdapter) -> TensorSnapshot:
-    """The source's tensor as the adapter gives it, seen in the place of the model where it will go."""
-    return adapter.adapt(snapshot.replace(container_stack=slot.container_stack))
 
 
 def _mismatch(slot: Slot, snapshot: TensorSnapshot) -> ApplyError | None:
@@ -352,13 +432,13 @@ def _mismatch(slot: Slot, snapshot: TensorSnapshot) -> ApplyError | None:
 
 
 class _Held:
-    """Whether slots can hold tensors, as far as their dtypes tell; found out once for all that are alike."""
+    """Whether slots can hold tensors of a dtype; computed once per pair of dtypes."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[DType | None, DType], BurnstoreError | None] = {}
 
     def problem(self, slot: Slot, snapshot: TensorSnapshot) -> ApplyError | None:
-        """Why this slot cannot hold this tensor, whatever its values are."""
+        """Return why this slot cannot hold this tensor, whatever its values are."""
         key = (slot.dtype if slot.keeps_dtype else None, snapshot.dtype)
         if key not in self._found:
             self._found[key] = _tried(slot, snapshot)
@@ -367,7 +447,7 @@ class _Held:
 
 
 def _tried(slot: Slot, snapshot: TensorSnapshot) -> BurnstoreError | None:
-    """The error that a tensor of this dtype and no elements gives."""
+    """Return the error that a tensor of this dtype and no elements gives."""
     if snapshot.dtype.is_quantized:
         return None
     nothing = snapshot.replace(shape=(0,), nbytes=0)
@@ -379,7 +459,7 @@ def _tried(slot: Slot, snapshot: TensorSnapshot) -> BurnstoreError | None:
 
 
 def load_error(path: str, why: object) -> ApplyError:
-    """The report of a tensor that fits and still cannot be loaded."""
+    """Return the report of a tensor that fits and still cannot be loaded."""
     found = why if isinstance(why, BaseException) else None
     return ApplyError("LoadError", path, f"Load error for '{path}': {why}", found=found)
 

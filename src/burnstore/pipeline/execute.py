@@ -1,45 +1,46 @@
-"""Apply: put tensors into a model, after everything was found to fit."""
+"""Execute a plan into a model, after everything was found to fit."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import BurnstoreError, DeviceError, LoadError, MissingTensorsError
-from ..models.binding import Slot
-from ..models.layouts import KeepsPartIds
+from ..io.gc_pause import gc_paused
+from ..models.binding import KeepsPartIds, Slot
 from ..models.load.casting import value_for
 from ..models.load.in_place import DirectRead, Matched, direct_reads, failed_load, read_directly
-from ..models.load.wrappers import wrapper_hint
 from ..models.result import ApplyResult, MissingTensor
 from ..tensor.data import Array, TensorData, bytes_of_array
 from ..tensor.snapshot import TensorSnapshot, read_all
-from ..transforms.adapters import ModuleAdapter
-from ..transforms.filter import PathFilter
-from .compile import LoadPlan, Stages, load_error, match, target_of
+from .compile import compile_load, load_error
+from .ends import Input, target_of_model
+from .options import AdapterLike, FilterLike, Pipeline
+from .plan import Plan
+from .wrappers import wrapper_hint
 
 
 def apply(
     model: Any,
     snapshots: Iterable[TensorSnapshot],
-    filter: PathFilter | None = None,
-    adapter: ModuleAdapter | None = None,
+    filter: FilterLike | None = None,
+    adapter: AdapterLike | None = None,
     *,
     skip_enum_variants: bool = False,
     allow_partial: bool = True,
     validate: bool = False,
     in_place: bool = True,
 ) -> ApplyResult:
-    """Put snapshots into the parameters of their paths, and say what became of each.
+    """Put snapshots into the parameters of their paths, and report what became of each.
 
-    Of snapshots with one path the last counts, so lists can be concatenated to overlay models. A parameter takes the
-    tensor's own dtype within its kind (float, integer, bool) and the tensor's id if it has one; a torch tensor keeps
-    its dtype, and a note says so. All tensors are read before any is assigned: if reading fails, or an error is raised,
-    the model is as it was. Only large tensors of torch are read straight into the model's memory, after all else was
-    found to fit; if the disk fails then, the error says that the model is partly loaded. ``in_place=False`` reads
-    those before, too.
+    The snapshots must have the model's layout. Of snapshots with one path the last counts, so lists can be concatenated
+    to overlay models. A parameter takes the tensor's own dtype within its kind (float, integer, bool) and the tensor's
+    id if it has one; a torch tensor keeps its dtype, which is noted. All tensors are read before any is assigned: if
+    reading fails, or an error is raised, the model is unchanged. Only large tensors of torch are read straight into the
+    model's memory, after everything else was found to fit; if the disk fails then, the error says that the model is
+    partly loaded. ``in_place=False`` reads those before, too.
 
-    With ``validate`` tensors that do not fit raise LoadError; without ``allow_partial`` parameters without a tensor
+    With ``validate``, tensors that do not fit raise LoadError; without ``allow_partial``, parameters without a tensor
     raise MissingTensorsError. By default both are only reported.
 
     >>> import numpy as np
@@ -48,36 +49,50 @@ def apply(
     >>> result.applied, model["weight"].tolist()
     (['weight'], [1.0, 1.0])
     """
-    plan = match(target_of(model, skip_enum_variants=skip_enum_variants), snapshots, Stages(filter, adapter))
-    return carry_out(plan, allow_partial=allow_partial, validate=validate, in_place=in_place)
+    if isinstance(snapshots, Mapping):
+        raise TypeError(f"snapshots must be a list, got a {type(snapshots).__name__}; pass its values()")
+    pipeline = Pipeline(
+        filter=filter,
+        adapter=adapter,
+        skip_enum_variants=skip_enum_variants,
+        allow_partial=allow_partial,
+        validate=validate,
+    )
+    target = target_of_model(model, skip_enum_variants=skip_enum_variants)
+    source = Input("<snapshots>", list(snapshots), target.layout)
+    return execute(compile_load(source, target, pipeline), pipeline, in_place=in_place)
 
 
-def carry_out(plan: LoadPlan, *, allow_partial: bool, validate: bool, in_place: bool) -> ApplyResult:
-    """Read what was planned and put it into the model, as `apply` promises it."""
-    plan.seen.prove()
-    try:
-        straight, others = direct_reads(plan.matched, plan.followers) if in_place else ([], plan.matched)
-    except DeviceError as error:
-        raise failed_load(error, plan.result, unchanged=True) from error
-    read = [slot for each in straight for slot, _ in each.holders]
-    values = _with_shared(plan, _read(others, plan.result), apart_from=set(map(id, read)))
-    raise_if_refused(plan.result, allow_partial=allow_partial, validate=validate)
-    _assign(values, straight, plan.result)
-    for slot in (*(slot for slot, _, _ in values), *read):
-        if slot.path in plan.seen.part_ids and isinstance(slot, KeepsPartIds):
-            slot.part_ids = plan.seen.part_ids[slot.path]
-    return plan.result
+def execute(plan: Plan, pipeline: Pipeline, *, in_place: bool = True) -> ApplyResult:
+    """Read the tensors of a plan and put them into the model of its slots, as `apply` promises."""
+    with gc_paused():
+        plan.check_constants()
+        moves: list[Matched] = [
+            (move.slot, move.snapshot, move.param_id) for move in plan.moves if move.slot is not None
+        ]
+        try:
+            straight, others = direct_reads(moves, plan.followers) if in_place else ([], moves)
+        except DeviceError as error:
+            raise failed_load(error, plan.result, unchanged=True) from error
+        read = [slot for each in straight for slot, _ in each.holders]
+        values = _with_shared(plan, _read(others, plan.result), apart_from=set(map(id, read)))
+        raise_if_refused(plan.result, pipeline)
+        _assign(values, straight, plan.result)
+        for slot in (*(slot for slot, _, _ in values), *read) if plan.part_ids else ():
+            if slot.path in plan.part_ids and isinstance(slot, KeepsPartIds):
+                slot.part_ids = plan.part_ids[slot.path]
+        return plan.result
 
 
-def raise_if_refused(result: ApplyResult, *, allow_partial: bool, validate: bool) -> None:
-    """Raise what the caller did not want to tolerate."""
-    if validate and result.errors:
+def raise_if_refused(result: ApplyResult, pipeline: Pipeline) -> None:
+    """Raise LoadError or MissingTensorsError for what the pipeline does not tolerate."""
+    if pipeline.validate and result.errors:
         raise LoadError(f"Import errors: {len(result.errors)} tensors do not fit\n{result}", result=result)
-    if not allow_partial and result.missing:
+    if not pipeline.allow_partial and result.missing:
         raise MissingTensorsError(
             f"Missing tensors: {len(result.missing)}\n{result}",
             result=result,
-            hint=wrapper_hint(result.missing, result.unused) or "if they may be missing, load with allow_partial",
+            hint=wrapper_hint(result.missing, result.unused) or "load with allow_partial if they may be missing",
         )
 
 
@@ -85,7 +100,7 @@ _Value = tuple[Slot, Array | TensorData, "int | None"]
 
 
 def _read(matched: Sequence[Matched], result: ApplyResult) -> list[_Value]:
-    """The values of matched tensors; those that cannot be read become errors of the result."""
+    """Return the values of matched tensors; those that cannot be read become errors of the result."""
     values: list[_Value] = []
     raws = read_all([snapshot for _, snapshot, _ in matched])
     for row, (slot, snapshot, param_id) in enumerate(matched):
@@ -106,10 +121,10 @@ def _refuse(result: ApplyResult, slot: Slot, why: object) -> None:
     result.errors.append(load_error(slot.path, why))
 
 
-def _with_shared(plan: LoadPlan, values: list[_Value], *, apart_from: Collection[int]) -> list[_Value]:
-    """The values with one for every slot that shares its tensor with another; two that differ are an error.
+def _with_shared(plan: Plan, values: list[_Value], *, apart_from: Collection[int]) -> list[_Value]:
+    """Return the values with one for every slot that shares its tensor with another; two that differ are an error.
 
-    ``apart_from`` are the ids of the slots that are dealt with otherwise.
+    ``apart_from`` are the ids of the slots that are read in place.
     """
     identities = {slot.identity() for slot, _, _ in values}
     if len(identities) == len(values) and not plan.followers:
@@ -128,7 +143,7 @@ def _with_shared(plan: LoadPlan, values: list[_Value], *, apart_from: Collection
             continue
         if shared is not None:
             kept.append((slot, shared[1], shared[2]))
-        else:  # what it was to take could not be read
+        else:  # the tensor that it shares could not be read
             plan.result.applied.remove(slot.path)
             plan.result.missing.append(MissingTensor.at(slot.path, ".".join(slot.container_stack)))
             plan.result.missing.sort()
@@ -136,7 +151,7 @@ def _with_shared(plan: LoadPlan, values: list[_Value], *, apart_from: Collection
 
 
 def _assign(values: Sequence[_Value], straight: Sequence[DirectRead], result: ApplyResult) -> None:
-    # What a tuple holds can only be filled; wherever else that array is held, it must be filled too to stay the same.
+    # A tuple's arrays can only be filled; wherever else such an array is held, it must be filled too to stay the same.
     fixed = {slot.identity() for slot, _, _ in values if slot.fixed}
     filled = {row for row, (slot, _, _) in enumerate(values) if slot.identity() in fixed} if fixed else set()
     for row in filled:
@@ -150,7 +165,8 @@ def _assign(values: Sequence[_Value], straight: Sequence[DirectRead], result: Ap
 
 
 def _same_bits(first: Array | TensorData, second: Array | TensorData) -> bool:
+    if isinstance(first, TensorData) and isinstance(second, TensorData):
+        return first.dtype is second.dtype and first.raw == second.raw
     if isinstance(first, TensorData) or isinstance(second, TensorData):
-        same_type = isinstance(first, TensorData) and isinstance(second, TensorData) and first.dtype is second.dtype
-        return same_type and first.raw == second.raw  # type: ignore[union-attr]  # both are TensorData here
+        return False
     return first.dtype == second.dtype and bytes_of_array(first) == bytes_of_array(second)

@@ -1,305 +1,339 @@
-"""Options: what a store was told to do with tensors on the way in and out, by methods that change it and return it."""
+"""Options: everything that can be asked of a tensor's way from a source to a target, each declared once.
+
+`Pipeline` is immutable. `load`, `save`, `convert`, `merge`, `diff`, `explain`, every store and the command line build
+the same object, so an option has one type, one check and one meaning. The order in which options are given is not
+visible: the stages run in the order of the direction,
+
+    file → model, file → file   rename → indices → adapters that change the set of tensors → layout → match → filter
+                                → adapters of single tensors → cast → part of a rank
+    model → file                filter → layout → adapters → cast → rename
+
+A filter sees the model's paths and containers; without a model the names in the target. A rename sees the file's names
+when reading, and gives the file's names when writing.
+"""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from dataclasses import replace as _replace
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from ..limits import Limits
-from ..models.layouts import Rules, checked_layout
-from ..transforms.adapters import ModuleAdapter
+from ..errors import DTypeError, PatternError, located
+from ..tensor.dtype import DType
+from ..tensor.snapshot import TensorSnapshot
+from ..transforms.adapters import ADAPTERS, FloatCastAdapter, FunctionAdapter, ModuleAdapter
 from ..transforms.filter import PathFilter, Predicate
-from ..transforms.layout import Layout
-from ..transforms.partition import Part, Partition
+from ..transforms.layout import LAYOUTS, Layout, ModuleKind
+from ..transforms.partition import Part
 from ..transforms.patterns import compile_pattern
-from ..transforms.remap import KeyRemapper, OnCollision, keep_distinct
+from ..transforms.remap import KeyRemapper, OnCollision
+from .rules import rules_from_file
 
-S = TypeVar("S", bound="Options")
+Pattern = str | re.Pattern[str]
+FilterLike = Pattern | PathFilter | Predicate | Iterable[Pattern | PathFilter | Predicate]
+"""A pattern that is found in paths, a `PathFilter`, a function of path and containers, or several.
 
+Any of them matches.
+"""
 
-class Options:
-    """The settings of a store, each by a method of its own and by a keyword (`configured`)."""
+RenameLike = Mapping[str, str] | KeyRemapper | Callable[[str], str] | Iterable[str | tuple[Pattern, str]] | str
+"""A mapping of whole names, applied simultaneously; or patterns, as ``old=>new`` or pairs, applied in order."""
 
-    def __init__(self) -> None:
-        self._filter: PathFilter | None = None
-        self._remapper = KeyRemapper()
-        self._on_collision: OnCollision = "error"
-        self._contiguous: bool | None = None  # None: as the format of the file and the model's layout want it
-        self._kept_prefixes: list[re.Pattern[str]] = []
-        self._from_adapter: ModuleAdapter | None = None
-        self._to_adapter: ModuleAdapter | None = None
-        self._layout: Layout | None = None
-        self._rules: Rules | None = None
-        self._record_modules = True
-        self._part: Part | None = None
-        self._metadata: dict[str, str] | None = None
-        self._allow_partial = False
-        self._validate = True
-        self._in_place = True
-        self._device: Any = None  # None: where torch's default device is
-        self._skip_enum_variants: bool | None = None  # None: as the format of the file wants it
-        self._overwrite = False
-        self._auto_extension = True
-        self._zero_copy = False
-        self._durable = True
-        self._limits = Limits()
+AdapterLike = ModuleAdapter | type[ModuleAdapter] | Callable[[TensorSnapshot], TensorSnapshot] | str
+"""An adapter, its class or its name, or a function of one snapshot."""
 
-    def configured(self: S, **options: Any) -> S:
-        """The store with these options set, each by the name of its method (``regex`` for ``with_regex`` and so on)."""
-        of_rank = {name: options.pop(name) for name in _OF_RANK if name in options}
-        if of_rank:
-            self.for_rank(**of_rank)
-        for name, value in options.items():
-            method = _KEYWORDS.get(name)
-            if method is None or not hasattr(self, method):
-                raise TypeError(
-                    f"{type(self).__name__} has no option {name!r}; there are: {', '.join((*_KEYWORDS, *_OF_RANK))}"
-                )
-            if isinstance(value, Mapping) and method in ("metadata", "with_key_remapping"):
-                for key, text in value.items():
-                    getattr(self, method)(key, text)
-            else:
-                getattr(self, method)(value)
-        return self
+RulesLike = Mapping[str, str] | str | os.PathLike[str]
+"""Patterns that are found in the paths of modules, each with the kind of such modules; or a file of such rules."""
 
-    # Which tensors
+Unmatched = Literal["note", "error"]
 
-    def with_filter(self: S, filter: PathFilter) -> S:
-        """Only tensors that this filter matches; replaces earlier criteria."""
-        if not isinstance(filter, PathFilter):
-            raise TypeError(f"a filter is a PathFilter, not {type(filter).__name__}")
-        self._filter = filter
-        return self
-
-    filter = with_filter
-
-    def with_regex(self: S, pattern: str | re.Pattern[str]) -> S:
-        """Also tensors in whose path this pattern is found."""
-        self._criteria().with_regex(pattern)
-        return self
-
-    def with_regexes(self: S, patterns: Iterable[str | re.Pattern[str]]) -> S:
-        """Also tensors in whose path any of these patterns is found."""
-        self._criteria().with_regexes(patterns)
-        return self
-
-    def with_full_path(self: S, path: str) -> S:
-        """Also the tensor of this path."""
-        self._criteria().with_full_path(path)
-        return self
-
-    def with_full_paths(self: S, paths: Iterable[str]) -> S:
-        """Also the tensors of these paths."""
-        self._criteria().with_full_paths(paths)
-        return self
-
-    def with_predicate(self: S, predicate: Predicate) -> S:
-        """Also tensors that this function of path and containers says True to."""
-        self._criteria().with_predicate(predicate)
-        return self
-
-    def with_predicates(self: S, predicates: Iterable[Predicate]) -> S:
-        """Also tensors that any of these functions says True to."""
-        self._criteria().with_predicates(predicates)
-        return self
-
-    def match_all(self: S) -> S:
-        """All tensors; replaces earlier criteria."""
-        self._filter = PathFilter.all()
-        return self
-
-    def _criteria(self) -> PathFilter:
-        # A filter that the caller handed in stays the caller's: criteria are added to a copy.
-        self._filter = PathFilter() if self._filter is None else self._filter.copy()
-        return self._filter
-
-    # Under which names
-
-    def with_key_remapping(self: S, pattern: str | re.Pattern[str], replacement: str) -> S:
-        """Rename: in every name of the file, replace what the pattern matches."""
-        self._remapper = self._remapper.copy().add_pattern(pattern, replacement)
-        return self._changed()
-
-    with_remap_pattern = with_key_remapping
-
-    def remap(self: S, remapper: KeyRemapper | Mapping[str, str]) -> S:
-        """Rename by these rules; replaces earlier ones. A mapping renames whole names."""
-        if isinstance(remapper, Mapping):
-            remapper = KeyRemapper.from_dict(remapper)
-        if not isinstance(remapper, KeyRemapper):
-            raise TypeError(f"remap takes a KeyRemapper or a mapping of names, not {type(remapper).__name__}")
-        self._remapper = remapper.copy()
-        return self._changed()
-
-    def on_collision(self: S, policy: OnCollision) -> S:
-        """What to do when two tensors get one name: ``"error"`` (default), or keep the ``"first"`` or ``"last"``."""
-        keep_distinct((), (), policy)
-        self._on_collision = policy
-        return self._changed()
-
-    def map_indices_contiguous(self: S, on: bool) -> S:
-        """Number the indices in names 0, 1, 2 without gaps; by default done with PyTorch's files for Burn's models.
-
-        A load is refused where the model has more entries at such a place than the file: see `burnstore.pipeline.gaps`.
-        """
-        self._contiguous = _bool(on, "map_indices_contiguous")
-        return self._changed()
-
-    def map_indices_contiguous_except(self: S, pattern: str | re.Pattern[str]) -> S:
-        """Leave the indices below prefixes in which this pattern is found as they are; repeatable."""
-        self._kept_prefixes = [*self._kept_prefixes, compile_pattern(pattern)]
-        return self._changed()
-
-    def skip_enum_variants(self: S, on: bool) -> S:
-        """Leave the names of enum variants out of the model's paths."""
-        self._skip_enum_variants = _bool(on, "skip_enum_variants")
-        return self
-
-    # In which form
-
-    def with_from_adapter(self: S, adapter: ModuleAdapter) -> S:
-        """Bring tensors into the model's form with this adapter when loading."""
-        self._from_adapter = _adapter(adapter)
-        return self
-
-    def with_to_adapter(self: S, adapter: ModuleAdapter) -> S:
-        """Bring tensors into the file's form with this adapter when saving."""
-        self._to_adapter = _adapter(adapter)
-        return self
-
-    def layout(self: S, layout: str) -> S:
-        """The layout that the file has, where it does not say so itself or says it wrongly, or that it is to get."""
-        self._layout = checked_layout(layout)
-        return self
-
-    def rules(self: S, rules: Rules) -> S:
-        """Name the kinds of modules that the model does not tell: a pattern that is found in their paths → kind."""
-        if not isinstance(rules, Mapping):
-            raise TypeError(f"rules map patterns to kinds of modules, they cannot be a {type(rules).__name__}")
-        self._rules = dict(rules)
-        return self
-
-    def for_rank(self: S, shard: Partition | Mapping[str | re.Pattern[str], Any], *, rank: int, world: int) -> S:
-        """Load only the part of every tensor that this rank of so many has; the model has the shapes of the parts.
-
-        As keywords: ``shard=`` (a `Partition`, or its rules alone), ``rank=`` and ``world=``.
-        """
-        self._part = Part(Partition(shard) if isinstance(shard, Mapping) else shard, rank, world)
-        return self
-
-    def record_modules(self: S, on: bool) -> S:
-        """Let a file that is not in the model's own layout say what the modules are (default)."""
-        self._record_modules = _bool(on, "record_modules")
-        return self
-
-    # How
-
-    def allow_partial(self: S, on: bool) -> S:
-        """Tolerate parameters that find no tensor."""
-        self._allow_partial = _bool(on, "allow_partial")
-        return self
-
-    def validate(self: S, on: bool) -> S:
-        """Raise when a tensor does not fit (default); otherwise such tensors are only reported."""
-        self._validate = _bool(on, "validate")
-        return self
-
-    def in_place(self: S, on: bool) -> S:
-        """Read large tensors straight into the memory of a torch model (default), once all else was found to fit.
-
-        A disk that fails just then leaves a model that is partly loaded, and the error says so. Without it everything
-        is read into memory of its own before the model is changed.
-        """
-        self._in_place = _bool(on, "in_place")
-        return self
-
-    def device(self: S, device: Any) -> S:
-        """Make the tensors of a torch model on this device (``"cuda"``, a torch.device) that are on the meta device.
-
-        Those that have memory are filled where they are; a load is refused if that is on another device.
-        """
-        self._device = device
-        return self
-
-    def zero_copy(self: S, on: bool) -> S:
-        """Share the memory of the file (mapped) or of the bytes instead of copying; arrays are then read-only."""
-        self._zero_copy = _bool(on, "zero_copy")
-        return self._changed()
-
-    def overwrite(self: S, on: bool) -> S:
-        """Replace an existing file when saving; by default it is refused."""
-        self._overwrite = _bool(on, "overwrite")
-        return self
-
-    def durable(self: S, on: bool) -> S:
-        """Wait until the bytes are on the disk (default)."""
-        self._durable = _bool(on, "durable")
-        return self
-
-    def auto_extension(self: S, on: bool) -> S:
-        """Give a path without an extension the format's own (default), for saving and loading alike."""
-        self._auto_extension = _bool(on, "auto_extension")
-        return self._changed()
-
-    def limits(self: S, limits: Limits) -> S:
-        """What one file may ask for."""
-        if not isinstance(limits, Limits):
-            raise TypeError(f"limits is a Limits, not {type(limits).__name__}")
-        self._limits = limits
-        return self._changed()
-
-    def _changed(self: S) -> S:
-        """The store, after a setting by which tensors are read was changed."""
-        return self
+CAST_NAMES = {"HALF": "F16", "FLOAT16": "F16", "FP16": "F16", "BFLOAT16": "BF16", "FP32": "F32", "FLOAT32": "F32"}
+CAST_NAMES |= {"FLOAT": "F32", "FP64": "F64", "FLOAT64": "F64", "DOUBLE": "F64", "FLEX32": "Flex32"}
 
 
-_OF_RANK = ("shard", "rank", "world")  # one setting in three words
+def layout_named(name: str) -> Layout:
+    """Return the layout of this name; ValueError if there is none."""
+    for known in LAYOUTS:
+        if name == known:
+            return known
+    raise ValueError(f"layout must be one of {', '.join(map(repr, LAYOUTS))}, got {name!r}")
 
-_KEYWORDS = {
-    "filter": "with_filter",
-    "regex": "with_regex",
-    "regexes": "with_regexes",
-    "full_path": "with_full_path",
-    "full_paths": "with_full_paths",
-    "predicate": "with_predicate",
-    "predicates": "with_predicates",
-    "key_remapping": "with_key_remapping",
-    "remap": "remap",
-    "on_collision": "on_collision",
-    "map_indices_contiguous": "map_indices_contiguous",
-    "map_indices_contiguous_except": "map_indices_contiguous_except",
-    "skip_enum_variants": "skip_enum_variants",
-    "from_adapter": "with_from_adapter",
-    "to_adapter": "with_to_adapter",
-    "layout": "layout",
-    "rules": "rules",
-    "record_modules": "record_modules",
-    "metadata": "metadata",
-    "allow_partial": "allow_partial",
-    "validate": "validate",
-    "in_place": "in_place",
-    "device": "device",
-    "zero_copy": "zero_copy",
-    "overwrite": "overwrite",
-    "durable": "durable",
-    "auto_extension": "auto_extension",
-    "limits": "limits",
-    "top_level_key": "with_top_level_key",
-    "max_shard_size": "max_shard_size",
-    "burn_version": "burn_version",
+
+def as_filter(given: FilterLike) -> PathFilter:
+    """Return the filter that a caller means; several criteria match if any of them does."""
+    if isinstance(given, PathFilter):
+        return given
+    if isinstance(given, (str, re.Pattern)):
+        return PathFilter().with_regex(given)
+    if callable(given):
+        return PathFilter().with_predicate(given)
+    if not isinstance(given, Iterable):
+        raise TypeError(f"filter must be a pattern, a PathFilter, a function or a list of them, got {_type(given)}")
+    either = PathFilter()
+    for each in given:
+        either = either | as_filter(each)
+    return either
+
+
+def as_remapper(given: RenameLike) -> KeyRemapper:
+    """Return the remapper that a caller means."""
+    if isinstance(given, KeyRemapper):
+        return given
+    if isinstance(given, Mapping):
+        return KeyRemapper.from_dict(given)
+    if isinstance(given, str):
+        given = [given]
+    if callable(given):
+        return KeyRemapper().add_function(given)
+    if not isinstance(given, Iterable):
+        raise TypeError(f"rename must be a mapping, a list of rules, a KeyRemapper or a function, got {_type(given)}")
+    remapper = KeyRemapper()
+    for rule in given:
+        remapper.add_pattern(*_rename_rule(rule))
+    return remapper
+
+
+def _rename_rule(rule: Any) -> tuple[Pattern, str]:
+    """Return one rule, given as a pair or as ``old=>new``."""
+    if isinstance(rule, str):
+        old, arrow, new = rule.partition("=>")
+        if not arrow:
+            raise PatternError(
+                f"{rule!r} is not a rename rule", hint="write 'old=>new'; old is a regular expression, new may use $1"
+            )
+        return old, new
+    if not isinstance(rule, (tuple, list)) or len(rule) != 2:
+        raise TypeError(f"a rename rule must be 'old=>new' or a pair, got {rule!r}")
+    return rule[0], rule[1]
+
+
+def as_adapter(given: AdapterLike) -> ModuleAdapter:
+    """Return the adapter that a caller means."""
+    if isinstance(given, ModuleAdapter):
+        return given
+    if isinstance(given, type) and issubclass(given, ModuleAdapter):
+        return given()
+    if isinstance(given, str):
+        name, _, dtype = given.partition("(")
+        if name == FloatCastAdapter.__name__ and dtype.endswith(")"):
+            return FloatCastAdapter(DType.parse(dtype[:-1]))
+        if given not in ADAPTERS:
+            raise ValueError(f"unknown adapter {given!r}; known: {', '.join(ADAPTERS)}")
+        return ADAPTERS[given]()
+    if callable(given):
+        return FunctionAdapter(cast("Callable[[TensorSnapshot], TensorSnapshot]", given))
+    raise TypeError(f"adapter must be a ModuleAdapter, its name or a function of a snapshot, got {_type(given)}")
+
+
+def as_cast(given: DType | str) -> DType:
+    """Return the float dtype that a caller means: ``bf16``, ``float16``, ``half`` and so on.
+
+    >>> as_cast("float16"), as_cast("bf16")
+    (DType.F16, DType.BF16)
+    """
+    hint = "use one of bf16, f16, f32, f64"
+    if not isinstance(given, (DType, str)):
+        raise TypeError(f"cast must be a DType or its name, got {_type(given)}")
+    with located(hint=hint):
+        wanted = given if isinstance(given, DType) else DType.parse(CAST_NAMES.get(given.upper(), given.upper()))
+    # F8_E8M0 has no zero and no sign: it is for scales.
+    if not wanted.is_float or wanted.bits % 8 or wanted is DType.F8_E8M0:
+        raise DTypeError(f"cannot cast values to {wanted.name}", hint=hint)
+    return wanted
+
+
+def as_rules(given: RulesLike) -> Mapping[str, str]:
+    """Return module kinds by pattern, checked."""
+    rules = rules_from_file(given) if isinstance(given, (str, os.PathLike)) else given
+    if not isinstance(rules, Mapping):
+        raise TypeError(f"rules must map patterns to module kinds, got {_type(given)}")
+    for pattern, kind in rules.items():
+        compile_pattern(pattern)
+        ModuleKind.parse(kind)
+    return dict(rules)
+
+
+def _as_part(given: Part) -> Part:
+    if not isinstance(given, Part):
+        raise TypeError(f"part must be a Part such as Partition(rules).part(rank=0, world=2), got {_type(given)}")
+    return given
+
+
+def _as_patterns(given: Pattern | Iterable[Pattern]) -> tuple[re.Pattern[str], ...]:
+    several = [given] if isinstance(given, (str, re.Pattern)) else given
+    return tuple(map(compile_pattern, several))
+
+
+def _flag(given: bool) -> bool:
+    if not isinstance(given, bool):
+        raise TypeError(f"expected a bool, got {_type(given)}")
+    return given
+
+
+def _one_of(choices: Any) -> Callable[[str], str]:
+    allowed = get_args(choices)
+
+    def check(given: str) -> str:
+        if given not in allowed:
+            raise ValueError(f"expected one of {', '.join(map(repr, allowed))}, got {given!r}")
+        return given
+
+    return check
+
+
+def _type(value: Any) -> str:
+    return type(value).__name__
+
+
+_CHECKS: dict[str, Callable[[Any], Any]] = {
+    "rename": as_remapper,
+    "on_collision": _one_of(OnCollision),
+    "indices": _flag,
+    "indices_except": _as_patterns,
+    "skip_enum_variants": _flag,
+    "layout": layout_named,
+    "target_layout": layout_named,
+    "keep_layout": _flag,
+    "rules": as_rules,
+    "guess": _flag,
+    "record_modules": _flag,
+    "adapter": as_adapter,
+    "filter": as_filter,
+    "cast": as_cast,
+    "part": _as_part,
+    "allow_partial": _flag,
+    "validate": _flag,
+    "unmatched": _one_of(Unmatched),
 }
+"""The check of every option, which also turns what a caller writes into what the stages use."""
 
 
-def _bool(value: bool, name: str) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} is a bool, not {type(value).__name__}")
-    return value
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """Every option of a tensor's way, checked where it is given. Immutable; `replace` returns a changed copy.
+
+    ``layout`` is the layout of the file that is loaded or saved; of a conversion, which has two files, the source's,
+    and ``target_layout`` is the target's. ``keep_layout`` copies names and axes unchanged.
+
+    >>> Pipeline(filter=r"^encoder\\.", rename=[r"^h\\.=>layers."], cast="bf16").cast
+    DType.BF16
+    """
+
+    rename: KeyRemapper | None = None
+    """New names, see `RenameLike`."""
+
+    on_collision: OnCollision = "error"
+    """What to do when two tensors get one name: refuse, or keep the ``"first"`` or ``"last"``."""
+
+    indices: bool | None = None
+    """Whether to number the indices in names 0, 1, 2 without gaps; None does so from PyTorch files to Burn models."""
+
+    indices_except: tuple[re.Pattern[str], ...] = ()
+    """Prefixes below which indices stay unchanged."""
+
+    skip_enum_variants: bool | None = None
+    """Whether to leave the names of enum variants out of the model's paths; None does so for PyTorch files."""
+
+    layout: Layout | None = None
+    target_layout: Layout | None = None
+    keep_layout: bool = False
+
+    rules: Mapping[str, str] | None = None
+    """Module kinds by pattern; for the modules they match, they win over what a model or a record states."""
+
+    guess: bool = False
+    """Whether names and shapes may decide the kinds of modules that nothing else states."""
+
+    record_modules: bool = True
+    """Whether a converted file records its modules, so that it can be converted back without the model."""
+
+    adapter: ModuleAdapter | None = None
+    filter: PathFilter | None = None
+    cast: DType | None = None
+    part: Part | None = None
+
+    allow_partial: bool = False
+    """Whether parameters may be left without a tensor."""
+
+    validate: bool = True
+    """Whether tensors that do not fit are an error; otherwise they are reported."""
+
+    unmatched: Unmatched = "note"
+    """Whether a filter or a rename that matches nothing is noted or refused."""
+
+    if TYPE_CHECKING:  # what a caller may write; `__post_init__` turns it into what the stages use
+
+        def __init__(
+            self,
+            *,
+            rename: RenameLike | None = None,
+            on_collision: OnCollision = "error",
+            indices: bool | None = None,
+            indices_except: Pattern | Iterable[Pattern] = (),
+            skip_enum_variants: bool | None = None,
+            layout: str | None = None,
+            target_layout: str | None = None,
+            keep_layout: bool = False,
+            rules: RulesLike | None = None,
+            guess: bool = False,
+            record_modules: bool = True,
+            adapter: AdapterLike | None = None,
+            filter: FilterLike | None = None,
+            cast: DType | str | None = None,
+            part: Part | None = None,
+            allow_partial: bool = False,
+            validate: bool = True,
+            unmatched: Unmatched = "note",
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            given = getattr(self, each.name)
+            if given is not each.default:
+                try:
+                    checked = _CHECKS[each.name](given)
+                except (TypeError, ValueError) as error:
+                    if type(error) in (TypeError, ValueError) and each.name not in str(error):
+                        raise type(error)(f"{each.name}: {error}") from None
+                    raise
+                object.__setattr__(self, each.name, checked)
+        self._check_conflicts()
+
+    def _check_conflicts(self) -> None:
+        if self.keep_layout and self.target_layout is not None:
+            raise ValueError(f"keep_layout and target_layout={self.target_layout!r} exclude each other")
+        given = None if self.adapter is None else self.adapter.takes_layout
+        if given is not None and self.layout not in (None, given):
+            raise ValueError(
+                f"layout={self.layout!r} contradicts {type(self.adapter).__name__}, which takes {given}'s layout"
+            )
+
+    def replace(self, **options: Any) -> Pipeline:
+        """Return a pipeline with some options changed."""
+        return _replace(self, **options)
+
+    def with_defaults(self, **options: Any) -> Pipeline:
+        """Return a pipeline in which options that were not given have these values."""
+        unset = {
+            each.name: options[each.name]
+            for each in fields(self)
+            if each.name in options and getattr(self, each.name) is each.default
+        }
+        return _replace(self, **unset) if unset else self
 
 
-def _adapter(adapter: ModuleAdapter) -> ModuleAdapter:
-    if isinstance(adapter, type) and issubclass(adapter, ModuleAdapter):
-        return adapter()  # PyTorchToBurnAdapter without parentheses, as the seeds write it
-    if not isinstance(adapter, ModuleAdapter):
-        raise TypeError(f"an adapter is a ModuleAdapter, not {type(adapter).__name__}")
-    return adapter
+def pipeline_of(pipeline: Pipeline | None, **options: Any) -> Pipeline:
+    """Return the pipeline of an entry point: the one given, or one of these keywords; an option in both is an error."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if pipeline is None:
+        return Pipeline(**given)
+    if not isinstance(pipeline, Pipeline):
+        raise TypeError(f"pipeline must be a Pipeline, got {_type(pipeline)}")
+    defaults = {each.name: each.default for each in fields(pipeline)}
+    for name in given:
+        if getattr(pipeline, name) is not defaults[name] and given[name] is not defaults[name]:
+            raise TypeError(f"{name} is given as a keyword and in pipeline=; give it once")
+    return _replace(pipeline, **{name: value for name, value in given.items() if value is not defaults[name]})

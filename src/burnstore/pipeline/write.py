@@ -22,11 +22,12 @@ from hashlib import sha256
 from typing import Any
 
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..errors import BurnstoreError, CorruptError, located
+from ..errors import BurnstoreError, CorruptError, SaveError, located
 from ..formats.base import Format, WritePlan
 from ..formats.sharded.journal import Journal
-from ..formats.sharded.write import byte_count, save_shards
+from ..formats.sharded.write import byte_count, save_shards, set_at
 from ..io.atomic import PortionWriter, SharedScratch, atomic_file
+from ..io.joined import JoinedSource
 from ..io.memory_budget import MemoryBudget
 from ..io.source import FileSource, same_bytes
 from ..io.workers import (
@@ -118,6 +119,33 @@ def assemble(
             journal=journal,
         )
         return Assembled(files, builder.digest_of)
+
+
+def files_read(source: Checkpoint) -> list[FileSource]:
+    """Return the files that a checkpoint is read from, the one that was opened first."""
+    parts = source._data.parts if isinstance(source._data, JoinedSource) else []
+    found = {file.name: file for file in (source._source, *parts) if isinstance(file, FileSource)}
+    return list(found.values())
+
+
+def check_apart(sources: Iterable[Checkpoint], target: str, *, shards: bool, beside: str | None = None) -> None:
+    """Refuse a target that is one of the files that are read, under whatever name, or would replace one of them.
+
+    ``shards``: the target is written as shards, which replace an older set. ``beside`` is a file that is written, too.
+    """
+    read = {file.identity: file.name for source in sources for file in files_read(source)}
+    for path in [target, *(set_at(target) if shards else ()), *([] if beside is None else [beside])]:
+        try:
+            status = os.stat(path)
+        except OSError:
+            continue
+        if (status.st_dev, status.st_ino) in read:
+            raise SaveError(
+                f"source and target are the same file, {read[status.st_dev, status.st_ino]}",
+                stage="check",
+                path=path,
+                hint="give the target another name; the source is unchanged",
+            )
 
 
 def _check_portable(tensors: Sequence[TensorSnapshot]) -> None:

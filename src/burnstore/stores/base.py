@@ -1,204 +1,349 @@
-"""Store: where tensors are kept, and what happens to them on the way in and out.
+"""Store: a fluent builder of a `Pipeline` with a place; it has no logic of its own.
 
-The order of the stages is one, whatever the entry point:
+The stages run in the order that `burnstore.pipeline.options` documents, whatever the order of the calls. ``keys`` and
+``get_snapshot`` stop after names and indices: they see no filter, layout or adapter.
 
-    load   file → key remapping → contiguous indices → layout → matching with the model → filter → from-adapter
-           → the part of a rank → model
-    save   model → filter → layout → to-adapter → key remapping → file
-    keys, get_snapshot, get_all_snapshots: file → key remapping → contiguous indices
-
-A filter sees the model's paths and containers, a remapping the file's names. Where the layouts of file and model are
-known and differ, the model is seen in the file's layout; an adapter that changes names or axes takes the place of that.
-The part that a rank has is cut out last, along the axes that the model knows.
-
-Unless the caller says otherwise, a file of PyTorch has its indices made contiguous and the names of enum variants left
-out, as a Burn model needs it; into a PyTorch model its names go as they are.
+Unless the caller says otherwise, a PyTorch file has its indices made contiguous and enum variants left out of names, as
+a Burn model needs it; into a PyTorch model its names go unchanged.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..errors import ModelError, ReadError, located
+from ..errors import ModelError, ReadError
 from ..formats.registry import format_for_path, format_named
-from ..io.gc_pause import gc_paused
-from ..models.collect import collect_in
-from ..models.layouts import checked_layout, recorded_counts
+from ..limits import Limits
 from ..models.result import ApplyResult
-from ..pipeline.compile import LoadPlan, Stages, Target, match, target_of
-from ..pipeline.execute import carry_out
-from ..pipeline.gaps import ModelIndices, closed_for
-from ..pipeline.options import Options
-from ..saving import save, serialize, texts_beside
+from ..pipeline.compile_file import compile_save
+from ..pipeline.ends import Input, input_of_file
+from ..pipeline.load import load_input
+from ..pipeline.metadata import metadata_for_save, written_layout
+from ..pipeline.names import name_tensors
+from ..pipeline.options import (
+    AdapterLike,
+    FilterLike,
+    Pipeline,
+    RenameLike,
+    RulesLike,
+    as_adapter,
+    as_filter,
+    as_remapper,
+)
+from ..pipeline.save import SaveResult, WriteOptions, save_plan
 from ..tensor.snapshot import TensorSnapshot
-from ..transforms.indices import contiguous_names
-from ..transforms.layout import LAYOUTS, Layout
-from ..transforms.remap import keep_distinct
+from ..transforms.adapters import ModuleAdapter
+from ..transforms.filter import PathFilter, Predicate
+from ..transforms.partition import Part, Partition
+from ..transforms.patterns import compile_pattern
+from ..transforms.remap import KeyRemapper, OnCollision
 
 S = TypeVar("S", bound="Store")
 
 
-class Store(Options):
+class Store:
     """A file or bytes in memory, with filters, renames and adapters around it.
 
-    Methods that configure change the store and return it; `copy` branches. What is configured after a read takes effect
-    at the next one. Every option is also a keyword of `from_file` and its siblings (``from_file("model.bpk",
-    allow_partial=True, regex=r"^encoder")``).
+    Methods that configure change the store and return it; `copy` branches. A setting made after a read takes effect at
+    the next one.
     """
 
     format: str | None = None
     """The format that files must have; None takes any."""
 
     default_suffix: str | None = None
-    """What a path without an extension gets while `auto_extension` is on."""
+    """The suffix that a path without an extension gets while `auto_extension` is on."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self.pipeline = Pipeline()
+        """All options of the tensors' way, see `Pipeline`; the methods below replace it."""
+        self._to_adapter: ModuleAdapter | None = None
+        self._metadata: dict[str, str] | None = None
         self._path: str | None = None
         self._data: bytes | bytearray | memoryview | None = None
         self._in_memory = False
         self._opened: Checkpoint | None = None
-        self._named: list[TensorSnapshot] | None = None
+        self._snapshots: tuple[Checkpoint, Pipeline, dict[str, TensorSnapshot]] | None = None
+        self._in_place = True
+        self._device: Any = None  # None: torch's default device
+        self._overwrite = False
+        self._auto_extension = True
+        self._zero_copy = False
+        self._durable = True
+        self._limits = Limits()
 
-    # Where the bytes are
+    # --- place
 
     @classmethod
-    def from_file(cls: type[S], path: str | os.PathLike[str], **options: Any) -> S:
-        """A store in this file."""
+    def from_file(cls: type[S], path: str | os.PathLike[str]) -> S:
+        """Return a store in this file."""
         store = cls()
         store._path = os.fspath(path)
-        return store.configured(**options)
+        return store
 
     @classmethod
-    def from_bytes(cls: type[S], data: bytes | bytearray | memoryview | None, **options: Any) -> S:
-        """A store in memory: these bytes, or with None an empty one to save into (`get_bytes` then has the bytes)."""
+    def from_bytes(cls: type[S], data: bytes | bytearray | memoryview | None) -> S:
+        """Return a store in memory: these bytes, or with None an empty one to save into (then see `get_bytes`)."""
         if data is not None and not isinstance(data, (bytes, bytearray, memoryview)):
-            raise TypeError(f"from_bytes takes bytes or None, not {type(data).__name__}")
+            raise TypeError(f"from_bytes takes bytes or None, got {type(data).__name__}")
         store = cls()
         store._in_memory = True
         store._data = data
-        return store.configured(**options)
+        return store
 
     @classmethod
-    def from_static(cls: type[S], data: bytes | bytearray | memoryview, **options: Any) -> S:
-        """A store in bytes that never change; tensors share their memory (zero-copy is on)."""
-        return cls.from_bytes(data, **{"zero_copy": True, **options})
+    def from_static(cls: type[S], data: bytes | bytearray | memoryview) -> S:
+        """Return a store in bytes that never change; tensors share their memory (zero-copy is on)."""
+        return cls.from_bytes(data).zero_copy(True)
 
     def copy(self: S) -> S:
-        """An independent store with the same settings on the same file."""
+        """Return an independent store with the same settings on the same file."""
         copied = type(self)()
         copied.__dict__.update(self.__dict__)
-        copied._filter = None if self._filter is None else self._filter.copy()
-        copied._remapper = self._remapper.copy()
-        copied._kept_prefixes = list(self._kept_prefixes)
         copied._metadata = None if self._metadata is None else dict(self._metadata)
-        return copied._changed()
-
-    # Doing it
+        return copied._reset()
 
     @property
     def path(self) -> str | None:
-        """The file, its extension added if need be; None for a store in memory."""
+        """The file, with its extension added if need be; None for a store in memory."""
         if self._path is None or not self._auto_extension or self.default_suffix is None:
             return self._path
         return self._path if os.path.splitext(self._path)[1] else self._path + self.default_suffix
 
+    # --- load, save, look
+
     def load(self, model: Any) -> ApplyResult:
-        """Load the tensors into a model, and say what became of each.
+        """Load the tensors into a model, and report what became of each.
 
         Raises LoadError when a tensor does not fit (unless ``validate(False)``), MissingTensorsError when a parameter
-        finds none (unless ``allow_partial(True)``); the model is then as it was.
+        finds none (unless ``allow_partial(True)``); the model is then unchanged.
         """
-        with gc_paused():
-            plan, _ = self.plan_for(self.target_of(model))
-            return carry_out(plan, allow_partial=self._allow_partial, validate=self._validate, in_place=self._in_place)
+        return load_input(model, self._input(), self.pipeline, in_place=self._in_place, device=self._device)
 
     apply_to = load
 
-    def target_of(self, model: Any) -> Target:
-        """A model as the load of this store sees it."""
-        target = target_of(model, skip_enum_variants=self._skips_enum_variants(), rules=self._rules)
-        if self._device is not None:
-            from ..models.torch.binding import materialize_on  # not at import: a caller that names a device has torch
-
-            materialize_on(target.slots, self._device)
-        return target
-
-    def plan_for(self, target: Target) -> tuple[LoadPlan, dict[str, str]]:
-        """What a load into this target will do, and under which names the file has its tensors; nothing is read."""
-        named = self._named_for(target)
-        plan = match(
-            target,
-            named.snapshots,
-            Stages(self._filter, self._from_adapter, self._part),
-            layout=self._layout_of_file(),
-            recorded=recorded_counts(self._checkpoint().metadata),
-            notes=[*self._checkpoint().notes, *named.notes],
-        )
-        return plan, named.originals
-
-    def save(self, model: Any) -> None:
-        """Save a model's tensors."""
-        if self._part is not None:
+    def save(self, model: Any) -> SaveResult:
+        """Save a model's tensors, and report what was written."""
+        if self.pipeline.part is not None:
             raise ModelError(
-                f"the store reads for {self._part}, and would now hold a part of a model as if it were all of it",
+                f"the store reads for {self.pipeline.part}: a part of a model would be saved as if it were all of it",
                 path=self.path,
-                hint="save the parts with a store of their own, under names of their own",
+                hint="save the parts with stores of their own, under names of their own",
             )
         chosen = format_for_path(self.path or "") if self.format is None else format_named(self.format)
-        collected = collect_in(
-            self._layout or getattr(chosen, "layout", None),
-            model,
-            self._filter,
-            self._to_adapter,
-            rules=self._rules,
-            record_modules=self._record_modules,
-            skip_enum_variants=bool(self._skip_enum_variants),
-        )
-        renamed, _ = self._remapper.remap(collected.snapshots, on_collision=self._on_collision)
-        self._changed()
-        texts = texts_beside(chosen, collected, self._texts(collected.layout), self._save_options())
-        options: dict[str, Any] = {"metadata": texts, "limits": self._limits, **self._save_options()}
+        pipeline = self.pipeline.replace(adapter=None).replace(adapter=self._to_adapter)
+        plan = compile_save(model, pipeline.layout or written_layout(chosen), pipeline)
+        options = self._save_options()
+        stated = {key: value for key, value in options.items() if key != "max_shard_size"}
+        metadata = metadata_for_save(chosen, plan, self._metadata_for(plan.layout or "burn"), pipeline, stated)
+        self._reset()
+        how = WriteOptions(overwrite=self._overwrite, durable=self._durable, limits=self._limits, **options)
         if self._in_memory:
-            self._data = serialize(renamed, format=self._write_format(), **options)
-        else:
-            assert self.path is not None
-            save(renamed, self.path, format=self.format, overwrite=self._overwrite, durable=self._durable, **options)
+            result, self._data = save_plan(plan, None, chosen, metadata, how)
+            return result
+        assert self.path is not None
+        return save_plan(plan, self.path, chosen, metadata, how)[0]
 
     collect_from = save
 
     def keys(self) -> list[str]:
-        """The names of all tensors, sorted; renamed as a load would see them, not filtered."""
-        return sorted(snapshot.path for snapshot in self._snapshots())
+        """Return the names of all tensors, sorted; renamed as a load would see them, not filtered."""
+        return list(self._named())
 
     def get_all_snapshots(self) -> dict[str, TensorSnapshot]:
-        """All tensors by name, sorted; renamed as a load would see them, not filtered, not adapted."""
-        return {snapshot.path: snapshot for snapshot in sorted(self._snapshots(), key=lambda found: found.path)}
+        """Return all tensors by name, sorted; renamed as a load would see them, not filtered, not adapted."""
+        return dict(self._named())
 
     def get_snapshot(self, name: str) -> TensorSnapshot | None:
-        """The tensor of this name, None if there is none."""
-        return self.get_all_snapshots().get(name)
+        """Return the tensor of this name; None if there is none."""
+        return self._named().get(name)
 
     get_tensor = get_snapshot
     get_all_tensors = get_all_snapshots
 
     def get_bytes(self) -> bytes:
-        """The bytes of a store in memory, as they were given or saved."""
+        """Return the bytes of a store in memory, as given or saved."""
         if not self._in_memory or self._data is None:
             raise ReadError("No bytes available", path=self._path, hint="use from_bytes(None) and save into it first")
         return bytes(self._data)
 
     def open(self) -> Checkpoint:
-        """The file itself, before any transform; the caller closes it."""
+        """Open the file itself, before any transform; the caller closes it."""
         source = self._data if self._in_memory else self.path
         if source is None:
             raise ReadError("No bytes to read from", hint="save into the store first, or give from_bytes(...) some")
         options = self._open_options()
         return open_checkpoint(source, format=self.format, zero_copy=self._zero_copy, limits=self._limits, **options)
+
+    # --- which tensors
+
+    def with_filter(self: S, filter: FilterLike) -> S:
+        """Also load or save tensors that this filter matches, see `burnstore.load`."""
+        return self._also(lambda criteria: criteria | as_filter(filter))
+
+    filter = with_filter
+
+    def with_regex(self: S, pattern: str | re.Pattern[str]) -> S:
+        """Also load or save tensors in whose path this pattern is found."""
+        return self._also(lambda criteria: criteria.with_regex(pattern))
+
+    def with_regexes(self: S, patterns: Iterable[str | re.Pattern[str]]) -> S:
+        """Also load or save tensors in whose path any of these patterns is found."""
+        return self._also(lambda criteria: criteria.with_regexes(patterns))
+
+    def with_full_path(self: S, path: str) -> S:
+        """Also load or save the tensor of this path."""
+        return self._also(lambda criteria: criteria.with_full_path(path))
+
+    def with_full_paths(self: S, paths: Iterable[str]) -> S:
+        """Also load or save the tensors of these paths."""
+        return self._also(lambda criteria: criteria.with_full_paths(paths))
+
+    def with_predicate(self: S, predicate: Predicate) -> S:
+        """Also load or save tensors for which this function of path and containers is true."""
+        return self._also(lambda criteria: criteria.with_predicate(predicate))
+
+    def with_predicates(self: S, predicates: Iterable[Predicate]) -> S:
+        """Also load or save tensors for which any of these functions is true."""
+        return self._also(lambda criteria: criteria.with_predicates(predicates))
+
+    def match_all(self: S) -> S:
+        """Load or save all tensors; replaces earlier criteria."""
+        return self._set(filter=PathFilter.all())
+
+    def _also(self: S, add: Callable[[PathFilter], PathFilter]) -> S:
+        criteria = self.pipeline.filter
+        return self._set(filter=add(PathFilter() if criteria is None else criteria.copy()))
+
+    # --- under which names
+
+    def with_key_remapping(self: S, pattern: str | re.Pattern[str], replacement: str) -> S:
+        """Rename: in every name of the file, replace what the pattern matches; rules apply in the order given."""
+        remapper = self.pipeline.rename
+        return self._set(
+            rename=(KeyRemapper() if remapper is None else remapper.copy()).add_pattern(pattern, replacement)
+        )
+
+    with_remap_pattern = with_key_remapping
+
+    def remap(self: S, rename: RenameLike) -> S:
+        """Rename by these rules, after earlier ones; a mapping renames whole names simultaneously."""
+        return self._set(rename=(self.pipeline.rename or KeyRemapper()) + as_remapper(rename))
+
+    def on_collision(self: S, policy: OnCollision) -> S:
+        """Set what happens when two tensors get one name.
+
+        ``"error"`` (default), or keep the ``"first"`` or ``"last"``.
+        """
+        return self._set(on_collision=policy)
+
+    def map_indices_contiguous(self: S, on: bool) -> S:
+        """Number the indices in names 0, 1, 2 without gaps; done by default with PyTorch files for Burn models.
+
+        A load is refused where the model has more entries at such a place than the file.
+        """
+        return self._set(indices=_flag("map_indices_contiguous", on))
+
+    def map_indices_contiguous_except(self: S, pattern: str | re.Pattern[str]) -> S:
+        """Leave the indices below prefixes in which this pattern is found unchanged; repeatable."""
+        return self._set(indices_except=(*self.pipeline.indices_except, compile_pattern(pattern)))
+
+    def skip_enum_variants(self: S, on: bool) -> S:
+        """Leave the names of enum variants out of the model's paths."""
+        return self._set(skip_enum_variants=_flag("skip_enum_variants", on))
+
+    # --- in which form
+
+    def with_from_adapter(self: S, adapter: AdapterLike) -> S:
+        """Bring tensors into the model's form with this adapter when loading."""
+        return self._set(adapter=adapter)
+
+    def with_to_adapter(self: S, adapter: AdapterLike) -> S:
+        """Bring tensors into the file's form with this adapter when saving."""
+        self._to_adapter = as_adapter(adapter)
+        return self
+
+    def layout(self: S, layout: str) -> S:
+        """State the layout of the file, where it does not state it or states it wrongly, or the one it is to get."""
+        return self._set(layout=layout)
+
+    def rules(self: S, rules: RulesLike) -> S:
+        """Name the kinds of modules that the model does not state: a pattern found in their paths → kind."""
+        return self._set(rules=rules)
+
+    def cast(self: S, dtype: Any) -> S:
+        """Convert floats to this dtype on the way."""
+        return self._set(cast=dtype)
+
+    def for_rank(self: S, partition: Partition | Mapping[str | re.Pattern[str], Any], *, rank: int, world: int) -> S:
+        """Load only the part of every tensor that this rank of a world has; the model has the shapes of the parts."""
+        whole = Partition(partition) if isinstance(partition, Mapping) else partition
+        return self._set(part=Part(whole, rank, world))
+
+    def record_modules(self: S, on: bool) -> S:
+        """Let a file in another layout than the model's record what the modules are (default)."""
+        return self._set(record_modules=_flag("record_modules", on))
+
+    # --- how
+
+    def allow_partial(self: S, on: bool) -> S:
+        """Tolerate parameters that find no tensor."""
+        return self._set(allow_partial=_flag("allow_partial", on))
+
+    def validate(self: S, on: bool) -> S:
+        """Raise when a tensor does not fit (default); otherwise such tensors are only reported."""
+        return self._set(validate=_flag("validate", on))
+
+    def in_place(self: S, on: bool) -> S:
+        """Read large tensors straight into the memory of a torch model (default), once everything else fits.
+
+        A disk that fails just then leaves a model that is partly loaded, and the error says so. Otherwise everything is
+        read into memory of its own before the model is changed.
+        """
+        self._in_place = _flag("in_place", on)
+        return self
+
+    def device(self: S, device: Any) -> S:
+        """Materialize the tensors of a torch model that are on the meta device on this one (``"cuda"``, a
+        torch.device).
+
+        Tensors that have memory are filled where they are; a load is refused if that is on another device.
+        """
+        self._device = device
+        return self
+
+    def zero_copy(self: S, on: bool) -> S:
+        """Share the memory of the file (mapped) or of the bytes instead of copying; arrays are then read-only."""
+        self._zero_copy = _flag("zero_copy", on)
+        return self._reset()
+
+    def overwrite(self: S, on: bool) -> S:
+        """Replace an existing file when saving; refused by default."""
+        self._overwrite = _flag("overwrite", on)
+        return self
+
+    def durable(self: S, on: bool) -> S:
+        """Wait until the bytes are on the disk (default)."""
+        self._durable = _flag("durable", on)
+        return self
+
+    def auto_extension(self: S, on: bool) -> S:
+        """Give a path without an extension the format's own (default), for saving and loading alike."""
+        self._auto_extension = _flag("auto_extension", on)
+        return self._reset()
+
+    def limits(self: S, limits: Limits) -> S:
+        """Set what one file may ask for."""
+        if not isinstance(limits, Limits):
+            raise TypeError(f"limits must be a Limits, got {type(limits).__name__}")
+        self._limits = limits
+        return self._reset()
+
+    # --- for formats
 
     def _open_options(self) -> dict[str, Any]:
         return {}
@@ -206,68 +351,35 @@ class Store(Options):
     def _save_options(self) -> dict[str, Any]:
         return {}
 
-    def _texts(self, layout: Layout) -> Mapping[str, str] | None:
-        """The texts to write beside tensors of this layout; None for the format's own."""
+    def _metadata_for(self, layout: str) -> Mapping[str, str] | None:
+        """Return the metadata to write beside tensors of this layout; None for the format's own."""
         return self._metadata
 
-    def _write_format(self) -> str:
-        if self.format is None:
-            raise TypeError("a store in memory needs a format to save; take BurnpackStore, for example")
-        return self.format
-
     def _checkpoint(self) -> Checkpoint:
-        """The file, opened once for all reads."""
-        if self._opened is None:
+        """Return the file, opened once for all reads of the same bytes; a file that was replaced is opened again."""
+        if self._opened is None or not self._opened.is_current():
             self._opened = self.open()
         return self._opened
 
-    def _snapshots(self) -> list[TensorSnapshot]:
-        """The file's tensors under the names that a Burn model's would be matched with."""
-        if self._named is None:
-            renaming = self._remapper.remap_names(list(self._checkpoint()))
-            names = renaming.names
-            if self._contiguous or (self._contiguous is None and self._is_pytorch()):
-                names = contiguous_names(names, self._keep()).names
-            self._named = self._renamed(names, renaming.originals, []).snapshots
-        return self._named
+    def _input(self) -> Input:
+        return input_of_file(self._checkpoint())
 
-    def _named_for(self, target: Target) -> _Named:
-        """The file's tensors under the names that the target's are matched with."""
-        by_default = self._contiguous is None and self._is_pytorch() and target.layout == "burn"
-        renaming = self._remapper.remap_names(list(self._checkpoint()))
-        names, notes = renaming.names, _about(renaming.unmatched)
-        if self._contiguous or by_default:
-            indices = ModelIndices(slot.path for slot in target.slots)
-            with located(path=self._checkpoint().path):
-                closed, more = closed_for(names, indices, self._keep(), asked_for=not by_default)
-            names, notes = closed.names, [*notes, *more]
-        return self._renamed(names, renaming.originals, notes)
+    def _named(self) -> dict[str, TensorSnapshot]:
+        """Return the file's tensors, sorted, under the names that a Burn model's would be matched with."""
+        file = self._checkpoint()
+        if self._snapshots is None or self._snapshots[0] is not file or self._snapshots[1] != self.pipeline:
+            named = name_tensors(input_of_file(file), self.pipeline, None).snapshots
+            ordered = {each.path: each for each in sorted(named, key=lambda found: found.path)}
+            self._snapshots = (file, self.pipeline, ordered)
+        return self._snapshots[2]
 
-    def _renamed(self, names: list[str], originals: list[str], notes: list[str]) -> _Named:
-        given = list(self._checkpoint().values())
-        rows = keep_distinct(names, originals, self._on_collision)
-        renamed = [given[row] if given[row].path == names[row] else given[row].with_path(names[row]) for row in rows]
-        return _Named(renamed, {names[row]: originals[row] for row in rows}, notes)
+    def _set(self: S, **options: Any) -> S:
+        self.pipeline = self.pipeline.replace(**options)
+        return self
 
-    def _is_pytorch(self) -> bool:
-        return self._checkpoint().format == "pytorch"
-
-    def _skips_enum_variants(self) -> bool:
-        return self._is_pytorch() if self._skip_enum_variants is None else self._skip_enum_variants
-
-    def _layout_of_file(self) -> Layout | None:
-        """The layout that the file's tensors have; None if nobody says, or it is one that is not known here."""
-        if self._layout is not None:
-            return self._layout
-        said = self._checkpoint().layout
-        return checked_layout(said) if said in LAYOUTS else None
-
-    def _keep(self) -> Callable[[str], bool]:
-        patterns = self._kept_prefixes
-        return lambda prefix: any(pattern.search(prefix) for pattern in patterns)
-
-    def _changed(self: S) -> S:
-        self._opened = self._named = None
+    def _reset(self: S) -> S:
+        """Forget the open file, because a setting by which it is read has changed."""
+        self._opened = self._snapshots = None
         return self
 
     def __repr__(self) -> str:
@@ -275,14 +387,7 @@ class Store(Options):
         return f"<{type(self).__name__} {where}>"
 
 
-@dataclass(frozen=True, slots=True)
-class _Named:
-    """The tensors of a file under other names, the names that they have in the file, and what is to be said of it."""
-
-    snapshots: list[TensorSnapshot]
-    originals: dict[str, str]
-    notes: list[str]
-
-
-def _about(unmatched: list[str]) -> list[str]:
-    return [f"the remapping {pattern!r} matched no tensor of the file" for pattern in unmatched]
+def _flag(name: str, value: bool) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be a bool, got {type(value).__name__}")
+    return value

@@ -15,7 +15,7 @@ class BurnpackStore(Store):
 
     >>> import numpy as np
     >>> store = BurnpackStore.from_bytes(None).metadata("epochs", "100")
-    >>> store.save({"encoder": {"weight": np.ones(3, np.float32)}})
+    >>> saved = store.save({"encoder": {"weight": np.ones(3, np.float32)}})
     >>> model = {"encoder": {"weight": np.zeros(3, np.float32)}}
     >>> result = BurnpackStore.from_bytes(store.get_bytes()).load(model)
     >>> result.applied, model["encoder"]["weight"].tolist()

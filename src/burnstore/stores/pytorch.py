@@ -41,7 +41,7 @@ class PytorchStore(Store):
         if not isinstance(key, str):
             raise TypeError(f"a top-level key is a str, not {type(key).__name__}")
         self._top_level_key = key
-        return self._changed()
+        return self._reset()
 
     def save(self, model: Any) -> NoReturn:
         """Refuse: PyTorch's files are read, not written."""

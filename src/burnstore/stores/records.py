@@ -34,14 +34,16 @@ from ..io.atomic import atomic_file
 from ..io.source import FileSource
 from ..limits import Limits
 from ..models.bindings import binding_for
-from ..models.collect import collect
 from ..models.result import ApplyResult
+from ..pipeline.ends import input_of_file
 from ..pipeline.execute import apply
+from ..pipeline.load import load_input
+from ..pipeline.options import Pipeline
+from ..pipeline.save import collect
 from ..tensor.dtype import DType
 from ..tensor.snapshot import TensorSnapshot
 from ..transforms.adapters import PyTorchToBurnAdapter
-from ..transforms.indices import contiguous_names
-from ..transforms.remap import KeyRemapper, keep_distinct
+from ..transforms.remap import KeyRemapper
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -408,21 +410,16 @@ class _Importer(_WithSettings):
         with open_checkpoint(args.file, **self._options(args)) as file:
             if file.format != self.format:
                 raise UnknownFormatError(f"expected a {self.format} file, got {file.format}", path=args.file)
-            given = list(file.values())
-            renaming = args.remapper.remap_names([snapshot.path for snapshot in given])
-            if args.debug is not None:
-                args.debug(_described(renaming.names, given))
-            names = contiguous_names(renaming.names).names
-            rows = keep_distinct(names, renaming.originals, "error")
-            adapter = PyTorchToBurnAdapter() if args.adapter_type is AdapterType.PyTorch else None
-            apply(
-                model,
-                [given[row].with_path(names[row]) for row in rows],
-                adapter=adapter,
+            pipeline = Pipeline(
+                rename=args.remapper,
+                indices=True,
                 skip_enum_variants=True,
-                allow_partial=False,
-                validate=True,
+                layout=None if args.adapter_type is AdapterType.PyTorch else "burn",
+                adapter=PyTorchToBurnAdapter() if args.adapter_type is AdapterType.PyTorch else None,
             )
+            if args.debug is not None:
+                args.debug(_described(file.values(), args.remapper))
+            load_input(model, input_of_file(file), pipeline)
         return record_of(model)
 
     def convert(
@@ -462,10 +459,10 @@ class SafetensorsFileRecorder(_Importer):
         return {}
 
 
-def _described(names: Iterable[str], given: Iterable[TensorSnapshot]) -> str:
+def _described(given: Iterable[TensorSnapshot], remapper: KeyRemapper) -> str:
     """Describe every tensor by its old and new name, as Burn's importers print them."""
     lines = ["Debug information of keys and tensor shapes:", _RULE]
-    for name, tensor in sorted(zip(names, given, strict=True), key=lambda pair: (pair[0], pair[1].path)):
+    for name, tensor in sorted(((remapper.remap_name(each.path), each) for each in given), key=lambda pair: pair[0]):
         if name == tensor.path:
             lines.append(f"Key: {printable(name)}")
         else:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from ..formats.safetensors import stamp
-from ..transforms.layout import Layout
 from .base import Store
 
 S = TypeVar("S", bound="SafetensorsStore")
@@ -22,7 +21,7 @@ class SafetensorsStore(Store):
     >>> import numpy as np
     >>> from burnstore import nn
     >>> store = SafetensorsStore.from_bytes(None).metadata("epochs", "100")
-    >>> store.save(nn.Linear(2, 3))
+    >>> saved = store.save(nn.Linear(2, 3))
     >>> with store.open() as f:
     ...     dict(f.metadata)
     {'format': 'safetensors', 'producer': 'burn', 'version': '0.22.1', 'epochs': '100'}
@@ -60,7 +59,7 @@ class SafetensorsStore(Store):
         self._max_shard_size = size
         return self
 
-    def _texts(self, layout: Layout) -> Mapping[str, str]:
+    def _metadata_for(self, layout: str) -> Mapping[str, str]:
         return {**(stamp(layout) if self._stamped else {}), **(self._metadata or {})}
 
     def _save_options(self) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class TensorSnapshot:
     [[2.0, 3.0], [4.0, 5.0]]
     """
 
-    __slots__ = ("_container_stack", "_data", "_dtype", "_nbytes", "_param_id", "_path", "_shape")
+    __slots__ = ("_container_stack", "_data", "_dtype", "_layout", "_nbytes", "_param_id", "_path", "_shape")
 
     def __init__(
         self,
@@ -48,6 +48,7 @@ class TensorSnapshot:
         nbytes: int | None = None,
         param_id: int | None = None,
         container_stack: Sequence[str] = (),
+        layout: str | None = None,
     ) -> None:
         self._path = path
         self._dtype = dtype
@@ -56,6 +57,7 @@ class TensorSnapshot:
         self._nbytes = dtype.nbytes(shape) if nbytes is None else nbytes
         self._param_id = param_id
         self._container_stack = container_stack
+        self._layout = layout
 
     @classmethod
     def from_numpy(
@@ -168,6 +170,11 @@ class TensorSnapshot:
         return tuple(self._container_stack)
 
     @property
+    def layout(self) -> str | None:
+        """The layout of the file or model that it came from (``"burn"``, ``"torch"``); None if that is unknown."""
+        return self._layout
+
+    @property
     def container_path(self) -> str:
         """The container stack joined by dots."""
         return ".".join(self._container_stack)
@@ -196,6 +203,7 @@ class TensorSnapshot:
         nbytes: int | None = None,
         param_id: int | None = _UNCHANGED,
         container_stack: Sequence[str] | None = None,
+        layout: str | None = None,
     ) -> TensorSnapshot:
         """Return a copy with some fields changed; a new dtype or shape sets ``nbytes`` too, unless it is given.
 
@@ -211,6 +219,7 @@ class TensorSnapshot:
         copy._nbytes = nbytes
         copy._param_id = self._param_id if param_id is _UNCHANGED else param_id
         copy._container_stack = self._container_stack if container_stack is None else container_stack
+        copy._layout = self._layout if layout is None else layout
         return copy
 
     def numpy(self, *, copy: bool = False) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from ..errors import DTypeError
 from ..tensor.dtype import DType
@@ -64,18 +64,36 @@ class ModuleAdapter:
         """Whether modules must be shown to it as a whole."""
         return type(self).adapt_module is not ModuleAdapter.adapt_module
 
-    keeps_layout = False
-    """Whether names and axes stay as they are, so that layouts are still converted where they differ.
+    replaces_layout: bool = False
+    """Whether it converts between layouts itself, so that the automatic conversion is left out.
 
-    An adapter that is given replaces that conversion, unless it says here that it has nothing to do with it.
+    An adapter that changes only values or dtypes leaves this False. One that changes names or axes of tensors whose
+    layout must be converted as well is refused unless it sets this to True.
     """
 
+    takes_layout: Layout | None = None
+    """The layout of the tensors that it expects; None for any."""
+
     gives_layout: Layout | None = None
-    """The layout that tensors have after it; None where it does not change it."""
+    """The layout of the tensors that it returns; None where it does not change it."""
 
 
 class IdentityAdapter(ModuleAdapter):
-    """Leaves every tensor as it is."""
+    """Leave every tensor unchanged."""
+
+
+class FunctionAdapter(ModuleAdapter):
+    """An adapter made of a function of one snapshot, such as a lambda."""
+
+    def __init__(self, function: Callable[[TensorSnapshot], TensorSnapshot]) -> None:
+        self.function = function
+        self.name = getattr(function, "__name__", type(function).__name__)
+
+    def adapt(self, snapshot: TensorSnapshot) -> TensorSnapshot:
+        adapted = self.function(snapshot)
+        if not isinstance(adapted, TensorSnapshot):
+            raise TypeError(f"{self.name} must return a TensorSnapshot, got {type(adapted).__name__}")
+        return adapted
 
 
 class ChainAdapter(ModuleAdapter):
@@ -105,13 +123,18 @@ class ChainAdapter(ModuleAdapter):
         return self.first.is_structural or self.second.is_structural
 
     @property
-    def keeps_layout(self) -> bool:  # type: ignore[override]  # of two adapters it is a question, of one a fact
-        """Whether both leave names and axes as they are."""
-        return self.first.keeps_layout and self.second.keeps_layout
+    def replaces_layout(self) -> bool:  # type: ignore[override]  # of two adapters it is computed
+        """Whether either converts between layouts."""
+        return self.first.replaces_layout or self.second.replaces_layout
 
     @property
-    def gives_layout(self) -> Layout | None:  # type: ignore[override]  # as above
-        """The layout that tensors have after both."""
+    def takes_layout(self) -> Layout | None:  # type: ignore[override]
+        """The layout that the first of the two to name one expects."""
+        return self.first.takes_layout or self.second.takes_layout
+
+    @property
+    def gives_layout(self) -> Layout | None:  # type: ignore[override]
+        """The layout of the tensors after both."""
         return self.second.gives_layout or self.first.gives_layout
 
 
@@ -122,6 +145,7 @@ class _TorchAdapter(ModuleAdapter):
     """
 
     names: Mapping[str, str]
+    replaces_layout = True
 
     def adapt(self, snapshot: TensorSnapshot) -> TensorSnapshot:
         module_type = snapshot.module_type
@@ -142,6 +166,7 @@ class _TorchAdapter(ModuleAdapter):
 class PyTorchToBurnAdapter(_TorchAdapter):
     """From PyTorch's form to Burn's: Linear weights [out, in] → [in, out], norms weight → gamma, bias → beta."""
 
+    takes_layout = "torch"
     gives_layout = "burn"
     names = {"weight": "gamma", "bias": "beta"}  # noqa: RUF012  # read only
 
@@ -149,6 +174,7 @@ class PyTorchToBurnAdapter(_TorchAdapter):
 class BurnToPyTorchAdapter(_TorchAdapter):
     """From Burn's form to PyTorch's: Linear weights [in, out] → [out, in], norms gamma → weight, beta → bias."""
 
+    takes_layout = "burn"
     gives_layout = "torch"
     names = {"gamma": "weight", "beta": "bias"}  # noqa: RUF012  # read only
 
@@ -162,8 +188,6 @@ class HalfPrecisionAdapter(ModuleAdapter):
     >>> HalfPrecisionAdapter().without_module("LayerNorm").with_module("MyLayer").module_count
     14
     """
-
-    keeps_layout = True
 
     def __init__(self, modules: Iterable[str] = _HALF_PRECISION_MODULES) -> None:
         if isinstance(modules, str):
@@ -203,8 +227,6 @@ class FloatCastAdapter(ModuleAdapter):
     'BF16'
     """
 
-    keeps_layout = True
-
     def __init__(self, dtype: DType) -> None:
         if dtype not in BURN_FLOATS:
             raise DTypeError(f"the target must be a float dtype of Burn, not {dtype}")
@@ -223,3 +245,10 @@ def _qualified(name: str) -> str:
     if not isinstance(name, str):
         raise TypeError(f"a module type is a str, not {type(name).__name__}")
     return name if ":" in name else f"Struct:{name}"
+
+
+ADAPTERS: dict[str, type[ModuleAdapter]] = {
+    adapter.__name__: adapter
+    for adapter in (PyTorchToBurnAdapter, BurnToPyTorchAdapter, HalfPrecisionAdapter, IdentityAdapter)
+}
+"""The adapters that can be named on the command line and in files."""

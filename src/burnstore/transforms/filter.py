@@ -81,10 +81,10 @@ class PathFilter:
         return self
 
     def with_predicate(self, predicate: Predicate) -> PathFilter:
-        """Also match what this function of path and `ContainerPath` says True to."""
+        """Also match tensors for which this function of path and `ContainerPath`, or of the path alone, is true."""
         if not callable(predicate):
-            raise TypeError(f"a predicate is a function of path and containers, not {type(predicate).__name__}")
-        self._predicates.append(predicate)
+            raise TypeError(f"a predicate must be a function of path and containers, got {type(predicate).__name__}")
+        self._predicates.append(_of_two_arguments(predicate))
         return self
 
     def with_predicates(self, predicates: Iterable[Predicate]) -> PathFilter:
@@ -207,6 +207,19 @@ class Selection(list[bool]):
     def __init__(self, chosen: Iterable[bool], unmatched: Iterable[str]) -> None:
         super().__init__(chosen)
         self.unmatched = list(unmatched)
+
+
+def _of_two_arguments(predicate: Callable[..., bool]) -> Predicate:
+    """Return the predicate as a function of path and containers, also if it takes the path alone."""
+    import inspect  # not at import: it takes longer than all of this module
+
+    try:
+        inspect.signature(predicate).bind("", "")
+    except TypeError:
+        return lambda path, _: predicate(path)
+    except ValueError:  # a builtin without a signature
+        pass
+    return predicate
 
 
 def _several(values: Iterable[Any], what: str) -> list[Any]:

@@ -231,8 +231,9 @@ def torch_name(burn_kind: str) -> str | None:
 
 
 def is_known(name: str) -> bool:
-    """Whether a module of this type name, in either framework, has a row here."""
-    return is_torch_leaf(ModuleKind(name)) or is_burn_leaf(ModuleKind(name)) or name in _LAYERS or name in _STACKS
+    """Return whether a module of this type name, in either framework, has a row here."""
+    kind = ModuleKind(name)
+    return is_torch_leaf(kind) or is_burn_leaf(kind) or holds_no_tensors(kind)
 
 
 # --- from PyTorch's side ----------------------------------------------------------------------------------------------
@@ -294,17 +295,22 @@ def _norms(kind: ModuleKind) -> Sequence[str]:
     return _NORMS[kind.name][bool(norm_first)]
 
 
-def torch_map(kind: ModuleKind, tensors: Tensors, *, all_biases: bool = False) -> ModuleMap:
-    """A module of PyTorch with these tensors in both layouts, in Burn's order.
+def torch_map(kind: ModuleKind, tensors: Tensors, *, all_biases: bool = False, is_declared: bool = True) -> ModuleMap:
+    """Return a PyTorch module with these tensors in both layouts, in Burn's order.
 
-    With ``all_biases`` biases that are not there become zeros in Burn. Raises ModelError for what Burn does not have.
+    With ``all_biases``, biases that PyTorch leaves out become zeros in Burn. ``is_declared``: a live module, an outline
+    or a record states which tensors are absent; otherwise a norm with only one of weight and bias is refused, because
+    the other may have been lost on the way. Raises ModelError for anything that Burn does not have.
     """
-    return _torch_map(kind, tuple(tensors.items()), all_biases=all_biases)
+    return _torch_map(kind, tuple(tensors.items()), all_biases=all_biases, is_declared=is_declared)
 
 
 @functools.lru_cache(maxsize=_MOST_ALIKE)
-def _torch_map(kind: ModuleKind, named: tuple[tuple[str, Shape], ...], *, all_biases: bool) -> ModuleMap:
+def _torch_map(
+    kind: ModuleKind, named: tuple[tuple[str, Shape], ...], *, all_biases: bool, is_declared: bool
+) -> ModuleMap:
     tensors = dict(named)
+    check_shapes(kind, tensors, "torch")
     if not is_torch_leaf(kind) or kind.name in _REFUSED:
         raise _refused(kind.name, _REFUSED.get(kind.name, "no rule says how Burn has its tensors"))
     if _recurrent(kind.name):
@@ -313,11 +319,50 @@ def _torch_map(kind: ModuleKind, named: tuple[tuple[str, Shape], ...], *, all_bi
         found = _attention_map(tensors, all_biases=all_biases)
     else:
         found = _plain_map(kind, tensors, all_biases=all_biases)
+    if not is_declared:
+        _check_pair(kind, found, tensors)
     covered = {link.torch for link in found.links} | set(found.lost)
     left_over = [name for name in tensors if name not in covered]
     if left_over:
         raise _refused(kind.name, f"its {left_over[0]} has no place in Burn's {found.owner}")
     return found
+
+
+def _check_pair(kind: ModuleKind, found: ModuleMap, tensors: Tensors) -> None:
+    """Refuse to fill one of a norm's two tensors where nothing declares that the module has only the other."""
+    present = next((name for name in ("weight", "bias") if name in tensors), None)
+    if found.fills and present is not None and kind.name in _PLAIN and _PLAIN[kind.name].burn != "Linear":
+        absent = "bias" if present == "weight" else "weight"
+        raise ModelError(
+            f"{kind.name} has a {present} but no {absent}, and nothing declares that it has none",
+            hint=f"provide its {absent}, or pass like= a model that declares the module without it",
+        )
+
+
+def check_shapes(kind: ModuleKind, tensors: Tensors, layout: Layout) -> None:
+    """Refuse a kind that the shapes of a module's own tensors contradict, such as a Conv1D that a rule calls Linear."""
+    weight, bias = tensors.get("weight"), tensors.get("bias")
+    if weight is None:
+        return
+    if kind.name == "Linear":
+        outputs = weight[0 if layout == "torch" or kind.option("col") else -1] if weight else None
+        wrong = len(weight) == 2 and bias is not None and bias != (outputs,)
+    elif kind.name.startswith("Conv") and kind.name[-2:] in ("1d", "2d", "3d"):
+        rank = int(kind.name[-2]) + 2
+        outputs = weight[0] if weight else None
+        if len(weight) != rank:
+            raise _contradicted(kind, f"a weight with {rank} axes, found {list(weight)}")
+        wrong = bias is not None and not kind.name.startswith("ConvTranspose") and bias != (outputs,)
+    else:
+        return
+    if wrong:
+        found = f"found {list(bias or ())} beside a weight of {list(weight)}"
+        raise _contradicted(kind, f"a bias of {outputs} entries, {found}")
+
+
+def _contradicted(kind: ModuleKind, what: str) -> ModelError:
+    hint = f'name its kind; "{AS_IS}" copies these tensors unchanged'
+    return ModelError(f"its shapes are not those of {kind.name}: expected {what}", hint=hint)
 
 
 def _plain_map(kind: ModuleKind, tensors: Tensors, *, all_biases: bool) -> ModuleMap:
@@ -502,6 +547,7 @@ def stacked_map(kind: ModuleKind, layers: int, tensors: Tensors, present: Presen
 
 def _burn_plain_map(kind: ModuleKind, tensors: Tensors, present: Present) -> ModuleMap:
     row = _PLAIN[_TORCH_OF_BURN[kind.name]]
+    check_shapes(kind, tensors, "burn")
     torch_names = {burn: torch for torch, burn in row.names.items()}
     links = []
     for name in tensors:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,6 +19,10 @@ class _Rule:
     pattern: re.Pattern[str]
     replacement: str
     expand: Replacement
+    is_optional: bool = False
+
+
+Rule = _Rule | dict[str, str] | Callable[[str], str]
 
 
 class KeyRemapper:
@@ -34,7 +38,7 @@ class KeyRemapper:
     """
 
     def __init__(self) -> None:
-        self._rules: list[_Rule | dict[str, str]] = []
+        self._rules: list[Rule] = []
 
     @classmethod
     def from_patterns(cls, patterns: Iterable[tuple[str | re.Pattern[str], str]]) -> KeyRemapper:
@@ -53,9 +57,17 @@ class KeyRemapper:
         return cls().add_names(names)
 
     def add_pattern(self, pattern: str | re.Pattern[str], replacement: str) -> KeyRemapper:
-        """Add a rule after the others."""
-        compiled = compile_pattern(pattern)
-        self._rules.append(_Rule(compiled, replacement, compile_replacement(compiled, replacement)))
+        """Add a rule after the others; a pattern that starts with ``?`` may match nothing."""
+        is_optional = isinstance(pattern, str) and pattern.startswith("?")  # no regular expression starts so
+        compiled = compile_pattern(pattern[1:] if is_optional and isinstance(pattern, str) else pattern)
+        self._rules.append(_Rule(compiled, replacement, compile_replacement(compiled, replacement), is_optional))
+        return self
+
+    def add_function(self, function: Callable[[str], str]) -> KeyRemapper:
+        """Add a rule that calls a function with each name."""
+        if not callable(function):
+            raise TypeError(f"a rename must be a function of a name, got {type(function).__name__}")
+        self._rules.append(function)
         return self
 
     def add_names(self, names: Mapping[str, str]) -> KeyRemapper:
@@ -74,6 +86,12 @@ class KeyRemapper:
         copied._rules = list(self._rules)
         return copied
 
+    def __add__(self, other: KeyRemapper) -> KeyRemapper:
+        """Return a remapper with the rules of both, the other's after these."""
+        both = self.copy()
+        both._rules += other._rules
+        return both
+
     def is_empty(self) -> bool:
         """Whether there are no rules."""
         return not self._rules
@@ -84,7 +102,7 @@ class KeyRemapper:
         for rule in self._rules:
             if isinstance(rule, _Rule):
                 pairs.append((rule.pattern, rule.replacement))
-            else:
+            elif isinstance(rule, dict):
                 pairs += [(re.compile(rf"\A{re.escape(old)}\Z"), new.replace("$", "$$")) for old, new in rule.items()]
         return pairs
 
@@ -102,11 +120,13 @@ class KeyRemapper:
                 search, sub, expand = rule.pattern.search, rule.pattern.sub, rule.expand
                 found = [search(name) is not None for name in before]
                 current = [sub(expand, name) if hit else name for name, hit in zip(before, found, strict=True)]
-                if True not in found:
+                if True not in found and not rule.is_optional:
                     unmatched.append(rule.pattern.pattern)
-            else:
+            elif isinstance(rule, dict):
                 current = [rule.get(name, name) for name in before]
                 unmatched += sorted(rule.keys() - set(before))
+            else:
+                current = [_called(rule, name) for name in before]
         return Renaming(current, list(names), unmatched)
 
     def trace(self, name: str) -> list[tuple[str, str]]:
@@ -122,7 +142,7 @@ class KeyRemapper:
                 name = rule.pattern.sub(rule.expand, name)
                 text = f"{rule.pattern.pattern} => {rule.replacement}"
             else:
-                name = rule.get(name, name)
+                name = rule.get(name, name) if isinstance(rule, dict) else _called(rule, name)
                 text = f"{before} => {name}"
             if name != before:
                 steps.append((text, name))
@@ -155,6 +175,8 @@ class KeyRemapper:
         for rule in reversed(self._rules):
             if isinstance(rule, _Rule):
                 undone.add_pattern(*_inverted(rule))
+            elif not isinstance(rule, dict):
+                raise PatternError("a rename by a function cannot be undone")
             else:
                 if len(set(rule.values())) != len(rule):
                     raise PatternError("two names become one, which cannot be undone")
@@ -163,6 +185,13 @@ class KeyRemapper:
 
     def __repr__(self) -> str:
         return f"KeyRemapper({[(pattern.pattern, replacement) for pattern, replacement in self.to_regex_pairs()]})"
+
+
+def _called(function: Callable[[str], str], name: str) -> str:
+    renamed = function(name)
+    if not isinstance(renamed, str):
+        raise TypeError(f"a rename function must return a str, got {type(renamed).__name__} for {name!r}")
+    return renamed
 
 
 @dataclass(frozen=True, slots=True)

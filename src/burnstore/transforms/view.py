@@ -1,25 +1,26 @@
-"""Views: a model's tensors as another layout has them, and back; one description for both directions.
+"""Views: the tensors of modules in both layouts, one description for both directions.
 
-A `LayoutView` is made from the tree of a model's modules. Saving writes what `to_burn` or `to_torch` gives, loading
-matches against the very same: so a conversion happens exactly once, and there and back is bit-equal. All of it is lazy:
-a tensor is cut, transposed or joined when it is read.
+A `LayoutView` is made from the tree of a model's modules. Saving writes what `to_burn` or `to_torch` return, loading
+matches against the same: a conversion happens exactly once, and the round trip is bit-equal. Everything is lazy: a
+tensor is split, transposed or joined when it is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ..errors import ModelError, located
 from ..tensor.data import Shape
 from ..tensor.dtype import DType
 from ..tensor.snapshot import TensorSnapshot
-from .axes import joined, sliced, transposed
+from .axes import joined, transposed
 from .constant import check_constant, constant
 from .layout import (
     AS_IS,
     SERIES,
+    Layout,
     Link,
     ModuleKind,
     ModuleMap,
@@ -36,6 +37,7 @@ from .layout import (
     stacked_map,
     torch_map,
 )
+from .operations import Fill, Operation, Split, part_operations
 
 
 @dataclass(slots=True)
@@ -62,46 +64,52 @@ class ModuleNode:
 
 
 class PlacedModule(NamedTuple):
-    """A module that is mapped as one, and its path in both layouts."""
+    """A module that is mapped as one, and its path in both layouts.
+
+    ``problem`` is the reason why it has no counterpart; it counts only if one of its tensors takes part.
+    """
 
     torch: str
     burn: str
     kind: ModuleKind | None
     map: ModuleMap
+    problem: ModelError | None = None
 
 
-class Piece(NamedTuple):
-    """A tensor that another one was made of, or one of its parts (the first is 0); ``path`` is None for zeros."""
+class Origin(NamedTuple):
+    """A source tensor of a move and what is done to it first; a constant has no source and is made by its `Fill`."""
 
-    path: str | None
-    transposed: bool = False
-    part: int = 0
-    parts: int = 1
+    source: str | None
+    operations: tuple[Operation, ...] = ()
+    input: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """Tensors in the other layout, and which of those given were used for them."""
+class ConvertedView:
+    """Tensors in the other layout, and which of the given tensors they use."""
 
     snapshots: list[TensorSnapshot]
     used: set[str]
-    incomplete: dict[str, list[str]]
-    """Tensors that could not be made although some of what they need was given, and what they lack."""
+    incomplete: dict[str, list[str]] = field(default_factory=dict)
+    """Tensors that could not be made although some of their parts were given, and the parts that are missing."""
 
     lost: list[str] = field(default_factory=list)
-    """Tensors that PyTorch has in the modules that were seen, and Burn has not."""
+    """Tensors that PyTorch has in these modules, and Burn does not."""
 
     part_ids: dict[str, tuple[int | None, ...]] = field(default_factory=dict)
-    """The ids of those tensors of Burn that one of PyTorch was made of, in the order of its parts."""
+    """The parameter ids of the Burn tensors that one PyTorch tensor was made of, in the order of its parts."""
 
-    made_of: dict[str, tuple[Piece, ...]] = field(default_factory=dict)
-    """What each tensor was made of; nothing, where it is a constant."""
+    origins: dict[str, tuple[Origin, ...]] = field(default_factory=dict)
+    """The sources of each tensor that is not simply copied under its own name."""
 
     constants: list[tuple[TensorSnapshot, float]] = field(default_factory=list)
-    """Tensors that the other layout leaves out as they are one number throughout; whether so, `prove` tells."""
+    """Tensors that the other layout leaves out because they are constant; `check_constants` reads them."""
 
-    def prove(self) -> None:
-        """Read the constants; ModelError if one is none, and would have been lost."""
+    filled: list[str] = field(default_factory=list)
+    """Tensors that are made of a constant."""
+
+    def check_constants(self) -> None:
+        """Read the constants; ModelError if one has another value, which would be lost."""
         for given, value in self.constants:
             check_constant(given, value)
 
@@ -112,20 +120,36 @@ class LayoutView:
     def __init__(self, modules: Iterable[PlacedModule]) -> None:
         self.modules = list(modules)
 
-    @property
-    def as_they_are(self) -> list[str]:
-        """The tensors of modules of no known kind; their names and axes are the same in both layouts."""
-        unknown = (module for module in self.modules if module.kind is None)
-        return [join(module.torch, link.torch) for module in unknown for link in module.map.links]
+    def unknown(self, layout: Layout) -> list[str]:
+        """Return the tensors of modules of unknown kind; they are copied unchanged into either layout."""
+        modules = (module for module in self.modules if module.kind is None)
+        if layout == "burn":
+            return [join(module.burn, link.burn) for module in modules for link in module.map.links]
+        return [join(module.torch, link.torch) for module in modules for link in module.map.links]
+
+    def check(self, used: Container[str] | None, layout: Layout) -> None:
+        """Raise ModelError if a tensor is in a module without a counterpart; ``used`` names those that take part.
+
+        Names are those of ``layout``; None stands for all tensors.
+        """
+        for module in self.modules:
+            if module.problem is not None:
+                prefix = module.torch if layout == "torch" else module.burn
+                if used is None or any(join(prefix, link.torch) in used for link in module.map.links):
+                    raise module.problem
+
+    def convert(self, snapshots: Mapping[str, TensorSnapshot], layout: Layout) -> ConvertedView:
+        """Return tensors of the other layout in this one; constants are not read yet."""
+        return self.to_burn(snapshots) if layout == "burn" else self.to_torch(snapshots)
 
     def to_burn(
         self, snapshots: Mapping[str, TensorSnapshot], part_ids: Mapping[str, Sequence[int | None]] | None = None
-    ) -> Seen:
-        """Tensors of PyTorch's layout in Burn's, in Burn's order.
+    ) -> ConvertedView:
+        """Return tensors of PyTorch's layout in Burn's, in Burn's order.
 
-        ``part_ids`` are the ids that the parts of fused tensors have, where they are known.
+        ``part_ids`` are the ids of the parts of fused tensors, where they are known.
         """
-        seen = Seen([], set(), {})
+        seen = ConvertedView([], set())
         for module in self.modules:
             stack: tuple[str, ...] = ()
             dtype = DType.F32
@@ -138,35 +162,33 @@ class LayoutView:
                 stack, dtype = (*given.container_stack[:-1], f"Struct:{module.map.owner}"), given.dtype
                 ids = part_ids.get(given.path) if part_ids and link.parts > 1 else None
                 path = join(module.burn, link.burn)
-                seen.made_of[path] = (Piece(given.path, _is_turned(given, link), link.part, link.parts),)
+                operations = part_operations(link.part, link.parts, _is_transposed(given, link))
+                if operations or path != given.path:
+                    seen.origins[path] = (Origin(given.path, operations),)
                 made[link.burn] = _part(given, link).replace(
                     path=path,
-                    container_stack=stack if module.kind else None,
+                    container_stack=stack if module.kind else given.container_stack,
                     param_id=given._param_id if link.parts == 1 else ids[link.part] if ids else None,
                 )
             lost = [join(module.torch, name) for name in module.map.lost]
             seen.used.update(lost)
             seen.lost.extend(lost)
-            for fill in module.map.fills:
+            # A module whose tensors were all left out gets no constants either; one that holds no tensors always does.
+            for fill in module.map.fills if made or not module.map.links else ():
                 path = join(module.burn, fill.burn)
                 made[fill.burn] = constant(path, fill.shape, fill.value, dtype, stack)
-                seen.made_of[path] = ()
+                seen.origins[path] = (_constant_origin(made[fill.burn], fill.value),)
+                seen.filled.append(path)
             order = [name for name in module.map.order if name in made] if module.map.fills else made
             seen.snapshots.extend(made[name] for name in order)
         return seen
 
-    def to_torch(self, snapshots: Mapping[str, TensorSnapshot]) -> Seen:
-        """Tensors of Burn's layout in PyTorch's; what is fused there needs all of its parts.
+    def to_torch(self, snapshots: Mapping[str, TensorSnapshot]) -> ConvertedView:
+        """Return tensors of Burn's layout in PyTorch's; a fused tensor needs all of its parts.
 
-        Those that PyTorch leaves out are read: ModelError if one is not the constant that PyTorch takes it for.
+        Nothing is read: whoever goes on to read the tensors calls `ConvertedView.check_constants` first.
         """
-        seen = self.in_torch(snapshots)
-        seen.prove()
-        return seen
-
-    def in_torch(self, snapshots: Mapping[str, TensorSnapshot]) -> Seen:
-        """As `to_torch`, but nothing is read: whoever goes on to read the tensors calls `prove` first."""
-        seen = Seen([], set(), {})
+        seen = ConvertedView([], set())
         for module in self.modules:
             for fill in module.map.fills:
                 given = snapshots.get(join(module.burn, fill.burn))
@@ -180,24 +202,29 @@ class LayoutView:
         return seen
 
 
+def _constant_origin(made: TensorSnapshot, value: float) -> Origin:
+    return Origin(None, (Fill(value, made.shape, made.dtype),))
+
+
 def _add_whole(
-    seen: Seen, module: PlacedModule, name: str, links: Sequence[Link], snapshots: Mapping[str, TensorSnapshot]
+    seen: ConvertedView, module: PlacedModule, name: str, links: Sequence[Link], snapshots: Mapping[str, TensorSnapshot]
 ) -> None:
-    """Add a tensor of PyTorch, which is made of one or several of Burn, to those that were seen."""
+    """Add a tensor of PyTorch, which is made of one or several of Burn's."""
     path = join(module.torch, name)
     parts: list[TensorSnapshot] = []
-    pieces: list[Piece] = []
+    origins: list[Origin] = []
     lacking: list[str] = []
     for link in links:
         place = join(module.burn, link.burn)
         given = snapshots.get(place)
         if given is not None:
-            is_turned = _is_turned(given, link)
-            parts.append(transposed(given) if is_turned else given)
-            pieces.append(Piece(place, is_turned))
+            is_transposed = _is_transposed(given, link)
+            parts.append(transposed(given) if is_transposed else given)
+            origins.append(Origin(place, part_operations(0, 1, is_transposed)))
         elif (zeros := _zeros_for(place, link, links, module, snapshots)) is not None:
-            parts.append(_turned(zeros, link))
-            pieces.append(Piece(None))
+            parts.append(_converted(zeros, link))
+            origins.append(_constant_origin(parts[-1], 0.0))
+            seen.filled.append(place)
         else:
             lacking.append(place)
             continue
@@ -206,14 +233,16 @@ def _add_whole(
         if parts:
             seen.incomplete[path] = lacking
         return
-    seen.made_of[path] = tuple(pieces)
     if len(parts) == 1:
         whole = parts[0]
-        seen.snapshots.append(whole.replace(path=path) if whole.path != path else whole)
+        if origins[0].operations or origins[0].source != path:
+            seen.origins[path] = (origins[0],)
+        seen.snapshots.append(whole if whole.path == path else whole.with_path(path))
         return
+    seen.origins[path] = tuple(origins)
     with located(tensor=path):
         whole = joined(parts)
-    seen.snapshots.append(whole.replace(path=path))
+    seen.snapshots.append(whole.replace(path=path, param_id=None))
     ids = tuple(part._param_id for part in parts)
     if any(each is not None for each in ids):
         seen.part_ids[path] = ids
@@ -222,20 +251,16 @@ def _add_whole(
 def _part(given: TensorSnapshot, link: Link) -> TensorSnapshot:
     with located(tensor=given.path):
         if link.parts > 1:
-            rows = given.shape[0] if given.shape else 0
-            if rows % link.parts:
-                raise ModelError(f"its {rows} rows do not make {link.parts} equal parts")
-            size = rows // link.parts
-            given = sliced(given, 0, link.part * size, (link.part + 1) * size)
-        return _turned(given, link)
+            given = Split(link.part, link.parts)(given)
+        return _converted(given, link)
 
 
-def _turned(given: TensorSnapshot, link: Link) -> TensorSnapshot:
-    """The tensor transposed, if the link says so; what is no matrix stays as it is, and will be found not to fit."""
-    return transposed(given) if _is_turned(given, link) else given
+def _converted(given: TensorSnapshot, link: Link) -> TensorSnapshot:
+    """Return the tensor transposed if the link says so; anything but a matrix stays, and is found not to fit."""
+    return transposed(given) if _is_transposed(given, link) else given
 
 
-def _is_turned(given: TensorSnapshot, link: Link) -> bool:
+def _is_transposed(given: TensorSnapshot, link: Link) -> bool:
     return link.transposed and len(given.shape) == 2
 
 
@@ -308,10 +333,10 @@ def join(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix and name else prefix or name
 
 
-def view_of_torch(root: ModuleNode) -> LayoutView:
-    """The view of a model in PyTorch's layout."""
+def view_of_torch(root: ModuleNode, *, is_declared: bool = True) -> LayoutView:
+    """Return the view of a model in PyTorch's layout; ``is_declared`` is that of `torch_map`."""
     view = LayoutView([])
-    _place_torch(root, "", "", view.modules, all_biases=False)
+    _place_torch(root, "", "", view.modules, _Below(is_declared=is_declared))
     places: dict[str, str] = {}
     for module in view.modules:
         for link in module.map.links:
@@ -324,12 +349,21 @@ def view_of_torch(root: ModuleNode) -> LayoutView:
     return view
 
 
-def _place_torch(node: ModuleNode, torch: str, burn: str, placed: list[PlacedModule], *, all_biases: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class _Below:
+    """What holds for all modules below one: whether Burn has every bias, and whether absent tensors are declared."""
+
+    all_biases: bool = False
+    is_declared: bool = True
+
+
+def _place_torch(node: ModuleNode, torch: str, burn: str, placed: list[PlacedModule], below: _Below) -> None:
     """Add a module of PyTorch, or those in it, to those that were placed."""
     kind = node.kind
+    names: list[tuple[str, str]] = []
     try:
         if kind is not None and is_torch_leaf(kind):
-            found = torch_map(kind, node.all_tensors(), all_biases=all_biases)
+            found = torch_map(kind, node.all_tensors(), all_biases=below.all_biases, is_declared=below.is_declared)
             placed.append(PlacedModule(torch, burn, kind, found))
             return
         if kind is not None and not is_known_torch(kind) and node.tensors:
@@ -342,14 +376,30 @@ def _place_torch(node: ModuleNode, torch: str, burn: str, placed: list[PlacedMod
                 raise ModelError(f"a {kind.name} with a tensor of its own, {min(node.tensors)!r}, that Burn's has not")
             placed.append(PlacedModule(torch, burn, None, same_names(node.tensors)))
         names = _burn_names(node, burn)
-        below = all_biases or (kind is not None and always_has_biases(kind))
-    except ModelError:
-        with located(tensor=torch or None):
-            raise
+        if kind is not None and always_has_biases(kind):
+            below = replace(below, all_biases=True)
+            if not below.is_declared:
+                _check_biases(kind, node)
+    except ModelError as error:
+        error.tensor = error.tensor or torch or None
+        placed.append(PlacedModule(torch, burn, None, same_names(node.all_tensors()), error))
+        return
     for name, burn_name in names:
         beside_it = f"{burn}_norm" if burn else "norm"
         place = beside_it if burn_name == _BESIDE else join(burn, burn_name)
-        _place_torch(node.children[name], join(torch, name), place, placed, all_biases=below)
+        _place_torch(node.children[name], join(torch, name), place, placed, below)
+
+
+def _check_biases(kind: ModuleKind, node: ModuleNode) -> None:
+    """Refuse a layer in which some biases are absent and others present, where nothing declares that."""
+    biases = {path for path, _ in node.flat() if path.endswith("bias")}
+    linear = [f"{name}.bias" for name in node.children if name.startswith("linear")]
+    absent = [name for name in linear if name not in biases]
+    if biases and absent:
+        raise ModelError(
+            f"{kind.name} has some biases but no {absent[0]}, and nothing declares that it has none",
+            hint=f"provide {absent[0]}, or pass like= a model that declares the layer",
+        )
 
 
 _BESIDE = "<beside>"
@@ -409,23 +459,25 @@ class _Names:
 
 def _from_burn(node: ModuleNode, burn: str, torch: str, names: _Names | None) -> Iterator[PlacedModule]:
     kind = node.kind
+    children: list[tuple[ModuleNode, str, str]] = []
 
     def present(name: str) -> bool:
         return names is None or join(torch, name) in names.tensors
 
-    with located(tensor=burn or None):
-        if kind is not None and is_burn_leaf(kind):
-            found = burn_map(kind, dict(node.flat()), present)
-            if found is not None:
-                yield PlacedModule(torch, burn, kind, found)
-                return
-        stacked = None if names is None else _stacked(node, present)
-        if stacked is not None:
-            yield PlacedModule(torch, burn, kind, stacked)
+    try:
+        found = burn_map(kind, dict(node.flat()), present) if kind is not None and is_burn_leaf(kind) else None
+        if found is None and names is not None:
+            found = _stacked(node, present)
+        if found is not None:
+            yield PlacedModule(torch, burn, kind, found)
             return
-        if node.tensors:
-            yield PlacedModule(torch, burn, None, same_names(node.tensors))
         children = list(_torch_names(node, torch, names))
+    except ModelError as error:
+        error.tensor = error.tensor or burn or None
+        yield PlacedModule(torch, burn, None, same_names(node.all_tensors()), error)
+        return
+    if node.tensors:
+        yield PlacedModule(torch, burn, None, same_names(node.tensors))
     for child, burn_name, torch_name in children:
         yield from _from_burn(child, join(burn, burn_name), join(torch, torch_name), names)
 

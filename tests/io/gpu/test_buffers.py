@@ -9,9 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-import burnstore as bs
 from burnstore.io.gpu import buffers
-from burnstore.io.gpu.buffers import POOL, Pool, lend, page_aligned, transfer_settings
+from burnstore.io.gpu.buffers import (
+    POOL,
+    Pool,
+    configure_transfers,
+    lend,
+    page_aligned,
+    release_pinned_memory,
+    transfer_settings,
+)
 from burnstore.io.sizes import PAGE
 
 
@@ -31,9 +38,9 @@ class Pinned:
 @pytest.fixture(autouse=True)
 def _defaults() -> Iterator[None]:
     Pinned.made = 0
-    bs.configure_transfers()
+    configure_transfers()
     yield
-    bs.configure_transfers()
+    configure_transfers()
     assert POOL._lent == 0
 
 
@@ -47,7 +54,7 @@ def test_a_buffer_that_came_back_is_lent_again() -> None:
 
 
 def test_no_more_are_kept_than_were_agreed() -> None:
-    bs.configure_transfers(buffers=2)
+    configure_transfers(buffers=2)
     pool = Pool()
     taken = [pool.take(Pinned) for _ in range(5)]
     assert len({id(buffer) for buffer, _ in taken}) == 5
@@ -75,7 +82,7 @@ def test_memory_that_cannot_be_pinned_is_not_counted() -> None:
 
 
 def test_lent_memory_comes_back_when_the_last_view_of_it_is_gone() -> None:
-    bs.release_pinned_memory()
+    release_pinned_memory()
     _, memory = lend(Pinned)
     part = memory[5:10]
     del memory
@@ -88,20 +95,20 @@ def test_lent_memory_comes_back_when_the_last_view_of_it_is_gone() -> None:
     del array
     gc.collect()
     assert POOL._lent == 0 and POOL.waiting == 1
-    bs.release_pinned_memory()
+    release_pinned_memory()
     assert POOL.waiting == 0
 
 
 def test_settings_are_checked_and_go_back_to_their_defaults() -> None:
     default = transfer_settings()
     assert default.buffers * default.buffer_bytes <= 256_000_000
-    bs.configure_transfers(readers=1, buffers=3, buffer_bytes=1 << 16)
+    configure_transfers(readers=1, buffers=3, buffer_bytes=1 << 16)
     assert transfer_settings() == buffers.TransferSettings(1, 3, 1 << 16)
-    bs.configure_transfers(buffers=4)
+    configure_transfers(buffers=4)
     assert transfer_settings().buffers == 4 and transfer_settings().buffer_bytes == default.buffer_bytes
     for wrong in ({"readers": 0}, {"buffers": 0}, {"buffer_bytes": 1 << 15}, {"buffer_bytes": 100_000}):
         with pytest.raises(ValueError, match=r"at least one reader|power of two"):
-            bs.configure_transfers(**wrong)
+            configure_transfers(**wrong)
     assert transfer_settings().buffers == 4
 
 

@@ -12,7 +12,7 @@ import torch
 import burnstore as bs
 from burnstore import TensorSnapshot
 from burnstore.formats.write import chunks_of_each
-from burnstore.io.gpu.buffers import POOL
+from burnstore.io.gpu.buffers import POOL, configure_transfers, release_pinned_memory
 from burnstore.io.gpu.fetch import fetched
 from burnstore.tensor import torch_source as torch_bytes
 from burnstore.tensor.torch_source import TorchData, _pieces
@@ -22,18 +22,18 @@ LARGE = 1 << 20
 
 @pytest.fixture(autouse=True)
 def _all_comes_back() -> Iterator[None]:
-    bs.release_pinned_memory()
+    release_pinned_memory()
     yield
     gc.collect()
     assert POOL._lent == 0
-    bs.release_pinned_memory()
+    release_pinned_memory()
 
 
 @pytest.fixture
 def configured() -> Iterator[None]:
     """What is configured in a test is given up after it."""
     yield
-    bs.configure_transfers()
+    configure_transfers()
 
 
 def pin(nbytes: int) -> torch.Tensor:
@@ -120,7 +120,7 @@ def tensors() -> dict[str, torch.Tensor]:
 @pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("name", tensors())
 def test_pieces_are_the_bytes_of_a_tensor_in_its_own_order(name: str, configured: None) -> None:
-    bs.configure_transfers(buffer_bytes=1 << 16)
+    configure_transfers(buffer_bytes=1 << 16)
     tensor = tensors()[name]
     pieces = list(_pieces(tensor))
     assert all(len(piece) <= 1 << 16 for piece in pieces)
@@ -166,7 +166,7 @@ def on_host(tensors: dict[str, torch.Tensor]) -> list[TensorSnapshot]:
 
 
 def test_data_on_a_gpu_are_written_through_the_ring(arrivals: Arrivals, configured: None) -> None:
-    bs.configure_transfers(buffer_bytes=1 << 22)
+    configure_transfers(buffer_bytes=1 << 22)
     tensor = torch.rand(1500, 1700)
     data = OnGpu(OnGpu.Tensor(tensor))
     assert data.streams and data.batch_key is None
@@ -199,7 +199,7 @@ def test_small_tensors_of_a_gpu_are_written_as_those_of_the_host(
     arrivals: Arrivals, monkeypatch: pytest.MonkeyPatch, configured: None, together: int, buffer_bytes: int
 ) -> None:
     monkeypatch.setattr(torch_bytes, "_BATCH_BYTES", together)
-    bs.configure_transfers(buffer_bytes=buffer_bytes)
+    configure_transfers(buffer_bytes=buffer_bytes)
     for format_name in ("safetensors", "burnpack"):
         given = small()
         if format_name == "burnpack":
@@ -251,6 +251,6 @@ def test_a_device_that_fails_is_an_error_of_ours_with_the_tensor(
     monkeypatch.setattr(torch_bytes, "_pinned", fail)
     for tensor in (torch.rand(600, 600), torch.rand(3)):
         monkeypatch.setattr(torch, "cat", fail)
-        with pytest.raises(bs.DeviceError, match=r"tensor 'w': cuda:0 failed .* illegal address$") as caught:
+        with pytest.raises(bs.errors.DeviceError, match=r"tensor 'w': cuda:0 failed .* illegal address$") as caught:
             bs.save(on_gpu({"w": tensor}), tmp_path / "w.safetensors")
         assert caught.value.tensor == "w" and list(tmp_path.iterdir()) == []

@@ -170,7 +170,7 @@ def test_a_tensor_that_is_written_to_tells_the_others_nothing(tmp_path: Path) ->
 
 def test_pairs_that_there_are_not_are_reported_with_their_tensor(tmp_path: Path) -> None:
     path = write(tmp_path / "a.safetensors", [*repeated(10), ("odd", "F4", [2, 3, 1])][::-1])
-    with pytest.raises(bs.DTypeError, match="in pairs") as caught:
+    with pytest.raises(bs.errors.DTypeError, match="in pairs") as caught:
         loaded(path)
     assert caught.value.tensor == "odd"
 

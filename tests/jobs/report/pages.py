@@ -40,7 +40,7 @@ def arrays() -> dict[str, np.ndarray]:
 
 def page_of(folder: Path, named: dict[str, np.ndarray], name: str = "model.bpk", **options: object) -> Path:
     """The page of a file with these tensors."""
-    bs.save(named, folder / name, overwrite=True)
+    bs.save(named, folder / name, overwrite=True, layout="burn")
     page = folder / f"{name}.html"
     bs.report(folder / name, output=page, overwrite=True, **options)  # type: ignore[arg-type]
     return page

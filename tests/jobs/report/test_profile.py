@@ -87,7 +87,7 @@ def test_a_tensor_whose_values_cannot_be_shown_has_a_problem() -> None:
     broken = bs.TensorSnapshot.from_data("flag", bs.TensorData(b"\x00\x07", bs.DType.Bool, (2,)))
     sound = snapshot(np.arange(3.0))
     first, second = all_profiles([broken, sound])
-    assert isinstance(first, bs.CorruptError) and "7" in first.message
+    assert isinstance(first, bs.errors.CorruptError) and "7" in first.message
     assert isinstance(second, Profile) and second.stats.max == 2.0
 
 

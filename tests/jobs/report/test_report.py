@@ -55,7 +55,7 @@ class Parsed(html.parser.HTMLParser):
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    bs.save(arrays(), tmp_path / "model.bpk", metadata={"epochs": "100"})
+    bs.save(arrays(), tmp_path / "model.bpk", metadata={"epochs": "100"}, layout="burn")
     return tmp_path / "model.bpk"
 
 
@@ -148,7 +148,7 @@ def test_nothing_is_loaded_from_anywhere(file: Path) -> None:
 def test_no_text_of_a_file_becomes_markup(tmp_path: Path) -> None:
     named = {name: np.ones(2, np.float32) for name in HOSTILE}
     path = tmp_path / "a<b>&'\".bpk"
-    bs.save(named, path, metadata={text: text for text in HOSTILE})
+    bs.save(named, path, metadata={text: text for text in HOSTILE}, layout="burn")
     hostile, plain = bs.report(path), bs.report(bs.serialize({"w": np.ones(2)}, format="burnpack"))
     page = Parsed(hostile.html)
     assert page.tags == Parsed(plain.html).tags
@@ -190,7 +190,7 @@ def test_the_evidence_for_a_layout_is_what_the_file_says(
 
 
 def test_recorded_modules_are_evidence(tmp_path: Path) -> None:
-    bs.save(bs.nn.Linear(2, 3), tmp_path / "model.bpk", record_modules=True)
+    bs.save(bs.nn.Linear(2, 3), tmp_path / "model.bpk")
     with bs.open(tmp_path / "model.bpk") as opened:
         assert any("burnstore.modules" in told for told in layout_evidence(opened)) == (
             "burnstore.modules" in opened.metadata
@@ -204,12 +204,12 @@ def test_a_page_is_written_whole_or_not_at_all(file: Path, tmp_path: Path) -> No
     page = tmp_path / "page.html"
     found = bs.report(file, output=page)
     assert page.read_text("utf-8") == found.html
-    with pytest.raises(bs.AlreadyExistsError):
+    with pytest.raises(bs.errors.AlreadyExistsError):
         found.save(page)
     found.save(page, overwrite=True)
     page.write_text("old")
     broken = bytearray(file.read_bytes())
-    with pytest.raises(bs.FormatError):
+    with pytest.raises(bs.errors.FormatError):
         bs.report(bytes(broken[:-3]), output=page, overwrite=True)
     assert page.read_text() == "old"
     assert sorted(each.name for each in tmp_path.iterdir()) == ["model.bpk", "page.html"]
@@ -218,7 +218,10 @@ def test_a_page_is_written_whole_or_not_at_all(file: Path, tmp_path: Path) -> No
 def test_what_cannot_be_written_is_refused_before_the_work(file: Path, tmp_path: Path) -> None:
     told: list[int] = []
     (tmp_path / "page.html").write_text("old")
-    for output, error in ((tmp_path / "page.html", bs.AlreadyExistsError), (tmp_path / "no" / "p", FileNotFoundError)):
+    for output, error in (
+        (tmp_path / "page.html", bs.errors.AlreadyExistsError),
+        (tmp_path / "no" / "p", FileNotFoundError),
+    ):
         with pytest.raises(error):
             bs.report(file, output=output, progress=lambda done, total: told.append(done))
     assert told == []
@@ -231,7 +234,7 @@ def test_a_page_never_replaces_the_file_that_it_tells_of(file: Path, tmp_path: P
         target = tmp_path / "link"
         target.symlink_to(file)
     before = file.read_bytes()
-    with pytest.raises(bs.SaveError, match="would replace"):
+    with pytest.raises(bs.errors.SaveError, match="would replace"):
         bs.report(file, output=target, overwrite=True)
     assert file.read_bytes() == before
 
@@ -324,7 +327,7 @@ def test_files_of_two_layouts_are_compared_in_one(tmp_path: Path, capsys: Captur
 
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4))
-    bs.save(model, tmp_path / "burn.bpk", record_modules=True)
+    bs.save(model, tmp_path / "burn.bpk")
     torch.save(model.state_dict(), tmp_path / "torch.pt")
     found = bs.report(tmp_path / "torch.pt", tmp_path / "burn.bpk", like=model)
     assert found.diff is not None and found.diff.is_equal and found.diff.layout == "burn"

@@ -59,9 +59,9 @@ def configure_transfers(
     ``readers`` threads (14, never more than processors) read into at most ``buffers`` (12) pinned buffers of
     ``buffer_bytes`` (16 MiB) each, a power of two from 64 KiB on. Reading and copying overlap from three buffers on.
 
-    >>> import burnstore as bs
-    >>> bs.configure_transfers(buffers=4)  # 64 MiB of pinned memory are enough
-    >>> bs.configure_transfers()
+    >>> from burnstore.io import gpu
+    >>> gpu.configure_transfers(buffers=4)  # 64 MiB of pinned memory are enough
+    >>> gpu.configure_transfers()
     """
     global _settings
     wanted = TransferSettings(
@@ -81,7 +81,8 @@ def release_pinned_memory() -> None:
     """Free the pinned memory that is kept for the next transfer; buffers in use are freed when they are done.
 
     >>> import burnstore as bs
-    >>> bs.release_pinned_memory()
+    >>> from burnstore.io import gpu
+    >>> gpu.release_pinned_memory()
     """
     POOL.clear()
     torch = sys.modules.get("torch")

@@ -1,59 +1,51 @@
-"""Convert: from files to a file, of another format, in another layout; a tensor at a time, proved before it counts.
+"""Convert: read files and write one file of another format or layout, a tensor at a time, proved before it gets its
+name.
 
-gather      the sources are opened; no two of them may have a tensor of one name
-prepare     what the recipe says is done to the tensors as they are described; nothing is read yet
-assemble    tensors are read, brought into their form, written, read back and compared, by many workers at once
-receipt     on request: what was read, done and written, with digests, beside the target
+open       the sources; no two of them may have a tensor of one name
+compile    a plan: each tensor of the target with its sources and operations; nothing is read yet
+assemble   read, transform, write, read back and compare the tensors, by many workers
+receipt    on request: what was read, done and written, with digests, beside the target
 """
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ... import __version__
 from ...checkpoint import Checkpoint, open_checkpoint
-from ...errors import ChangedError, CorruptError, SaveError, UnsupportedError, located
+from ...errors import ChangedError, CorruptError, DuplicateNameError, ModelError, UnsupportedError, located
 from ...formats.base import Format
 from ...formats.registry import format_for_path, format_named
 from ...formats.sharded.journal import Journal
-from ...formats.sharded.write import byte_count, set_at
+from ...formats.sharded.write import byte_count
 from ...io.atomic import already_exists
-from ...io.joined import JoinedSource
-from ...io.source import FileSource
 from ...io.workers import Workers
 from ...limits import Limits
-from ...models.layouts import Rules, record_of
-from ...pipeline.preparation import Prepared, prepare
-from ...pipeline.recipe import Pattern, Recipe, Renames, recipe_of
-from ...pipeline.translation import rules_from_file
-from ...pipeline.write import Assembled, assemble
+from ...pipeline.compile_file import compile_convert
+from ...pipeline.ends import Input, Target, input_of_file, target_of_file, target_of_model, with_full_paths
+from ...pipeline.metadata import checked_metadata, metadata_for_files, scalars_of, written_layout
+from ...pipeline.options import AdapterLike, FilterLike, Pipeline, RenameLike, RulesLike, pipeline_of
+from ...pipeline.plan import Plan, moves_from_json
+from ...pipeline.write import Assembled, assemble, check_apart, files_read
 from ...progress import Progress, ProgressLike, progress_from
 from ...tensor.dtype import DType
-from ...transforms.adapters import ModuleAdapter
 from ...transforms.guess import Guess
-from .receipt import (
-    RECEIPT_SUFFIX,
-    Receipt,
-    ReceiptSource,
-    ReceiptTensor,
-    file_digest,
-    files_of,
-    read_receipt,
-)
+from ...transforms.layout import Layout
+from .receipt import RECEIPT_SUFFIX, Receipt, ReceiptSource, ReceiptTensor, file_digest, files_of, read_receipt
 
 Path = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Conversion:
-    """What a conversion did: how many tensors and bytes were written, and in which layout they were and are.
+class ConvertResult:
+    """What a conversion did: how many tensors and bytes it wrote, and in which layout they were and are.
 
-    ``receipt`` is where its receipt lies, ``guess`` the evidence by which modules were told apart, if it was asked for.
+    ``left_out`` has the tensors of the sources that were not written, each with the reason; ``receipt`` is the path of
+    the receipt, ``guess`` the evidence for module kinds that were guessed.
     """
 
     tensors: int
@@ -65,26 +57,27 @@ class Conversion:
     files: list[str] = field(default_factory=list, repr=False)
     receipt: str | None = field(default=None, repr=False)
     guess: Guess | None = field(default=None, repr=False)
+    left_out: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 def convert(
     source: Path | Sequence[Path],
     target: Path,
     *,
-    filter: Pattern | Iterable[Pattern] | None = None,
-    rename: Renames | None = None,
-    like: Any = None,
-    rules: Rules | Path | None = None,
-    guess: bool = False,
-    keep_layout: bool = False,
-    source_layout: str | None = None,
+    filter: FilterLike | None = None,
+    rename: RenameLike | None = None,
     layout: str | None = None,
-    adapter: ModuleAdapter | type[ModuleAdapter] | str | None = None,
+    target_layout: str | None = None,
+    keep_layout: bool = False,
+    like: Any = None,
+    rules: RulesLike | None = None,
+    guess: bool = False,
+    adapter: AdapterLike | None = None,
     cast: DType | str | None = None,
+    top_level_key: str | None = None,
+    metadata: Mapping[str, str | None] | None = None,
     format: str | None = None,
     max_shard_size: int | str | None = None,
-    metadata: Mapping[str, str | None] | None = None,
-    record_modules: bool = True,
     overwrite: bool = False,
     durable: bool = True,
     verify: bool = True,
@@ -93,62 +86,61 @@ def convert(
     executor: Workers = None,
     limits: Limits | None = None,
     progress: ProgressLike | None = None,
-    **options: Any,
-) -> Conversion:
+    pipeline: Pipeline | None = None,
+    **format_options: Any,
+) -> ConvertResult:
     """Write the tensors of files into another, whose format follows its suffix unless ``format`` names it.
 
-    ``source`` is a file of any format, a folder or index of shards, or several of them whose tensors together make the
-    target; DuplicateNameError if two have one name. It happens, in this order:
+    ``source`` is a file of any format, a folder or an index of shards, or several of them whose tensors together make
+    the target; DuplicateNameError if two have one name. The stages, in this order:
 
-    * ``filter``: only tensors in whose names one of these patterns is found.
-    * ``rename``: rules such as ``"^h\\.=>layers."``, or pairs of pattern and replacement, one after the other.
-    * The layout: a file in the layout that the target has (or, where the format has none, any) is copied. Otherwise the
-      kinds of the modules must be known: from ``like`` (a model of either layout, or the path of a file that records
-      its modules), from what the source itself records, from ``rules`` (a pattern that is found in a module's path →
-      kind; or the path of a file of such rules), or with ``guess=True`` from names and shapes, where those decide
-      (AmbiguousError with the evidence where not). ``keep_layout=True`` writes the tensors as they are, and the file
-      says so. ``source_layout`` and ``layout`` (``"burn"``, ``"torch"``) replace what the source says of itself and
-      what the target would have.
-    * ``adapter``: one of the adapters, or its name. One that changes names or axes takes the place of the above.
+    * ``rename``: a mapping of whole names, or rules such as ``"^h\\.=>layers."`` one after the other.
+    * The layout. ``layout`` is the source's where it does not state it, ``target_layout`` the target's where the
+      format's
+      own is not wanted, and ``keep_layout=True`` copies names and axes unchanged. A conversion needs the kinds of the
+      modules: from ``like`` (a model, a declaration, or a file that records its modules), from the source's own record,
+      from ``rules`` (a pattern found in a module's path → kind; or the path of a file of rules), or with ``guess=True``
+      from names and shapes where they decide (AmbiguousError with the evidence where not).
+    * ``like`` also checks: the target must get every tensor that ``like`` has, of the same shape, and no other.
+    * ``filter``: only tensors whose names in the target match.
+    * ``adapter``: an adapter, its name, or a function of one snapshot. One that converts layouts replaces that stage.
     * ``cast``: floats in this dtype (``"bf16"``); DTypeError if a finite value would become infinite.
 
-    Texts are kept, but for those that say whose layout it is; ``metadata`` adds to them, None takes one away. What the
-    modules are is recorded beside them, unless ``record_modules=False``, so that the way back needs nobody's help.
+    Metadata is kept, apart from keys that state the layout; ``metadata`` adds to it, None removes a key. A converted
+    file records its modules, so that the way back needs nothing else.
 
-    The target is there as a whole or not at all. With ``verify`` (default) every tensor is read back and compared with
-    its source before that. ``receipt=True`` (or a path) writes down what was read, done and written, see
+    The target is written completely or not at all. With ``verify`` (default) every tensor is read back and compared
+    with its source before that. ``receipt=True`` (or a path) writes what was read, done and written, see
     `check_receipt` and `replay`. ``max_shard_size`` (``"5GB"``) makes shards with an index; with ``resume=True`` such a
-    conversion goes on where an earlier one was cut off, and leaves what it has if it fails.
+    conversion continues an interrupted one, and keeps its shards if it fails.
 
-    At most the largest tensor and some megabytes are in memory. ``executor`` says who works: threads of this process
-    (None), so many processes (a number), or whatever has ``submit``, such as a client of Dask; for the latter two files
-    must be found under the same paths. Raises ModelError where something is not known or does not fit; the target is
-    then as it was.
+    At most the largest tensor and some megabytes are in memory. ``executor`` runs the work: threads of this process
+    (None), processes (their number), or an object with ``submit``, such as a Dask client; for the latter two, files
+    must have the same paths everywhere. Raises ModelError where a kind is unknown or a tensor does not fit; the target
+    is then unchanged.
 
     >>> import tempfile, numpy as np, burnstore as bs
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     bs.save({"fc.weight": np.ones((4, 3), np.float32)}, f"{folder}/a.safetensors", metadata={"format": "pt"})
+    ...     _ = bs.save({"fc.weight": np.ones((4, 3), np.float32)}, f"{folder}/a.safetensors", metadata={"format":
+    "pt"})
     ...     done = bs.convert(f"{folder}/a.safetensors", f"{folder}/a.bpk", rules={"^fc$": "Linear"})
     ...     with bs.open(f"{folder}/a.bpk") as f:
     ...         done.source_layout, done.layout, f["fc.weight"].shape
     ('torch', 'burn', (3, 4))
     """
-    recipe = recipe_of(
+    chosen = pipeline_of(
+        pipeline,
         filter=filter,
         rename=rename,
-        like=like,
-        rules=rules_from_file(rules) if isinstance(rules, (str, os.PathLike)) else rules,
-        guess=guess,
-        keep_layout=keep_layout,
-        source_layout=source_layout,
         layout=layout,
+        target_layout=target_layout,
+        keep_layout=keep_layout,
+        rules=rules,
+        guess=guess,
         adapter=adapter,
         cast=cast,
-        metadata=metadata,
-        record_modules=record_modules,
-        options=options,
-    )
-    way = _Way(
+    ).with_defaults(unmatched="error")
+    how = _WriteOptions(
         target=os.fsdecode(target),
         format=format,
         max_shard_size=None if max_shard_size is None else byte_count(max_shard_size),
@@ -159,72 +151,116 @@ def convert(
         resume=resume,
         executor=executor,
         limits=limits,
+        options=format_options,
     )
-    with progress_from(progress) as report:
-        return _converted(_paths(source), recipe, way, report)
+    kept = checked_metadata(metadata)
+    writer = how.checked_format()
+    open_options = {} if top_level_key is None else {"top_level_key": top_level_key}
+    with (
+        progress_from(progress) as report,
+        opened_files(_paths(source), limits, **open_options) as sources,
+        like_target(like, input_of_file(sources[0]), chosen) as wanted,
+    ):
+        check_apart(sources, how.target, shards=max_shard_size is not None, beside=how.receipt)
+        inputs = [input_of_file(file) for file in sources]
+        plan = plan_of_files(inputs, chosen, writer, wanted)
+        written = _Written(
+            metadata_for_files(writer, inputs, plan, kept, chosen),
+            {**scalar_options(inputs, writer, plan, format_options), **format_options},
+        )
+        return _converted(plan, written, sources, writer, how, report)
 
 
-def replay(
-    receipt: Path,
-    target: Path | None = None,
-    *,
-    overwrite: bool = False,
-    durable: bool = True,
-    executor: Workers = None,
-    limits: Limits | None = None,
-    progress: ProgressLike | None = None,
-) -> Conversion:
-    """Do the conversion of a receipt once more, and require that every tensor comes out as it did.
+def plan_of_files(inputs: Sequence[Input], pipeline: Pipeline, chosen: Format, like: Target | None = None) -> Plan:
+    """Return the plan of writing the tensors of open files into one file of this format."""
+    with located(path=inputs[0].name):
+        source = gathered(inputs, pipeline)
+        own = written_layout(chosen)
+        if source.layout is None and pipeline.layout is None and all(each.format == chosen.name for each in inputs):
+            own = pipeline.target_layout  # an unknown layout stays unknown where nothing else changes
+        plan = compile_convert(source, pipeline, own, like)
+        plan.notes[:0] = source.notes
+        if len(inputs) > 1:  # the plan says which source each tensor comes from
+            owners = {snapshot.path: at for at, each in enumerate(inputs) for snapshot in each.snapshots}
+            for row, move in enumerate(plan.moves):
+                origins = tuple(each._replace(input=owners.get(each.source or "", 0)) for each in move.origins)
+                plan.moves[row] = move._replace(origins=origins)
+        return plan
 
-    The sources must be as they were: their digests are looked at first. The target is the receipt's own, or another.
-    CorruptError where a source is another, or a tensor does not come out with its digest; the target is then as it was.
 
-    >>> import filecmp, tempfile, numpy as np, burnstore as bs
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     bs.save({"w": np.ones(3, np.float32)}, f"{folder}/a.bpk")
-    ...     done = bs.convert(f"{folder}/a.bpk", f"{folder}/a.safetensors", cast="bf16", receipt=True)
-    ...     again = bs.replay(done.receipt, f"{folder}/b.safetensors")
-    ...     filecmp.cmp(f"{folder}/a.safetensors", f"{folder}/b.safetensors", shallow=False)
-    True
+def gathered(inputs: Sequence[Input], pipeline: Pipeline) -> Input:
+    """Return several inputs as one; they must have one layout, and no two of them a tensor of one name."""
+    if len(inputs) == 1:
+        return inputs[0]
+    from ...pipeline.kinds import MODULES_KEY, record_text
+    from ...pipeline.metadata import merged_record
+
+    stated = {each.name: each.layout for each in inputs}
+    if len(set(stated.values())) > 1 and pipeline.layout is None:
+        listed = ", ".join(f"{name}: {layout or 'none'}" for name, layout in stated.items())
+        raise ModelError(
+            f"the sources do not have one layout ({listed})",
+            hint='convert each separately first, or pass layout="torch" or layout="burn" if all have that one',
+        )
+    owners: dict[str, str] = {}
+    for each in inputs:
+        for snapshot in each.snapshots:
+            if snapshot.path in owners:
+                raise DuplicateNameError(
+                    f"both {owners[snapshot.path]} and {each.name} have it",
+                    tensor=snapshot.path,
+                    hint="convert one of them, or use merge, which chooses or averages",
+                )
+            owners[snapshot.path] = each.name
+    merged = merged_record(inputs)
+    metadata = {} if merged is None else {MODULES_KEY: record_text(merged)}
+    return Input(
+        inputs[0].name,
+        [snapshot for each in inputs for snapshot in each.snapshots],
+        inputs[0].layout,
+        inputs[0].format,
+        metadata,
+        notes=[note for each in inputs for note in each.notes],
+    )
+
+
+def scalar_options(inputs: Sequence[Input], chosen: Format, plan: Plan, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the option that writes the scalars of the sources, where there are some and the format has a place."""
+    if "scalars" in given:
+        return {}
+    scalars = scalars_of(inputs, chosen, plan.notes)
+    return {"scalars": scalars} if scalars else {}
+
+
+@contextmanager
+def like_target(like: Any, source: Input, pipeline: Pipeline, *, is_whole: bool = True) -> Iterator[Target | None]:
+    """Yield what `like` stands for as a target: a model or declaration, or an open file.
+
+    ``is_whole``: the source must have every tensor of it.
     """
-    said = read_receipt(receipt)
-    with located(path=os.fsdecode(receipt)):
-        recipe = _recipe_in(said)
-        for each in said.sources:
-            for file in each.files:
-                if file_digest(file.path) != file:
-                    raise CorruptError(
-                        "this source is not the one that was converted: its bytes are others",
-                        path=file.path,
-                        hint="bring back the file of then, or convert anew",
-                    )
-    way = _Way(
-        target=said.target if target is None else os.fsdecode(target),
-        format=said.format,
-        max_shard_size=said.max_shard_size,
-        overwrite=overwrite,
-        durable=durable,
-        executor=executor,
-        limits=limits,
-        expected={tensor.name: tensor.sha256 for tensor in said.tensors},
-    )
-    with progress_from(progress) as report:
-        done = _converted([each.path for each in said.sources], recipe, way, report)
-    if len(done.files) == 1 and file_digest(done.files[0]).sha256 != said.files[0].sha256:
-        done.notes.append(f"all tensors came out the same; the file around them is not that of {said.burnstore}")
-    return done
+    if like is None:
+        yield None
+    elif isinstance(like, (str, os.PathLike)):
+        with open_checkpoint(like) as file:
+            yield replace(target_of_file(file, source, pipeline), is_whole=is_whole)
+    else:
+        skip = pipeline.skip_enum_variants
+        skip = source.format == "pytorch" if skip is None else skip
+        target = target_of_model(like, skip_enum_variants=skip, rules=pipeline.rules)
+        yield replace(with_full_paths(target, like) if skip else target, is_whole=is_whole)
 
 
-def _recipe_in(said: Receipt) -> Recipe:
-    try:
-        return Recipe.from_dict(said.recipe)
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise CorruptError(f"its recipe is damaged: {error}") from error
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """What is written beside the tensors: metadata, and options of the format."""
+
+    metadata: Mapping[str, str]
+    options: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Way:
-    """Where the tensors go, and how: what of a conversion has no influence on their values."""
+class _WriteOptions:
+    """Where the tensors go, and how: nothing here has an influence on their values."""
 
     target: str
     format: str | None
@@ -236,12 +272,13 @@ class _Way:
     resume: bool = False
     executor: Workers = None
     limits: Limits | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
     expected: Mapping[str, str] | None = None
 
-    def chosen(self) -> Format:
-        """The target's format; what cannot be written is refused before anything is opened."""
+    def checked_format(self) -> Format:
+        """Return the target's format; refuse what cannot be written before anything is opened."""
         if self.receipt is not None and not self.verify:
-            raise ValueError("a receipt tells of what was proved: it needs verify=True")
+            raise ValueError("a receipt states what was proved: it needs verify=True")
         if self.resume and self.max_shard_size is None:
             raise ValueError("only a conversion into shards can be resumed: it needs max_shard_size")
         chosen = format_for_path(self.target) if self.format is None else format_named(self.format)
@@ -251,54 +288,66 @@ class _Way:
             raise already_exists(self.receipt, stage="check")
         return chosen
 
-    def write(self, ready: Prepared, chosen: Format, report: Progress | None) -> Assembled:
-        """Write what was prepared."""
-        sharded = self.max_shard_size is not None
-        return assemble(
-            ready.snapshots,
-            self.target,
-            chosen,
-            metadata=ready.texts,
-            overwrite=self.overwrite,
-            durable=self.durable,
-            verify=self.verify,
-            digests=self.receipt is not None,
-            expected=self.expected,
-            max_shard_size=self.max_shard_size,
-            journal=Journal(self.target, self.resume, self.durable) if sharded else None,
-            workers=self.executor,
-            limits=self.limits,
-            progress=report,
-            **ready.options,
-        )
 
-
-def _converted(paths: Sequence[str], recipe: Recipe, way: _Way, report: Progress | None) -> Conversion:
-    chosen = way.chosen()
-    if way.receipt is not None:
-        _written_down(recipe)  # what cannot be is refused before any work
-    with _opened(paths, way.limits) as sources:
-        _check_apart(sources, way)
-        ready = prepare(sources, recipe, chosen)
-        done = way.write(ready, chosen, report)
-        if way.receipt is not None:
-            _receipt(sources, recipe, way, chosen, ready, done).save(
-                way.receipt, overwrite=way.overwrite, durable=way.durable
-            )
-    return Conversion(
-        len(ready.snapshots),
-        sum(each.nbytes for each in ready.snapshots),
-        ready.source_layout,
-        ready.translated.layout,
-        way.verify,
-        ready.notes,
+def _converted(
+    plan: Plan,
+    written: _Written,
+    sources: Sequence[Checkpoint],
+    chosen: Format,
+    how: _WriteOptions,
+    report: Progress | None,
+) -> ConvertResult:
+    moves = []
+    if how.receipt is not None:  # what cannot be stored is refused before any work
+        moves = [move.to_json() for move in plan.moves]
+        for key, value in how.options.items():
+            if not isinstance(value, (str, int, float, bool)):
+                raise UnsupportedError(
+                    f"a receipt cannot hold the option {key}", hint="pass plain values, or no receipt"
+                )
+    plan.check_constants()
+    snapshots = [move.snapshot for move in plan.moves]
+    sharded = how.max_shard_size is not None
+    done = assemble(
+        snapshots,
+        how.target,
+        chosen,
+        metadata=written.metadata,
+        overwrite=how.overwrite,
+        durable=how.durable,
+        verify=how.verify,
+        digests=how.receipt is not None,
+        expected=how.expected,
+        max_shard_size=how.max_shard_size,
+        journal=Journal(how.target, how.resume, how.durable) if sharded else None,
+        workers=how.executor,
+        limits=how.limits,
+        progress=report,
+        **written.options,
+    )
+    if how.receipt is not None:
+        receipt = _receipt(sources, plan, written, moves, how, chosen, done)
+        receipt.save(how.receipt, overwrite=how.overwrite, durable=how.durable)
+    nbytes = sum(each.nbytes for each in snapshots)
+    return ConvertResult(
+        len(snapshots),
+        nbytes,
+        plan.source_layout,
+        plan.layout,
+        how.verify,
+        plan.notes,
         done.files,
-        way.receipt,
-        ready.translated.guess,
+        how.receipt,
+        plan.guess,
+        plan.fates,
     )
 
 
-# --- the files that are read ------------------------------------------------------------------------------------------
+@contextmanager
+def opened_files(paths: Sequence[str], limits: Limits | None, **options: Any) -> Iterator[list[Checkpoint]]:
+    """Open several files together."""
+    with ExitStack() as opened:
+        yield [opened.enter_context(open_checkpoint(path, limits=limits, **options)) for path in paths]
 
 
 def _paths(source: Path | Sequence[Path]) -> list[str]:
@@ -314,86 +363,111 @@ def _receipt_path(receipt: bool | Path, target: str) -> str | None:
     return os.fsdecode(receipt)
 
 
-@contextmanager
-def _opened(paths: Sequence[str], limits: Limits | None) -> Iterator[list[Checkpoint]]:
-    with ExitStack() as opened:
-        yield [opened.enter_context(open_checkpoint(path, limits=limits)) for path in paths]
-
-
-def _files(source: Checkpoint) -> list[FileSource]:
-    """The files that a source is read from, the one that was opened first."""
-    parts = source._data.parts if isinstance(source._data, JoinedSource) else []
-    found = {file.name: file for file in (source._source, *parts) if isinstance(file, FileSource)}
-    return list(found.values())
-
-
-def _check_apart(sources: Sequence[Checkpoint], way: _Way) -> None:
-    """Refuse a target that is one of the files that are read, under whatever name, or would replace one of them."""
-    read = {file.identity: file.name for source in sources for file in _files(source)}
-    written = [way.target, *(set_at(way.target) if way.max_shard_size is not None else ())]
-    for path in [*written, *([way.receipt] if way.receipt is not None else ())]:
-        try:
-            status = os.stat(path)
-        except OSError:
-            continue
-        if (status.st_dev, status.st_ino) in read:
-            raise SaveError(
-                f"source and target are the same file, {read[status.st_dev, status.st_ino]}",
-                stage="check",
-                path=path,
-                hint="give the target another name; the source is as it was",
-            )
-
-
-# --- receipt ----------------------------------------------------------------------------------------------------------
+# --- receipts ---------------------------------------------------------------------------------------------------------
 
 
 def _receipt(
-    sources: Sequence[Checkpoint], recipe: Recipe, way: _Way, chosen: Format, ready: Prepared, done: Assembled
+    sources: Sequence[Checkpoint],
+    plan: Plan,
+    written: _Written,
+    moves: Sequence[Mapping[str, Any]],
+    how: _WriteOptions,
+    chosen: Format,
+    done: Assembled,
 ) -> Receipt:
-    names = [[file.name for file in _files(source)] for source in sources]
-    files = files_of([*done.files, *(name for each in names for name in each)], way.executor)
+    names = [[file.name for file in files_read(source)] for source in sources]
+    files = files_of([*done.files, *(name for each in names for name in each)], how.executor)
     for source in sources:
-        for file in _files(source):
+        for file in files_read(source):
             file.read_at(0, 0)  # raises if it was changed in place
             if not file.is_current():
-                message = "converted, but without a receipt: the source was replaced by another meanwhile"
-                raise ChangedError(message, path=file.name, hint="convert anew, or keep the file as it is without one")
+                message = "converted, but without a receipt: the source was replaced meanwhile"
+                raise ChangedError(message, path=file.name, hint="convert again, or keep the file without a receipt")
     by_path = {file.path: file for file in files}
-    view = ready.translated.view
-    recorded = {**_written_down(recipe), "modules": recipe.modules if view is None else record_of(view)}
     return Receipt(
         __version__,
         tuple(
             ReceiptSource(source.path, source.format, tuple(by_path[name] for name in each))
             for source, each in zip(sources, names, strict=True)
         ),
-        recorded,
-        way.target,
+        how.target,
         chosen.name,
-        ready.translated.layout,
-        way.max_shard_size,
+        plan.layout,
+        how.max_shard_size,
+        dict(written.metadata),
+        _plain_options(written.options),
         tuple(by_path[file] for file in done.files),
         tuple(
-            ReceiptTensor(
-                tensor.path,
-                tuple(ready.old_names.get(name, name) for name in ready.translated.made_of.get(tensor.path, ())),
-                str(tensor.dtype),
-                tensor.shape,
-                done.digests[tensor.path],
-            )
-            for tensor in ready.snapshots
+            ReceiptTensor(move.target, given, str(move.snapshot.dtype), move.snapshot.shape, done.digests[move.target])
+            for move, given in zip(plan.moves, moves, strict=True)
         ),
     )
 
 
-def _written_down(recipe: Recipe) -> dict[str, Any]:
-    """The recipe in the form of JSON; UnsupportedError if it has none."""
-    written = recipe.to_dict()
-    try:
-        json.dumps(written)
-    except (TypeError, ValueError) as error:
-        raise UnsupportedError(
-            f"a receipt cannot hold these options: {error}", hint="give them as plain values"
-        ) from None
-    return written
+def _plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a format as plain data; scalars of the sources are read again, and not stored."""
+    return {key: value for key, value in options.items() if key != "scalars"}
+
+
+def replay(
+    receipt: Path,
+    target: Path | None = None,
+    *,
+    overwrite: bool = False,
+    durable: bool = True,
+    executor: Workers = None,
+    limits: Limits | None = None,
+    progress: ProgressLike | None = None,
+) -> ConvertResult:
+    """Repeat the conversion of a receipt, and require that every tensor comes out with the same digest.
+
+    The sources must be unchanged: their digests are checked first. Then the stored plan is executed. The target is the
+    receipt's own, or another. CorruptError where a source or a tensor differs; the target is then unchanged.
+
+    >>> import filecmp, tempfile, numpy as np, burnstore as bs
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = bs.save({"w": np.ones(3, np.float32)}, f"{folder}/a.bpk")
+    ...     done = bs.convert(f"{folder}/a.bpk", f"{folder}/a.safetensors", cast="bf16", receipt=True)
+    ...     again = bs.replay(done.receipt, f"{folder}/b.safetensors")
+    ...     filecmp.cmp(f"{folder}/a.safetensors", f"{folder}/b.safetensors", shallow=False)
+    True
+    """
+    said = read_receipt(receipt)
+    with located(path=os.fsdecode(receipt)):
+        for each in said.sources:
+            for file in each.files:
+                if file_digest(file.path) != file:
+                    raise CorruptError(
+                        "SHA-256 mismatch with receipt: this source has changed",
+                        path=file.path,
+                        hint="restore the original file, or convert again",
+                    )
+    how = _WriteOptions(
+        target=said.target if target is None else os.fsdecode(target),
+        format=said.format,
+        max_shard_size=said.max_shard_size,
+        overwrite=overwrite,
+        durable=durable,
+        executor=executor,
+        limits=limits,
+        expected={tensor.name: tensor.sha256 for tensor in said.tensors},
+    )
+    chosen = how.checked_format()
+    with (
+        progress_from(progress) as report,
+        opened_files([each.path for each in said.sources], limits) as sources,
+    ):
+        check_apart(sources, how.target, shards=said.max_shard_size is not None)
+        inputs = [input_of_file(file) for file in sources]
+        plan = Plan(layout=_layout(said.layout), source_layout=inputs[0].layout)
+        with located(path=os.fsdecode(receipt)):
+            plan.moves = list(moves_from_json([tensor.move for tensor in said.tensors], sources))
+        options = {**scalar_options(inputs, chosen, plan, said.options), **said.options}
+        done = _converted(plan, _Written(said.metadata, options), sources, chosen, how, report)
+    if len(done.files) == 1 and file_digest(done.files[0]).sha256 != said.files[0].sha256:
+        done.notes.append(f"all tensors are the same; the file around them differs from that of {said.burnstore}")
+    return done
+
+
+def _layout(name: str | None) -> Layout | None:
+    return None if name is None else "torch" if name == "torch" else "burn"

@@ -1,13 +1,15 @@
 """Receipts: what a conversion read, did and wrote, as JSON that can be checked and replayed.
 
-    {"burnstore": "0.1.0", "receipt": 1,
+    {"burnstore": "0.1.0", "receipt": 2,
      "sources": [{"path": "model.pt", "format": "pytorch", "files": [{"path": .., "size": .., "sha256": ..}]}],
-     "recipe":  {"filter": [..], "rename": [[.., ..]], "modules": .., "cast": "BF16", ..},
-     "target":  {"path": "model.bpk", "format": "burnpack", "layout": "burn", "files": [..]},
-     "tensors": [{"name": .., "from": [..], "dtype": .., "shape": [..], "sha256": ..}]}
+     "target":  {"path": "model.bpk", "format": "burnpack", "layout": "burn", "metadata": {..}, "files": [..], ..},
+     "tensors": [{"name": .., "from": [[source, input, [operation, ..]]], "operations": [..],
+                  "dtype": .., "shape": [..], "sha256": ..}]}
 
-Digests are SHA-256: of files as they lie on disk, of tensors of their bytes, row-major and little-endian, as proved
-against the source when they were written. Paths are relative to the receipt, so that all can be moved together.
+The tensors are the plan itself: the sources of each and the operations on them. Replaying a receipt executes that plan;
+no pattern or module kind is needed again. Digests are SHA-256: of files as they are on disk, of tensors of their bytes,
+row-major and little-endian, as proved against the source when they were written. Paths are relative to the receipt, so
+that everything can be moved together. A receipt is parsed as strictly as any file.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import Any
 
 from ...checkpoint import Checkpoint, open_checkpoint
 from ...errors import BurnstoreError, CorruptError, located
+from ...formats.codec import json as strict_json
 from ...io.atomic import atomic_file
 from ...io.sizes import CHUNK_BYTES
 from ...io.source import FileSource, read_whole
@@ -30,8 +33,9 @@ from ...tensor.snapshot import TensorSnapshot
 
 RECEIPT_SUFFIX = ".receipt.json"
 
-_SCHEMA = 1
-_MOST_BYTES = 1 << 30
+_SCHEMA = 2
+_MAX_BYTES = 1 << 30
+_MAX_NODES = 50_000_000
 _TASK_BYTES = 32 << 20
 
 Path = str | os.PathLike[str]
@@ -39,7 +43,7 @@ Path = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class ReceiptFile:
-    """A file as it was: where, how long, and its SHA-256."""
+    """A file: its path, size and SHA-256."""
 
     path: str
     size: int
@@ -48,18 +52,23 @@ class ReceiptFile:
 
 @dataclass(frozen=True, slots=True)
 class ReceiptTensor:
-    """A tensor that was written: of which tensors of the source it was made, and the SHA-256 of its bytes."""
+    """A tensor that was written: its move, and the SHA-256 of its bytes."""
 
     name: str
-    made_of: tuple[str, ...]
+    move: Mapping[str, Any]
     dtype: str
     shape: tuple[int, ...]
     sha256: str
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The names of the source tensors that it was made of."""
+        return tuple(origin[0] for origin in self.move["from"] if origin[0] is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class ReceiptSource:
-    """A source of a conversion: what was given, its format, and the files that were read of it."""
+    """A source of a conversion: the path given, its format, and the files that were read."""
 
     path: str
     format: str
@@ -68,23 +77,21 @@ class ReceiptSource:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What one conversion read, did and wrote. Paths are as they lead from here.
-
-    ``recipe`` is everything that was asked for, in the form of JSON; `burnstore.replay` does it again.
-    """
+    """What one conversion read, did and wrote; `burnstore.replay` repeats it."""
 
     burnstore: str
     sources: tuple[ReceiptSource, ...]
-    recipe: Mapping[str, Any]
     target: str
     format: str
     layout: str | None
     max_shard_size: int | None
+    metadata: Mapping[str, str]
+    options: Mapping[str, Any]
     files: tuple[ReceiptFile, ...]
     tensors: tuple[ReceiptTensor, ...] = field(repr=False)
 
     def to_dict(self, folder: str) -> dict[str, Any]:
-        """As JSON has it, for a receipt in this folder."""
+        """Return the receipt as JSON has it, for a receipt in this folder."""
         return {
             "burnstore": self.burnstore,
             "receipt": _SCHEMA,
@@ -92,39 +99,36 @@ class Receipt:
                 {"path": _from(folder, each.path), "format": each.format, "files": _files_from(folder, each.files)}
                 for each in self.sources
             ],
-            "recipe": dict(self.recipe),
             "target": {
                 "path": _from(folder, self.target),
                 "format": self.format,
                 "layout": self.layout,
                 "max_shard_size": self.max_shard_size,
+                "metadata": dict(self.metadata),
+                "options": dict(self.options),
                 "files": _files_from(folder, self.files),
             },
             "tensors": [
-                {
-                    "name": tensor.name,
-                    "from": list(tensor.made_of),
-                    "dtype": tensor.dtype,
-                    "shape": list(tensor.shape),
-                    "sha256": tensor.sha256,
-                }
+                {**tensor.move, "dtype": tensor.dtype, "shape": list(tensor.shape), "sha256": tensor.sha256}
                 for tensor in self.tensors
             ],
         }
 
     def save(self, path: Path, *, overwrite: bool = False, durable: bool = True) -> None:
-        """Write it, all or nothing."""
+        """Write the receipt, all or nothing."""
         folder = os.path.dirname(os.path.abspath(path))
-        text = (json.dumps(self.to_dict(folder), indent=1) + "\n").encode()
+        document = self.to_dict(folder)
+        tensors = ",\n  ".join(json.dumps(each) for each in document.pop("tensors"))
+        text = f'{json.dumps(document, indent=1)[:-2]},\n "tensors": [\n  {tensors}\n ]\n}}\n'.encode()
         with atomic_file(path, overwrite=overwrite, durable=durable, size=len(text)) as scratch:
             scratch.write(text)
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiptCheck:
-    """What came of checking a receipt: ``problems`` are all that is not as it says, a sentence each.
+    """What came of checking a receipt: ``problems`` has a sentence for everything that differs from it.
 
-    ``unchecked`` are the sources that are no longer there, which is not held against the target.
+    ``unchecked`` are sources that are not there any more, which does not count against the target.
     """
 
     path: str
@@ -133,49 +137,50 @@ class ReceiptCheck:
     unchecked: tuple[str, ...] = ()
 
     @property
-    def is_fine(self) -> bool:
-        """Whether the target is what the receipt says, made of what it says."""
+    def ok(self) -> bool:
+        """Whether the target is what the receipt states, made of what it states."""
         return not self.problems
 
 
 def read_receipt(path: Path) -> Receipt:
-    """The receipt in a file; CorruptError if it is none.
+    """Read a receipt; CorruptError if the file is none.
 
     >>> import tempfile, numpy as np, burnstore as bs
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     bs.save({"w": np.ones(3, np.float32)}, f"{folder}/a.bpk")
+    ...     _ = bs.save({"w": np.ones(3, np.float32)}, f"{folder}/a.bpk")
     ...     done = bs.convert(f"{folder}/a.bpk", f"{folder}/a.safetensors", rename=["^w$=>weight"], receipt=True)
-    ...     [(tensor.name, tensor.made_of) for tensor in bs.read_receipt(done.receipt).tensors]
+    ...     [(tensor.name, tensor.sources) for tensor in read_receipt(done.receipt).tensors]
     [('weight', ('w',))]
     """
     shown = os.fsdecode(path)
     with located(path=shown):
         try:
-            document = json.loads(read_whole(path, _MOST_BYTES))
+            raw = read_whole(path, _MAX_BYTES)
+            document = strict_json.parse(strict_json.decode(raw, most_nodes=_MAX_NODES, most_strings=_MAX_NODES))
             if document["receipt"] != _SCHEMA:
-                raise ValueError(f"it is of the kind {document['receipt']!r}")
+                raise ValueError(f"expected version {_SCHEMA}, found {document['receipt']!r}")
             return _receipt(document, os.path.dirname(shown))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise CorruptError(
-                f"it is no receipt of a conversion: {_why(error)}",
-                hint="convert with receipt=True (--receipt) makes one",
+                f"this is not a receipt of a conversion: {_why(error)}",
+                hint="convert with receipt=True (--receipt) writes one",
             ) from error
 
 
 def check_receipt(
     receipt: Path, *, sources: bool = True, executor: Workers = None, limits: Limits | None = None
 ) -> ReceiptCheck:
-    """Whether the files that a receipt speaks of are as they were when it was written.
+    """Check whether the files of a receipt are as they were when it was written.
 
     The target's files and each of its tensors must be there with their digests; so must the sources, unless
-    ``sources=False`` or they are no longer there. What is not as it should be is told, not raised; only a receipt that
-    cannot be read is an error.
+    ``sources=False`` or they are not there any more. Differences are reported, not raised; only a receipt that cannot
+    be read is an error.
 
     >>> import tempfile, numpy as np, burnstore as bs
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     bs.save({"w": np.ones(3, np.float32)}, f"{folder}/a.bpk")
+    ...     _ = bs.save({"w": np.ones(3, np.float32)}, f"{folder}/a.bpk")
     ...     done = bs.convert(f"{folder}/a.bpk", f"{folder}/a.safetensors", receipt=True)
-    ...     bs.check_receipt(done.receipt).is_fine
+    ...     check_receipt(done.receipt).ok
     True
     """
     said = read_receipt(receipt)
@@ -188,17 +193,17 @@ def check_receipt(
         with open_checkpoint(said.target, limits=limits) as target:
             problems += _wrong_tensors(said, target, executor)
     except (BurnstoreError, OSError) as error:
-        problems.append(f"{said.target}: it cannot be opened: {_why(error)}")
+        problems.append(f"{said.target}: cannot be opened: {_why(error)}")
     return ReceiptCheck(os.fsdecode(receipt), len(said.tensors), tuple(problems), gone)
 
 
 def files_of(paths: Iterable[str], executor: Workers = None) -> list[ReceiptFile]:
-    """These files with their digests."""
+    """Return files with their digests."""
     return list(run_tasks(file_digest, list(paths), executor))
 
 
 def file_digest(path: str) -> ReceiptFile:
-    """A file with its digest, read a few megabytes at a time."""
+    """Return a file with its digest, read a few megabytes at a time."""
     digest = sha256()
     source = FileSource(path)
     try:
@@ -213,7 +218,7 @@ def file_digest(path: str) -> ReceiptFile:
 
 
 def tensor_digest(tensor: TensorSnapshot) -> str:
-    """The SHA-256 of a tensor's bytes."""
+    """Return the SHA-256 of a tensor's bytes."""
     digest = sha256()
     for chunk in tensor.chunks():
         digest.update(chunk)
@@ -221,28 +226,28 @@ def tensor_digest(tensor: TensorSnapshot) -> str:
 
 
 def _wrong_file(said: ReceiptFile) -> str | None:
-    """What is wrong with a file; None if nothing is."""
+    """Return what is wrong with a file; None if nothing is."""
     try:
         if os.path.getsize(said.path) != said.size:
-            return f"it has {os.path.getsize(said.path)} bytes, the receipt says {said.size}"
+            return f"expected {said.size} bytes, found {os.path.getsize(said.path)}"
         found = file_digest(said.path)
     except FileNotFoundError:
-        return "it is not there"
+        return "the file is missing"
     except (BurnstoreError, OSError) as error:
-        return f"it cannot be read: {_why(error)}"
-    return None if found.sha256 == said.sha256 else "its bytes are others than the receipt says"
+        return f"cannot be read: {_why(error)}"
+    return None if found.sha256 == said.sha256 else "SHA-256 mismatch with receipt"
 
 
 def _wrong_tensors(said: Receipt, target: Checkpoint, executor: Workers) -> list[str]:
     problems = [
-        f"{target.path}: tensor {tensor.name!r} is not there" for tensor in said.tensors if tensor.name not in target
+        f"{target.path}: tensor {tensor.name!r} is missing" for tensor in said.tensors if tensor.name not in target
     ]
     names = {tensor.name for tensor in said.tensors}
-    problems += [f"{target.path}: the receipt knows of no tensor {name!r}" for name in target if name not in names]
+    problems += [f"{target.path}: tensor {name!r} is not in the receipt" for name in target if name not in names]
     there = [(tensor, target[tensor.name]) for tensor in said.tensors if tensor.name in target]
     batches = list(in_batches(there, lambda pair: pair[1].nbytes, _TASK_BYTES))
     for wrong in run_tasks(_wrong_in, batches, executor):
-        problems += [f"{target.path}: tensor {name!r} is not as the receipt says" for name in wrong]
+        problems += [f"{target.path}: tensor {name!r}: SHA-256 mismatch with receipt" for name in wrong]
     return problems
 
 
@@ -255,30 +260,66 @@ def _wrong_in(batch: list[tuple[ReceiptTensor, TensorSnapshot]]) -> list[str]:
 
 
 def _receipt(document: Mapping[str, Any], folder: str) -> Receipt:
-    target = document["target"]
-    return Receipt(
-        str(document["burnstore"]),
+    target, tensors = _mapping(document["target"]), _list(document["tensors"])
+    receipt = Receipt(
+        _text(document["burnstore"]),
         tuple(
-            ReceiptSource(_to(folder, each["path"]), str(each["format"]), _files_to(folder, each["files"]))
-            for each in document["sources"]
+            ReceiptSource(_to(folder, each["path"]), _text(each["format"]), _files_to(folder, each["files"]))
+            for each in map(_mapping, _list(document["sources"]))
         ),
-        dict(document["recipe"]),
         _to(folder, target["path"]),
-        str(target["format"]),
-        None if target["layout"] is None else str(target["layout"]),
-        None if target["max_shard_size"] is None else int(target["max_shard_size"]),
+        _text(target["format"]),
+        None if target["layout"] is None else _text(target["layout"]),
+        None if target["max_shard_size"] is None else _count(target["max_shard_size"]),
+        {_text(key): _text(text) for key, text in _mapping(target["metadata"]).items()},
+        dict(_mapping(target["options"])),
         _files_to(folder, target["files"]),
         tuple(
             ReceiptTensor(
-                str(each["name"]),
-                tuple(map(str, each["from"])),
-                str(each["dtype"]),
-                tuple(map(int, each["shape"])),
-                str(each["sha256"]),
+                _text(each["name"]),
+                {"name": each["name"], "from": _list(each["from"]), "operations": _list(each["operations"])},
+                _text(each["dtype"]),
+                tuple(map(_count, _list(each["shape"]))),
+                _digest(each["sha256"]),
             )
-            for each in document["tensors"]
+            for each in map(_mapping, tensors)
         ),
     )
+    if len({tensor.name for tensor in receipt.tensors}) < len(receipt.tensors):
+        raise ValueError("two tensors have one name")
+    if not receipt.sources or not receipt.files:
+        raise ValueError("it has no sources or no target")
+    return receipt
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"expected an object, found {value!r:.80}")
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"expected an array, found {value!r:.80}")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected a string, found {value!r:.80}")
+    return value
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise TypeError(f"expected a count, found {value!r:.80}")
+    return value
+
+
+def _digest(value: Any) -> str:
+    if len(_text(value)) != 64 or set(value) - set("0123456789abcdef"):
+        raise ValueError(f"expected a SHA-256, found {value!r:.80}")
+    return str(value)
 
 
 def _files_from(folder: str, files: Sequence[ReceiptFile]) -> list[dict[str, Any]]:
@@ -286,11 +327,14 @@ def _files_from(folder: str, files: Sequence[ReceiptFile]) -> list[dict[str, Any
 
 
 def _files_to(folder: str, files: Sequence[Mapping[str, Any]]) -> tuple[ReceiptFile, ...]:
-    return tuple(ReceiptFile(_to(folder, file["path"]), int(file["size"]), str(file["sha256"])) for file in files)
+    return tuple(
+        ReceiptFile(_to(folder, file["path"]), _count(file["size"]), _digest(file["sha256"]))
+        for file in map(_mapping, _list(files))
+    )
 
 
 def _from(folder: str, path: str) -> str:
-    """A path as it leads from a folder."""
+    """Return a path relative to a folder."""
     try:
         return os.path.relpath(os.path.abspath(path), folder).replace(os.sep, "/")
     except ValueError:  # another drive of Windows
@@ -298,14 +342,14 @@ def _from(folder: str, path: str) -> str:
 
 
 def _to(folder: str, path: Any) -> str:
-    if not isinstance(path, str):
-        raise TypeError(f"a path is a text, not {path!r}")
+    if "\0" in _text(path) or not path:
+        raise ValueError(f"expected a path, found {path!r:.80}")
     return os.path.normpath(os.path.join(folder, path))
 
 
 def _why(error: BaseException) -> str:
     if isinstance(error, KeyError):
-        return f"there is no {error.args[0]!r} in it"
+        return f"{error.args[0]!r} is missing"
     if isinstance(error, BurnstoreError):
         return error.message
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -19,13 +19,12 @@ from typing import Any
 
 from ...io.workers import Workers, checked_workers
 from ...limits import Limits
-from ...models.layouts import Rules
+from ...pipeline.align import Aligned, align, opened_inputs
+from ...pipeline.options import FilterLike, Pipeline, RenameLike, RulesLike, pipeline_of
 from ...progress import ProgressLike, progress_from
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
 from ...tensor.snapshot import TensorSnapshot
-from ...transforms.filter import PathFilter
-from .align import Aligned, aligned, filtered, opened_sides
 from .compare import Comparison, Pair, pieces_of
 from .difference import Difference, Tolerance
 from .result import Diff, Status, TensorDiff
@@ -37,14 +36,17 @@ def diff(
     *,
     tolerance: float | None = None,
     relative_tolerance: float | None = None,
-    filter: PathFilter | None = None,
+    filter: FilterLike | None = None,
+    rename: RenameLike | None = None,
     ignore_dtype: bool = False,
+    layout: str | None = None,
     like: Any = None,
-    rules: Rules | None = None,
+    rules: RulesLike | None = None,
     keep_layout: bool = False,
     executor: Workers = None,
     progress: ProgressLike | None = None,
     limits: Limits | None = None,
+    pipeline: Pipeline | None = None,
 ) -> Diff:
     """Compare two files (of any formats), open checkpoints, models, mappings of arrays or lists of snapshots.
 
@@ -74,10 +76,9 @@ def diff(
     """
     allowed = _tolerance(tolerance, relative_tolerance)
     checked_workers(executor)
-    if filter is not None and not isinstance(filter, PathFilter):
-        raise TypeError(f"filter must be a PathFilter, got {type(filter).__name__}")
-    with opened_sides(a, b, limits) as (first, second), progress_from(progress) as report:
-        tensors = filtered(aligned(first, second, like=like, rules=rules, keep_layout=keep_layout), filter)
+    chosen = pipeline_of(pipeline, filter=filter, rename=rename, layout=layout, rules=rules, keep_layout=keep_layout)
+    with opened_inputs(a, b, limits) as (first, second), progress_from(progress) as report:
+        tensors = align(first, second, chosen, like)
         work = _Work(tensors, allowed, ignore_dtype)
         total, done = work.nbytes, 0
 

@@ -43,7 +43,7 @@ def read_first_bytes(path: str | os.PathLike[str]) -> FirstBytes:
 
     >>> import tempfile, numpy as np, burnstore as bs
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     bs.save({"bias": np.zeros(3)}, f"{folder}/x.bpk")
+    ...     saved = bs.save({"bias": np.zeros(3)}, f"{folder}/x.bpk")
     ...     [(part.offset, part.meaning) for part in read_first_bytes(f"{folder}/x.bpk").parts[:2]]
     [(0, 'magic: NRUB'), (4, 'version: 1')]
     """

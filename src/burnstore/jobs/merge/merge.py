@@ -1,62 +1,59 @@
-"""Merge: the tensors of several files in one, laid over each other or blended; streamed, and proved before it is there.
+"""Merge: write the tensors of several files into one, overlaid or blended; streamed, and proved before it gets its
+name.
 
-    open      every source, lazily; its tensors in the layout of the target, then its filter, then its renames
+    open      every source, lazily
+    compile   for each source a plan into the common layout, with its own renames and filter
     combine   by name: which source's tensor, or what blend of them; conflicts are errors unless a policy is given
     write     by independent tasks, see `burnstore.pipeline.write`
 
-Texts beside the tensors are kept where the sources that have them agree, and left out, with a note, where they do not.
+Metadata is kept where the sources that have it agree, and left out, with a note, where they do not.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...checkpoint import Checkpoint, open_checkpoint
 from ...errors import MergeError, ModelError, located, printable
-from ...formats.base import LAYOUT_KEY, Format
+from ...formats.base import Format
 from ...formats.registry import format_for_path, format_named
 from ...io.workers import Workers, checked_workers
 from ...limits import Limits
-from ...models.layouts import MODULES_KEY, Rules, checked_layout, record_of
-from ...pipeline.recipe import Pattern, Recipe, Renames, recipe_of
-from ...pipeline.translation import translate
-from ...pipeline.write import assemble
+from ...pipeline.compile_file import compile_convert
+from ...pipeline.ends import Input, input_of_file
+from ...pipeline.metadata import checked_metadata, metadata_for_files, written_layout
+from ...pipeline.options import FilterLike, Pipeline, RenameLike, RulesLike, as_cast, layout_named, pipeline_of
+from ...pipeline.plan import Move, Plan
+from ...pipeline.write import assemble, check_apart
 from ...progress import ProgressLike, progress_from
 from ...tensor.dtype import DType
-from ...tensor.snapshot import TensorSnapshot
-from ...transforms.layout import LAYOUTS, Layout
-from .combine import Conflicts, Contribution, MergedTensor, Method, checked_blend, combine, listed
+from ...transforms.layout import Layout
+from ...transforms.operations import Combine
+from ..convert.convert import like_target, opened_files
+from .combine import Combined, Conflicts, Contribution, MergedTensor, Method, checked_blend, combine, listed
 
 Path = str | os.PathLike[str]
-
-_STAMPS = (LAYOUT_KEY, "format", "producer", "version")
 
 
 @dataclass(frozen=True, slots=True)
 class MergeSource:
-    """A file to merge, and what of it: tensors that a filter matches, under names that rules change.
+    """A file to merge, and which of its tensors under which names.
 
-    ``filter`` is a pattern that is found in the names, or several of which one is; ``rename`` has rules such as
-    ``"^h\\.=>layers."``, or maps patterns to replacements. Filters see the names before they are changed. ``layout``
-    replaces what the file says of itself.
+    ``rename`` and ``filter`` are those of `burnstore.convert`: the filter sees the names in the target. ``layout``
+    replaces what the file states.
     """
 
     path: Path
-    filter: Pattern | Iterable[Pattern] | None = None
-    rename: Renames | None = None
+    filter: FilterLike | None = None
+    rename: RenameLike | None = None
     layout: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Merge:
-    """What a merge did.
-
-    ``tensors`` has a line for every tensor that was written, ``left_out`` for every name that was not, and why.
-    """
+class MergeResult:
+    """What a merge did: ``tensors`` has an entry for each tensor written, ``left_out`` a reason for each other name."""
 
     tensors: list[MergedTensor]
     left_out: dict[str, str]
@@ -66,7 +63,7 @@ class Merge:
     notes: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data, ready for JSON."""
+        """Return the result as plain data, ready for JSON."""
         return {
             "tensors": [
                 {"name": row.name, "sources": row.sources, "weights": row.weights, "conflict": row.conflict}
@@ -91,10 +88,11 @@ def merge(
     normalize: bool = False,
     conflicts: Conflicts = "error",
     cast: DType | str | None = None,
-    like: Any = None,
-    rules: Rules | None = None,
-    source_layout: str | None = None,
+    layout: str | None = None,
+    target_layout: str | None = None,
     keep_layout: bool = False,
+    like: Any = None,
+    rules: RulesLike | None = None,
     format: str | None = None,
     metadata: Mapping[str, str | None] | None = None,
     max_shard_size: int | str | None = None,
@@ -104,39 +102,39 @@ def merge(
     executor: Workers = None,
     limits: Limits | None = None,
     progress: ProgressLike | None = None,
-    **options: Any,
-) -> Merge:
+    pipeline: Pipeline | None = None,
+    **format_options: Any,
+) -> MergeResult:
     r"""Write the tensors of several files into one, whose format follows its suffix unless ``format`` names it.
 
     ``method="overlay"`` takes each tensor from the source that has it. ``"linear"`` blends those of one name with
-    ``weights``, one for each source (by default equal ones), or for two sources with ``t``, which stands for weights of
-    1 - t and t. ``"slerp"`` goes along the arc between two sources instead of the straight line; where there is no arc
+    ``weights``, one for each source (equal ones by default), or for two sources with ``t``, which stands for weights of
+    1 - t and t. ``"slerp"`` follows the arc between two sources instead of the straight line; where there is no arc
     (tensors nearly parallel, zero or not finite) it is linear. ``tensor_weights`` maps patterns to weights for the
-    tensors in whose names they are found; the last that matches counts. Weights may be negative, and must add up to 1
-    unless ``normalize=True`` scales them. A source of weight 0 plays no part in a tensor, and need not have it.
+    tensors in whose names they are found; the last match wins. Weights may be negative, and must add up to 1 unless
+    ``normalize=True`` scales them. A source of weight 0 plays no part in a tensor, and need not have it.
 
     Sums are computed in float64 (float32 for dtypes of 16 bits and fewer) and rounded once to the dtype of the tensor,
-    or to ``cast``. What has no mean (integers, bools, quantized tensors) must be equal in all sources.
+    or to ``cast``. Integers, bools and quantized tensors have no mean: they must be equal in all sources.
 
-    Where that does not work out there is a conflict: a name that several sources overlay, a tensor that one of them
-    lacks, shapes or dtypes that differ, integers that do. ``conflicts`` says what happens then: ``"error"``, the tensor
-    of the ``"first"`` or ``"last"`` source that has it, or ``"skip"`` to leave it out.
+    A conflict is a name that several sources overlay, a tensor that one of them lacks, or shapes, dtypes or integers
+    that differ. ``conflicts`` decides: ``"error"``, the tensor of the ``"first"`` or ``"last"`` source that has it, or
+    ``"skip"`` to leave it out.
 
-    A source in another layout than the target's is brought into it, if ``like``, ``rules`` or the file itself tell the
-    kinds of its modules (see `convert`); ``keep_layout=True`` writes the tensors as they are. ``source_layout`` is that
-    of sources that do not tell. Texts on which the sources agree are kept; ``metadata`` adds to them, None takes one
-    away. Tasks are given to ``executor``: threads (None), so many processes (a number), or whatever has ``submit``. At
-    most the largest tensor and some megabytes are in memory; of tensors that are transposed, one of each source. With
-    ``verify`` (default) every tensor is computed once more and compared with what was written, before the target is
-    there.
+    A source in another layout than the target's is converted, if ``like``, ``rules`` or its own record state the kinds
+    of its modules (see `convert`); ``keep_layout=True`` copies names and axes unchanged. ``layout`` is that of sources
+    that do not state theirs, ``target_layout`` that of the target. Metadata on which the sources agree is kept;
+    ``metadata`` adds to it, None removes a key. ``executor`` runs the tasks: threads (None), processes (their number),
+    or an object with ``submit``. With ``verify`` (default) every tensor is computed again and compared with what was
+    written, before the target gets its name.
 
     Raises MergeError for a conflict, and PatternError for a filter or pattern that matches nothing; the target is then
-    as it was.
+    unchanged.
 
     >>> import tempfile, numpy as np, burnstore as bs
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     for name, value in (("a", 1), ("b", 3)):
-    ...         bs.save({"w": np.full(2, value, np.float32)}, f"{folder}/{name}.bpk")
+    ...         _ = bs.save({"w": np.full(2, value, np.float32)}, f"{folder}/{name}.bpk", layout="burn")
     ...     done = bs.merge([f"{folder}/a.bpk", f"{folder}/b.bpk"], f"{folder}/c.bpk", method="linear", t=0.25)
     ...     with bs.open(f"{folder}/c.bpk") as f:
     ...         done.tensors[0].weights, f["w"].numpy().tolist()
@@ -147,19 +145,32 @@ def merge(
     blend = checked_blend(method, len(given), weights, t, tensor_weights, normalize=normalize)
     target = os.fsdecode(target)
     chosen = format_for_path(target) if format is None else format_named(format)
-    _check_apart(given, target)
-    wanted_dtype = recipe_of(cast=cast).cast
-    with ExitStack() as opened, progress_from(progress) as report:
-        files = [_opened(opened, each, limits, source_layout, like=like, rules=rules) for each in given]
-        layout = _common_layout(files, chosen, keep_layout=keep_layout)
-        for file in files:
-            with located(path=file.path):
-                file.bring_into(layout)
-        contributions = [Contribution(file.path, file.tensors) for file in files]
-        combined = combine(contributions, blend, conflicts, dtype=wanted_dtype, workers=executor, progress=report)
+    common = pipeline_of(
+        pipeline, layout=layout, target_layout=target_layout, keep_layout=keep_layout, rules=rules
+    ).with_defaults(unmatched="error")
+    if common.filter is not None or common.rename is not None:
+        raise TypeError("filter and rename of a merge are given for each source, with MergeSource")
+    dtype = None if cast is None else as_cast(cast)
+    kept = checked_metadata(metadata)
+    paths = [os.fsdecode(each.path) for each in given]
+    with progress_from(progress) as report, opened_files(paths, limits) as files:
+        check_apart(files, target, shards=max_shard_size is not None)
+        inputs = [_stated(input_of_file(file), each, common) for file, each in zip(files, given, strict=True)]
+        layouts = _common_layout(inputs, chosen, common)
+        plans = [_compiled(source, each, common, layouts, like) for source, each in zip(inputs, given, strict=True)]
+        for plan in plans:
+            plan.check_constants()
+        contributions = [
+            Contribution(source.name, {move.target: move.snapshot for move in plan.moves})
+            for source, plan in zip(inputs, plans, strict=True)
+        ]
+        combined = combine(contributions, blend, conflicts, dtype=dtype, workers=executor, progress=report)
         if not combined.snapshots:
             raise MergeError("no tensor would be written", path=target)
-        texts, notes = _texts(files, chosen, layout, metadata or {})
+        merged = _merged_plan(plans, combined, method)
+        texts = metadata_for_files(chosen, inputs, merged, kept, common)
+        numbers = sorted({printable(name) for each in inputs for name in each.scalars})
+        merged.notes += [f"scalars were not merged: {listed(numbers)}"] if numbers else []
         assemble(
             combined.snapshots,
             target,
@@ -172,130 +183,74 @@ def merge(
             workers=executor,
             limits=limits,
             progress=report,
-            **options,
+            **format_options,
         )
-    notes = [*combined.notes, *notes]
     nbytes = sum(each.nbytes for each in combined.snapshots)
-    return Merge(combined.rows, combined.left_out, nbytes, layout, verify, notes)
-
-
-# --- what was asked for -----------------------------------------------------------------------------------------------
+    return MergeResult(combined.rows, combined.left_out, nbytes, merged.layout, verify, merged.notes)
 
 
 def _several(sources: Sequence[Path | MergeSource]) -> list[Path | MergeSource]:
     if isinstance(sources, (str, bytes, os.PathLike)) or not isinstance(sources, Iterable):
-        raise TypeError(f"sources are a list of files, not a {type(sources).__name__}")
+        raise TypeError(f"sources must be a list of files, got a {type(sources).__name__}")
     several = list(sources)
     if not several:
         raise MergeError("there must be a source")
     return several
 
 
-def _check_apart(sources: Sequence[MergeSource], target: str) -> None:
-    for source in sources:
-        path = os.fsdecode(source.path)
-        if os.path.exists(path) and os.path.exists(target) and os.path.samefile(path, target):
-            raise MergeError("it is a source of this merge and cannot be its target too", path=target)
+def _stated(source: Input, given: MergeSource, common: Pipeline) -> Input:
+    """Return a source with the layout that the caller states for it, or for all sources that state none."""
+    stated = source.layout if given.layout is None else layout_named(given.layout)
+    return replace(source, layout=stated or common.layout)
 
 
-# --- the sources ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _File:
-    """A source, opened: its tensors as far as they take part, by the names that they are merged under."""
-
-    checkpoint: Checkpoint
-    recipe: Recipe
-    layout: Layout | None
-    texts: dict[str, str]
-    tensors: dict[str, TensorSnapshot] = field(default_factory=dict)
-
-    @property
-    def path(self) -> str:
-        return self.checkpoint.path
-
-    def bring_into(self, layout: Layout | None) -> None:
-        """Take those tensors that are wanted, in this layout."""
-        snapshots: list[TensorSnapshot] = list(self.checkpoint.values())
-        if layout != self.layout:
-            as_named = replace(self.recipe, rename=())  # what tells of modules knows the file's own names
-            translated = translate(snapshots, self.layout, layout, self.checkpoint.metadata, as_named)
-            snapshots = translated.snapshots
-            if translated.view is not None:
-                self.texts[MODULES_KEY] = record_of(translated.view)
-        chosen = self.recipe.filtered(snapshots)
-        if self.recipe.rename:
-            chosen, _ = self.recipe.renamed(chosen)
-            self.texts.pop(MODULES_KEY, None)  # it speaks of the names of before
-        self.tensors = {snapshot.path: snapshot for snapshot in chosen}
-
-
-def _opened(opened: ExitStack, source: MergeSource, limits: Limits | None, layout: str | None, **telling: Any) -> _File:
-    checkpoint = opened.enter_context(open_checkpoint(source.path, limits=limits))
-    said = source.layout or checkpoint.layout
-    told = checked_layout(said) if said in LAYOUTS else None if layout is None else checked_layout(layout)
-    with located(path=checkpoint.path):
-        recipe = recipe_of(filter=source.filter, rename=source.rename, **telling)
-    return _File(checkpoint, recipe, told, dict(checkpoint.metadata))
-
-
-def _common_layout(files: Sequence[_File], chosen: Format, *, keep_layout: bool) -> Layout | None:
-    """The layout that the merged tensors are to have."""
-    found = {file.layout for file in files}
-    for file in files:
-        if file.layout is None and len(found) > 1:
-            other = next(each for each in files if each.layout is not None)
+def _common_layout(inputs: Sequence[Input], chosen: Format, common: Pipeline) -> Layout | None:
+    """Return the layout that the merged tensors are to have."""
+    inputs = [source for source in inputs if source.snapshots] or inputs  # a file without tensors has no say
+    found = {source.layout for source in inputs}
+    for source in inputs:
+        if source.layout is None and len(found) > 1:
+            other = next(each for each in inputs if each.layout is not None)
             raise ModelError(
-                f"it does not say whose layout its tensors have; {printable(other.path)} has {other.layout}'s",
-                path=file.path,
-                hint=f'source_layout="{other.layout}" says that it has the same',
+                f"it does not state its layout; {printable(other.name)} has {other.layout}'s",
+                path=source.name,
+                hint=f'pass layout="{other.layout}" if it has the same',
             )
-    own = getattr(chosen, "layout", None)
-    wanted = checked_layout(own) if own is not None else None
+    wanted = common.target_layout or written_layout(chosen)
     if len(found) > 1:
-        return wanted or files[0].layout
-    told = found.pop()
-    if keep_layout or wanted is None:
-        return told
-    if told is None:
+        return wanted or inputs[0].layout
+    stated = found.pop()
+    is_same = stated is None and common.target_layout is None and all(each.format == chosen.name for each in inputs)
+    if common.keep_layout or wanted is None or is_same:  # an unknown layout stays unknown
+        return stated
+    if stated is None:
         raise ModelError(
-            f"no source says whose layout its tensors have, and {chosen.name} has {wanted}'s",
-            hint=f'source_layout="torch" or "{wanted}" tells, keep_layout=True writes the tensors as they are',
+            f"no source states its layout, and {chosen.name} has {wanted}'s",
+            hint='pass layout="torch" or layout="burn", or keep_layout=True to copy names and axes unchanged',
         )
     return wanted
 
 
-def _texts(
-    files: Sequence[_File], chosen: Format, layout: Layout | None, given: Mapping[str, str | None]
-) -> tuple[dict[str, str], list[str]]:
-    """The texts that the sources agree on, and those given, with those that tell format and layout as they are."""
-    texts: dict[str, str] = {}
-    disputed: dict[str, None] = {}
-    for file in files:
-        for key, text in file.texts.items():
-            if texts.setdefault(key, text) != text:
-                disputed[key] = None
-    for key in disputed:
-        del texts[key]
-    alike = all(file.checkpoint.format == chosen.name and file.checkpoint.layout == layout for file in files)
-    if not alike or any(key in disputed for key in _STAMPS):
-        for key in _STAMPS:
-            texts.pop(key, None)
-        stamp = getattr(chosen, "stamp", None)
-        if stamp is not None and layout is not None:
-            texts.update(stamp(layout))
-        alike = False
-    for key, given_text in given.items():
-        texts.pop(key, None)
-        if given_text is not None:
-            texts[key] = given_text
-    said_layout = getattr(chosen, "said_layout", None)
-    said = texts.get(LAYOUT_KEY) if said_layout is None else said_layout(texts)
-    if said != layout and not (alike and not given):
-        texts[LAYOUT_KEY] = layout or "unknown"
-    told = [printable(key) for key in disputed if key not in _STAMPS]
-    notes = [f"texts on which the sources differ were left out: {listed(told)}"] if told else []
-    numbers = {printable(name) for file in files for name in file.checkpoint.scalars}
-    notes += [f"numbers beside the tensors were not merged: {listed(sorted(numbers))}"] if numbers else []
-    return texts, notes
+def _compiled(source: Input, given: MergeSource, common: Pipeline, layout: Layout | None, like: Any) -> Plan:
+    """Return the plan of bringing one source into the common layout, with its own filter and renames."""
+    with located(path=source.name):
+        options = {name: value for name in ("filter", "rename") if (value := getattr(given, name)) is not None}
+        own = common.replace(layout=None, keep_layout=layout is None, target_layout=layout, **options)
+        with like_target(like if layout != source.layout else None, source, own, is_whole=False) as target:
+            return compile_convert(source, own, layout, target)
+
+
+def _merged_plan(plans: Sequence[Plan], combined: Combined, method: str) -> Plan:
+    """Return one plan of what the merged file has."""
+    first = plans[0]
+    merged = Plan(layout=first.layout, source_layout=first.source_layout)
+    moves = [{move.target: move for move in plan.moves} for plan in plans]
+    for row, snapshot in zip(combined.rows, combined.snapshots, strict=True):
+        origins = tuple(origin._replace(input=at) for at in row.sources for origin in moves[at][row.name].origins)
+        merged.moves.append(Move(row.name, origins, (Combine(method, row.weights),), snapshot))
+    merged.is_converted = any(plan.is_converted for plan in plans)
+    views = [plan.view for plan in plans if plan.view is not None and plan.is_converted]
+    merged.view = views[0] if views and not any(plan.renames for plan in plans) else None
+    merged.notes = [*combined.notes, *(note for plan in plans for note in plan.notes)]
+    merged.fates = {name: why for plan in plans for name, why in plan.fates.items()} | combined.left_out
+    return merged

@@ -15,7 +15,7 @@ from ...formats.base import LAYOUT_KEY
 from ...io.atomic import atomic_file
 from ...io.workers import Workers
 from ...limits import Limits
-from ...models.layouts import MODULES_KEY
+from ...pipeline.kinds import MODULES_KEY
 from ...progress import Progress, ProgressLike, progress_from
 from ..diff.diff import diff
 from ..diff.result import Diff

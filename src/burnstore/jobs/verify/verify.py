@@ -152,8 +152,8 @@ def verify(
 
     >>> import tempfile, numpy as np, burnstore as bs
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     bs.save({"w": np.array([1, np.nan], np.float32)}, f"{folder}/model.bpk")
-    ...     bs.save({"w": np.ones(2)}, f"{folder}/other.safetensors")
+    ...     saved = bs.save({"w": np.array([1, np.nan], np.float32)}, f"{folder}/model.bpk")
+    ...     saved = bs.save({"w": np.ones(2)}, f"{folder}/other.safetensors")
     ...     file, whole = bs.verify(f"{folder}/model.bpk"), bs.verify(folder)
     >>> file.is_whole, file.ok, file.tensors[0].nan_count, [each.ok for each in whole.files]
     (True, False, 1, [False, True])

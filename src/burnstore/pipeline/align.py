@@ -1,0 +1,179 @@
+"""Align: bring two inputs into the layout that both can reach, so that their tensors can be compared by name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..checkpoint import Checkpoint, open_checkpoint
+from ..errors import DuplicateNameError, ModelError, located
+from ..limits import Limits
+from ..models.bindings import binding_for
+from ..tensor.snapshot import TensorSnapshot
+from ..transforms.layout import Layout
+from ..transforms.view import LayoutView
+from .compile import listed
+from .compile_file import compile_save
+from .ends import Input, input_of_file
+from .kinds import (
+    kinds_by_rules,
+    layout_of,
+    recorded_counts,
+    recorded_modules,
+    view_of_kinds,
+    view_of_model,
+    view_of_record,
+)
+from .names import rename_tensors
+from .options import Pipeline
+
+_WAYS_OUT = (
+    "pass like= a model, a declaration or a file that records its modules, rules={pattern: kind}, "
+    "or keep_layout=True to compare the tensors unchanged"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Aligned:
+    """The tensors of both sides by the names under which they are compared, and the layout in which that is done."""
+
+    first: dict[str, TensorSnapshot]
+    second: dict[str, TensorSnapshot]
+    layout: Layout | None
+    notes: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def opened_inputs(a: Any, b: Any, limits: Limits | None) -> Iterator[tuple[Input, Input]]:
+    """Yield both sides as inputs, open while the block lasts; the same file is opened once."""
+    with ExitStack() as opened:
+        first = _input(a, "a", limits, opened)
+        if a is b:
+            yield first, first
+        elif _is_same_file(a, b):
+            yield first, replace(first, name=os.fsdecode(b))
+        else:
+            yield first, _input(b, "b", limits, opened)
+
+
+def _input(given: Any, name: str, limits: Limits | None, opened: ExitStack) -> Input:
+    if isinstance(given, Checkpoint):
+        return input_of_file(given)
+    if isinstance(given, (str, os.PathLike, bytes, bytearray, memoryview)):
+        return input_of_file(opened.enter_context(open_checkpoint(given, limits=limits)))
+    shown = f"<{name}: {type(given).__name__}>"
+    if isinstance(given, (list, tuple)) and all(isinstance(each, TensorSnapshot) for each in given):
+        return Input(shown, given, None)
+    layout: Layout | None = layout_of(given)
+    if isinstance(given, Mapping) and layout == "burn" and not hasattr(given, "burnstore_layout"):
+        layout = None  # a mapping of arrays states no layout, unless it holds torch's tensors
+    snapshots = [move.snapshot for move in compile_save(given, None, Pipeline()).moves]
+    return Input(shown, snapshots, layout, model=given)
+
+
+def _is_same_file(a: Any, b: Any) -> bool:
+    if not isinstance(a, (str, os.PathLike)) or not isinstance(b, (str, os.PathLike)):
+        return False
+    try:
+        return os.path.samefile(a, b)
+    except OSError:  # one of them is missing, which is an error when it is opened
+        return False
+
+
+def align(first: Input, second: Input, pipeline: Pipeline, like: Any = None) -> Aligned:
+    """Return both sides in one layout: their own where they agree, Burn's where one of them is PyTorch's.
+
+    In Burn's layout everything of PyTorch has a place: fused tensors are split, constants are made. Only counters that
+    Burn does not keep are left over; they are compared where the other side recorded them. Renames apply to the first
+    side, the filter to the names under which tensors are compared.
+    """
+    notes = [f"{side.name}: {note}" for side in (first, second) for note in side.notes]
+    if pipeline.rename is not None:
+        named = rename_tensors(first, pipeline)
+        first, notes = replace(first, snapshots=named.snapshots), [*notes, *named.notes]
+    aligned = _in_one_layout(first, second, pipeline, like)
+    aligned.notes[:0] = notes
+    return _filtered(aligned, pipeline)
+
+
+def _in_one_layout(first: Input, second: Input, pipeline: Pipeline, like: Any) -> Aligned:
+    ours, theirs = _by_name(first.snapshots), _by_name(second.snapshots)
+    one, other = first.layout or pipeline.layout, second.layout or pipeline.layout
+    if pipeline.keep_layout or one == other:
+        return Aligned(ours, theirs, None)
+    if one is None or other is None:
+        silent, stated, layout = (first, second, other) if one is None else (second, first, one)
+        note = f"{silent.name} does not state its layout; compared as {layout}'s, like {stated.name}"
+        return Aligned(ours, theirs, None, [note])
+    torch, burn = (first, second) if one == "torch" else (second, first)
+    given, wanted = (ours, theirs) if one == "torch" else (theirs, ours)
+    notes: list[str] = []
+    with located(path=torch.name, hint=_WAYS_OUT):
+        view = _view(torch, burn, given, pipeline, like)
+        view.check(None, "torch")
+        seen = view.to_burn(given)
+        # A tensor that the view does not know is compared under its own name.
+        unknown = [snapshot for path, snapshot in given.items() if path not in seen.used]
+        tensors: dict[str, TensorSnapshot] = {}
+        for snapshot in [*seen.snapshots, *unknown]:
+            if tensors.setdefault(snapshot.path, snapshot) is not snapshot:
+                raise ModelError("two of its tensors would have this name in Burn's layout", tensor=snapshot.path)
+    counts = {path: count for path, count in recorded_counts(burn.recorded).items() if path in seen.lost}
+    tensors.update({path: given[path] for path in counts if path in given})
+    uncounted = [path for path in seen.lost if path in given and path not in counts]
+    if uncounted:
+        notes.append(f"not compared, because Burn's layout has no such tensors: {listed(uncounted)}")
+    wanted = {**wanted, **{path: count for path, count in counts.items() if path in given}}
+    both = (tensors, wanted) if first is torch else (wanted, tensors)
+    return Aligned(*both, "burn", notes)
+
+
+def _filtered(aligned: Aligned, pipeline: Pipeline) -> Aligned:
+    filter = pipeline.filter
+    if filter is None:
+        return aligned
+    first, second = (
+        {path: each for path, each in side.items() if filter.matches_with_container_path(path, each.container_stack)}
+        for side in (aligned.first, aligned.second)
+    )
+    return Aligned(first, second, aligned.layout, aligned.notes)
+
+
+def _by_name(snapshots: Iterable[TensorSnapshot]) -> dict[str, TensorSnapshot]:
+    found: dict[str, TensorSnapshot] = {}
+    for snapshot in snapshots:
+        if found.setdefault(snapshot.path, snapshot) is not snapshot:
+            raise DuplicateNameError("two tensors have this name", tensor=snapshot.path)
+    return found
+
+
+def _view(torch: Input, burn: Input, given: Mapping[str, TensorSnapshot], pipeline: Pipeline, like: Any) -> LayoutView:
+    """Return the tensors of the PyTorch side in both layouts, by whatever states the kinds of its modules."""
+    shapes = {path: snapshot.shape for path, snapshot in given.items()}
+    if isinstance(like, (str, os.PathLike)):
+        with open_checkpoint(like) as pattern:
+            recorded = recorded_modules(pattern.metadata)
+        if recorded is None:
+            raise ModelError(f"{os.fsdecode(like)!r} does not record its modules", hint=_WAYS_OUT)
+        return view_of_record(recorded, shapes, "torch")
+    if like is not None:
+        return view_of_model(like, list(binding_for(like).walk(like)), rules=pipeline.rules, present=shapes)
+    if pipeline.rules is not None:
+        try:
+            return view_of_kinds(kinds_by_rules(shapes, pipeline.rules), shapes, "torch")
+        except ModelError as error:
+            error.hint = _WAYS_OUT  # that of a conversion speaks of writing
+            raise
+    for side in (torch, burn):
+        if side.model is not None and not isinstance(side.model, Mapping):  # a mapping states no modules
+            return view_of_model(side.model, list(binding_for(side.model).walk(side.model)), present=shapes)
+        recorded = side.recorded
+        if recorded is not None:
+            return view_of_record(recorded, shapes, "torch")
+    raise ModelError(
+        f"its tensors have torch's layout, those of {burn.name} Burn's, and nothing states the kinds of the modules",
+        hint=_WAYS_OUT,
+    )

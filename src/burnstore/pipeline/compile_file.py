@@ -1,0 +1,504 @@
+"""Compile what is written to a file: the tensors of a model, or those of other files.
+
+A format has no slots: each tensor that survives the stages makes a move. With `like` the plan is also held against a
+model or a file: every tensor must be one of its tensors, and it must get all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from ..errors import DuplicateNameError, ModelError, PatternError
+from ..models.binding import Slot
+from ..models.bindings import binding_for
+from ..tensor.dtype import DType
+from ..tensor.snapshot import TensorSnapshot
+from ..transforms.adapters import FunctionAdapter, IdentityAdapter, ModuleAdapter
+from ..transforms.layout import Layout
+from ..transforms.operations import CONCAT, Apply, Cast, Fill, Operation, operations_between
+from ..transforms.precision import cast
+from ..transforms.remap import keep_distinct
+from ..transforms.view import ConvertedView, LayoutView, Origin, join
+from .compile import adapter_name, check_adapted, listed, unknown_notes
+from .ends import Input, Target
+from .kinds import (
+    WAYS_OUT,
+    Known,
+    known_for_file,
+    layout_of,
+    recorded_counts,
+    renamed_modules,
+    view_of_model,
+    zero_count,
+)
+from .layouts import layout_note, proved_layout
+from .names import Named, name_tensors, rename_tensors
+from .options import Pipeline
+from .plan import Move, Plan
+
+_FILTERED = "the filter does not match it"
+
+_Row = tuple[TensorSnapshot, tuple[Origin, ...], tuple[Operation, ...]]
+"""A tensor on its way, its origins, and what was done to the whole of it."""
+
+
+# --- model → file -----------------------------------------------------------------------------------------------------
+
+
+def compile_save(model: Any, layout: Layout | None, pipeline: Pipeline) -> Plan:
+    """Return the plan of writing a model's tensors in a layout (None: the model's own).
+
+    Filters see the model's paths and containers; then come layout, adapter, cast and renames.
+    """
+    own = layout_of(model)
+    skip = bool(pipeline.skip_enum_variants)
+    slots = list(binding_for(model).walk(model, skip_enum_variants=skip))
+    plan = Plan(slots=slots, source_layout=own, layout=own)
+    given = [slot.snapshot() for slot in slots]
+    snapshots = _select(plan, given, pipeline)
+    adapter = pipeline.adapter
+    rows: list[_Row]
+    wanted = own if layout is None else layout
+    if adapter is not None and adapter.replaces_layout:
+        if adapter.gives_layout is not None and layout not in (None, adapter.gives_layout) and pipeline.layout:
+            raise ValueError(
+                f"layout={layout!r} contradicts {adapter_name(adapter)}, which gives {adapter.gives_layout}'s"
+            )
+        plan.layout = adapter.gives_layout or own
+        rows = _unchanged(snapshots)
+    elif wanted == own:
+        rows = _unchanged(snapshots)
+    else:
+        view = view_of_model(model, slots, skip_enum_variants=skip, rules=pipeline.rules)
+        seen = _model_in(wanted, own, view, slots, snapshots, is_filtered=pipeline.filter is not None)
+        plan.view, plan.is_converted, plan.layout, plan.constants = view, True, wanted, seen.constants
+        kept = seen.snapshots
+        if pipeline.filter is not None:  # a constant has no path in the model: the filter sees its path in the file
+            made = set(seen.filled)
+            matches = pipeline.filter.matches_with_container_path
+            kept = [each for each in kept if each.path not in made or matches(each.path, each.container_stack)]
+        rows = [(each, seen.origins.get(each.path) or (Origin(each.path),), _joined(seen, each.path)) for each in kept]
+        plan.notes += unknown_notes(view, own, {slot.path: slot.container_stack for slot in slots})
+        plan.notes += _filled_note(seen, {each.path for each in kept}, "the model declares them absent")
+    rows = _adapt(rows, adapter, plan)
+    rows = _cast(rows, pipeline)
+    _finish(plan, rows, pipeline)
+    return plan
+
+
+def _select(plan: Plan, given: list[TensorSnapshot], pipeline: Pipeline) -> list[TensorSnapshot]:
+    filter = pipeline.filter
+    if filter is None:
+        return given
+    selection = filter.select([(each.path, each.container_stack) for each in given])
+    _note_unmatched(plan, selection.unmatched, pipeline, "tensor of the model")
+    plan.fates |= {each.path: _FILTERED for each, kept in zip(given, selection, strict=True) if not kept}
+    return [each for each, kept in zip(given, selection, strict=True) if kept]
+
+
+def _note_unmatched(plan: Plan, unmatched: Sequence[str], pipeline: Pipeline, what: str) -> None:
+    if unmatched and pipeline.unmatched == "error":
+        raise PatternError(f"the filter {unmatched[0]!r} matched no {what}", hint="burnstore inspect lists the names")
+    plan.notes += [f"the filter's {text!r} matched no {what}" for text in unmatched]
+
+
+def _unchanged(snapshots: Sequence[TensorSnapshot]) -> list[_Row]:
+    return [(each, (Origin(each.path),), ()) for each in snapshots]
+
+
+def _joined(seen: ConvertedView, path: str) -> tuple[Operation, ...]:
+    return (CONCAT,) if len(seen.origins.get(path, ())) > 1 else ()
+
+
+def _model_in(
+    wanted: Layout,
+    own: Layout,
+    view: LayoutView,
+    slots: Sequence[Slot],
+    snapshots: Sequence[TensorSnapshot],
+    *,
+    is_filtered: bool,
+) -> ConvertedView:
+    """Return a model's tensors in another layout; every one must have a counterpart there."""
+    by_path = {snapshot.path: snapshot for snapshot in snapshots}
+    view.check(by_path if is_filtered else None, own)
+    ids = {slot.path: found for slot in slots if (found := getattr(slot, "part_ids", None)) is not None}
+    seen = view.to_burn(by_path, ids) if wanted == "burn" else view.to_torch(by_path)
+    left_out = next((path for path in by_path if path not in seen.used), None)
+    if left_out is not None:
+        lacking = seen.incomplete and f" ({', '.join(next(iter(seen.incomplete.values())))} would be needed too)"
+        raise ModelError(
+            f"it has no counterpart in {wanted}'s layout{lacking or ''}",
+            tensor=left_out,
+            hint=f'layout="{own}" keeps the layout, a filter leaves the tensor out',
+        )
+    for path, parts in seen.incomplete.items():
+        raise ModelError(f"it cannot be made without {', '.join(parts)}", tensor=path, hint="do not filter them out")
+    if wanted == "torch":  # PyTorch counts from zero what Burn does not count
+        seen.snapshots.extend(map(zero_count, seen.lost))
+    return seen
+
+
+def _filled_note(seen: ConvertedView, kept: set[str], why: str) -> list[str]:
+    filled = [path for path in seen.filled if path in kept]
+    return [f"filled with constants, because {why}: {listed(filled)}"] if filled else []
+
+
+# --- files → file -----------------------------------------------------------------------------------------------------
+
+
+def compile_convert(source: Input, pipeline: Pipeline, layout: Layout | None, like: Target | None = None) -> Plan:
+    """Return the plan of writing the tensors of files in a layout (None: the source's own).
+
+    ``like`` is a model, a declaration or a file that the result must be complete for; it also states module kinds.
+    """
+    return _Conversion(source, pipeline, like).compiled(layout)
+
+
+class _Conversion:
+    """The stages of a conversion, in their order."""
+
+    def __init__(self, source: Input, pipeline: Pipeline, like: Target | None) -> None:
+        self.source = source
+        self.pipeline = pipeline
+        self.like = like
+        self.plan = Plan(notes=[])
+        if like is None:
+            self.named: Named = rename_tensors(source, pipeline)
+        else:
+            self.named = name_tensors(source, pipeline, like)
+        self.index = {snapshot.path: snapshot for snapshot in self.named.snapshots}
+        if len(self.index) < len(self.named.snapshots):
+            seen: set[str] = set()
+            for snapshot in self.named.snapshots:
+                if snapshot.path in seen:
+                    raise DuplicateNameError("two tensors have this name", tensor=snapshot.path)
+                seen.add(snapshot.path)
+
+    def compiled(self, layout: Layout | None) -> Plan:
+        plan, pipeline, adapter = self.plan, self.pipeline, self.pipeline.adapter
+        plan.notes += self.named.notes
+        plan.fates |= self.named.dropped
+        own = self.own_layout()
+        wanted = own if pipeline.keep_layout else pipeline.target_layout or layout or own
+        self._add_ties()
+        replaced = adapter is not None and adapter.replaces_layout
+        is_converted = own != wanted and not replaced
+        if own is None and is_converted:
+            raise ModelError(
+                f"the source does not state its layout, and the target has {wanted}'s",
+                hint='pass layout="torch" or layout="burn", or keep_layout=True to copy names and axes unchanged',
+            )
+        known = self._known(own, is_needed=is_converted, is_wanted=is_converted or adapter is not None)
+        plan.source_layout = plan.layout = own
+        plan.view = None if known is None else known.view
+        plan.guess = None if known is None else known.guess
+        rows = _unchanged(list(self.index.values()))
+        if known is not None and is_converted:
+            rows = self._converted(known, wanted)
+        if self.like is not None:
+            self._check_like(own, wanted, rows, known)
+        rows = self._filtered(rows)
+        rows = _adapt(rows, adapter, plan, self._owners(known))
+        if replaced and adapter is not None:
+            plan.layout = adapter.gives_layout or own
+        if adapter is not None and known is None:
+            self._check_effect(adapter, rows)
+        rows = _cast(rows, pipeline)
+        rows = self._with_full_paths(rows)
+        originals = self.named.originals
+        for snapshot, origins, steps in rows:
+            if originals:
+                origins = tuple(each._replace(source=originals.get(each.source or "", each.source)) for each in origins)
+            plan.moves.append(Move(snapshot.path, origins, steps, snapshot))
+        plan.renames = {original: name for name, original in originals.items()}
+        return plan
+
+    def own_layout(self) -> Layout | None:
+        """Return the layout of the source: given, stated, or proved against a model."""
+        layout = self.pipeline.layout or self.source.layout
+        if layout is not None or self.like is None or self.like.layout is None:
+            return layout
+        if self.like.layout == "torch":
+            self.plan.notes.append(layout_note(self.source.name, "torch", "PyTorch models are saved so"))
+            return "torch"
+        view = self.like.view(self.index)
+        shapes = {slot.path: slot.shape for slot in self.like.slots}
+        proved = proved_layout(view, self.index, shapes, None, self.source.name)
+        if proved is None:
+            return None
+        self.plan.notes.append(layout_note(self.source.name, *proved))
+        return proved[0]
+
+    def _add_ties(self) -> None:
+        """Give a tied tensor that the source leaves out the values of the tensor that it is tied to."""
+        like = self.like
+        if like is None:
+            return
+        holders: dict[int, str] = {}
+        for slot in like.slots:
+            if slot.path in self.index:
+                holders.setdefault(slot.identity(), slot.path)
+        for slot in like.slots:
+            leader = holders.get(slot.identity())
+            if leader is not None and slot.path not in self.index:
+                self.index[slot.path] = self.index[leader].with_path(slot.path)
+                self.named.originals[slot.path] = self.named.original(leader)
+                self.plan.notes.append(f"'{slot.path}' is tied to '{leader}' and gets its values")
+
+    def _known(self, own: Layout | None, *, is_needed: bool, is_wanted: bool) -> Known | None:
+        """Return what is known of the modules; ModelError if it is needed and nothing states it."""
+        if not is_wanted or own is None:
+            return None
+        shapes = {path: snapshot.shape for path, snapshot in self.index.items()}
+        if self.like is not None:
+            return Known(self.like.view(self.index), f"like {self.like.name}", True)
+        recorded = self.source.recorded
+        if recorded is not None and self.named.originals:
+            names = {self.named.original(name): name for name in self.index}
+            recorded = renamed_modules(recorded, names, own)
+            if recorded is None and not (self.pipeline.rules or self.pipeline.guess) and is_needed:
+                raise ModelError(
+                    "the source records its modules, and the renames change names within them",
+                    hint="rename whole modules, or pass like= or rules= that use the new names",
+                )
+        known = known_for_file(shapes, own, self.pipeline, recorded, self._keeps)
+        if known is None and is_needed:
+            raise ModelError(f"nothing states the kinds of the modules of this file in {own}'s layout", hint=WAYS_OUT)
+        return known
+
+    def _converted(self, known: Known, wanted: Layout | None) -> list[_Row]:
+        """Return the tensors in the wanted layout; every one is used, and none is made up."""
+        assert wanted is not None
+        plan, own = self.plan, self.plan.source_layout
+        assert own is not None
+        known.view.check([path for path in self.index if self._keeps(path)], own)
+        seen = known.view.convert(self.index, wanted)
+        for path, parts in seen.incomplete.items():
+            if self._keeps(path):
+                raise ModelError(f"cannot be made: {', '.join(parts)} is missing", tensor=path)
+        for path in self.index:
+            if path not in seen.used:
+                if self._keeps(path):
+                    raise ModelError(f"it has no counterpart in {wanted}'s layout", tensor=path, hint=WAYS_OUT)
+                plan.fates[self.named.original(path)] = _FILTERED
+        if wanted == "torch" and seen.filled and not known.is_declared:
+            raise ModelError(
+                "it is absent, and nothing declares that the module has none",
+                tensor=seen.filled[0],
+                hint="pass like= a model that declares the module",
+            )
+        plan.layout, plan.is_converted, plan.constants = wanted, True, seen.constants
+        if wanted == "torch":
+            counts = known.counts or recorded_counts(self.source.recorded)
+            seen.snapshots.extend(counts.get(path) or zero_count(path) for path in seen.lost)
+            seen.origins.update({path: (_count_origin(counts.get(path)),) for path in seen.lost})
+        else:
+            used = {origin.source for made in seen.origins.values() for origin in made}
+            for path in seen.lost:
+                if path in self.index and path not in used:
+                    plan.fates[self.named.original(path)] = "Burn's layout has no such tensor; its value is recorded"
+        plan.notes += unknown_notes(known.view, own, {}, self._keeps)
+        plan.notes += _filled_note(seen, {each.path for each in seen.snapshots}, "the source leaves them out")
+        return [
+            (each, seen.origins.get(each.path) or (Origin(each.path),), _joined(seen, each.path))
+            for each in seen.snapshots
+        ]
+
+    def _keeps(self, name: str) -> bool:
+        """Return whether the filter keeps a tensor of this name in the target."""
+        filter = self.pipeline.filter
+        return filter is None or filter.matches_with_container_path(name, self._containers.get(name, ()))
+
+    @cached_property
+    def _containers(self) -> dict[str, tuple[str, ...]]:
+        return {} if self.like is None else {slot.path: slot.container_stack for slot in self.like.slots}
+
+    def _check_like(self, own: Layout | None, wanted: Layout | None, rows: Sequence[_Row], known: Known | None) -> None:
+        """Refuse a tensor that the model or file given as like does not have, and one that the source lacks."""
+        like = self.like
+        assert like is not None
+        given = self.index
+        if like.layout is not None and own != like.layout:
+            if wanted == like.layout:
+                given = {snapshot.path: snapshot for snapshot, _, _ in rows}
+            else:
+                view = known.view if known is not None else like.view(self.index)
+                given = {each.path: each for each in view.convert(self.index, like.layout).snapshots}
+        slots = {slot.path: slot for slot in like.slots}
+        for name, snapshot in given.items():
+            slot = slots.get(name)
+            if slot is None and not self._keeps(name):
+                continue
+            if slot is None:
+                raise ModelError(f"{like.name}, given as like, has no such tensor", tensor=name)
+            if slot.shape != snapshot.shape:
+                raise ModelError(
+                    f"its shape is {list(snapshot.shape)}; {like.name}, given as like, has {list(slot.shape)}",
+                    tensor=name,
+                )
+            if slot.dtype.kind is not snapshot.dtype.kind and not _alike(slot, snapshot):
+                raise ModelError(
+                    f"its dtype is {snapshot.dtype}; {like.name}, given as like, has {slot.dtype}", tensor=name
+                )
+        for name in slots if like.is_whole else ():
+            if name not in given and self._keeps(name):
+                raise ModelError(f"{like.name}, given as like, has this tensor, and the source has not", tensor=name)
+
+    def _filtered(self, rows: list[_Row]) -> list[_Row]:
+        filter = self.pipeline.filter
+        if filter is None:
+            return rows
+        pairs = [(row[0].path, self._containers.get(row[0].path) or row[0].container_stack) for row in rows]
+        selection = filter.select(pairs)
+        _note_unmatched(self.plan, selection.unmatched, self.pipeline, "tensor of the target")
+        kept = [row for row, is_kept in zip(rows, selection, strict=True) if is_kept]
+        used = {origin.source for _, origins, _ in kept for origin in origins}
+        for (_, origins, _), is_kept in zip(rows, selection, strict=True):
+            for origin in origins:
+                if not is_kept and origin.source is not None and origin.source not in used:
+                    self.plan.fates[self.named.original(origin.source)] = _FILTERED
+        return kept
+
+    def _owners(self, known: Known | None) -> dict[str, str]:
+        """Return the module type that an adapter sees for each tensor, by its name in the target."""
+        owners: dict[str, str] = {}
+        for module in known.view.modules if known is not None else ():
+            for link in module.map.links:
+                name = join(module.burn, link.burn) if self.plan.layout == "burn" else join(module.torch, link.torch)
+                if module.map.owner:
+                    owners[name] = f"Struct:{module.map.owner}"
+        return owners
+
+    def _check_effect(self, adapter: ModuleAdapter, rows: Sequence[_Row]) -> None:
+        """Refuse an adapter that goes by the modules where nothing states them: it would do nothing, silently."""
+        if isinstance(adapter, (IdentityAdapter, FunctionAdapter)) or any(steps for _, _, steps in rows):
+            return
+        if all(row[0].path == name for row, name in zip(rows, self.index, strict=False)):
+            raise ModelError(
+                f"{adapter_name(adapter)} goes by the kinds of modules, and nothing states them",
+                hint="pass like= a model or declaration, rules={pattern: kind}, or guess=True",
+            )
+
+    def _with_full_paths(self, rows: list[_Row]) -> list[_Row]:
+        full = {} if self.like is None or self.plan.layout != "burn" else self.like.full_paths
+        if not full:
+            return rows
+        return [(row[0].with_path(full.get(row[0].path, row[0].path)), *row[1:]) for row in rows]
+
+
+def _count_origin(count: TensorSnapshot | None) -> Origin:
+    value = 0 if count is None else int(count.numpy())
+    return Origin(None, (Fill(value, (), DType.I64),))
+
+
+def _alike(slot: Slot, snapshot: TensorSnapshot) -> bool:
+    """Return whether dtypes of different kinds stand for each other: integers of both signs, quantized floats."""
+    kinds = {slot.dtype.kind.name, snapshot.dtype.kind.name}
+    return kinds in ({"INT", "UINT"}, {"FLOAT", "QUANTIZED"}, {"BOOL", "UINT"})
+
+
+# --- stages of both ---------------------------------------------------------------------------------------------------
+
+
+def _adapt(
+    rows: list[_Row], adapter: ModuleAdapter | None, plan: Plan, owners: Mapping[str, str] | None = None
+) -> list[_Row]:
+    """Return the tensors after an adapter, module by module where it asks for that."""
+    if adapter is None:
+        return rows
+    if owners:
+        rows = [
+            (row[0].replace(container_stack=(owners[row[0].path],)), *row[1:]) if row[0].path in owners else row
+            for row in rows
+        ]
+    if adapter.is_structural:
+        rows = _module_by_module(rows, adapter)
+    adapted: list[_Row] = []
+    name = adapter_name(adapter)
+    changed = 0
+    for snapshot, origins, steps in rows:
+        after = adapter.adapt(snapshot)
+        more = () if after is snapshot else operations_between(snapshot, after, name)
+        check_adapted(adapter, snapshot, after, more, is_converted=plan.is_converted)
+        changed += after.path != snapshot.path or after.shape != snapshot.shape
+        adapted.append((after, origins, (*steps, *more)))
+    if changed and not adapter.replaces_layout:
+        plan.notes.append(
+            f"{name} changes the names or axes of {changed} tensors; the file still states the layout "
+            f"{plan.layout or 'unknown'}"
+        )
+    return adapted
+
+
+def _module_by_module(rows: Sequence[_Row], adapter: ModuleAdapter) -> list[_Row]:
+    """Return the tensors after the adapter has seen each module once and whole; its result takes the first place."""
+    modules: dict[tuple[str, str], dict[str, _Row]] = {}
+    owners: list[tuple[str, str] | None] = []
+    for row in rows:
+        snapshot = row[0]
+        parent, _, name = snapshot.path.rpartition(".")
+        module_type = snapshot.module_type
+        owners.append(None if module_type is None else (parent, module_type))
+        if module_type is not None:
+            members = modules.setdefault((parent, module_type), {})
+            if name in members:
+                raise DuplicateNameError("two tensors of the model have this path", tensor=snapshot.path)
+            members[name] = row
+    replaced: dict[tuple[str, str], list[_Row]] = {}
+    step = Apply(adapter_name(adapter))
+    for (parent, module_type), members in modules.items():
+        given = {name: row[0] for name, row in members.items()}
+        found = adapter.adapt_module(module_type, dict(given))
+        if list(found.items()) != list(given.items()):
+            prefix = f"{parent}." if parent else ""
+            origins = tuple(origin for row in members.values() for origin in row[1])
+            replaced[parent, module_type] = [
+                (_named(prefix + name, tensor), origins, (step,)) for name, tensor in found.items()
+            ]
+    result: list[_Row] = []
+    shown: set[tuple[str, str]] = set()
+    for row, owner in zip(rows, owners, strict=True):
+        if owner is None or owner not in replaced:
+            result.append(row)
+        elif owner not in shown:
+            shown.add(owner)
+            result += replaced[owner]
+    return result
+
+
+def _named(path: str, snapshot: TensorSnapshot) -> TensorSnapshot:
+    return snapshot if snapshot.path == path else snapshot.with_path(path)
+
+
+def _cast(rows: list[_Row], pipeline: Pipeline) -> list[_Row]:
+    dtype = pipeline.cast
+    if dtype is None:
+        return rows
+    step = Cast(dtype)
+    return [
+        (cast(row[0], dtype), row[1], (*row[2], step)) if row[0].dtype.is_float and row[0].dtype is not dtype else row
+        for row in rows
+    ]
+
+
+def _finish(plan: Plan, rows: list[_Row], pipeline: Pipeline) -> None:
+    """Rename the tensors of a model as the file is to have them, and make their moves."""
+    remapper = pipeline.rename
+    names = [row[0].path for row in rows]
+    if remapper is not None:
+        renaming = remapper.remap_names(names)
+        if renaming.unmatched and pipeline.unmatched == "error":
+            raise PatternError(f"the rename {renaming.unmatched[0]!r} matched no tensor")
+        plan.notes += [f"the remapping {rule!r} matched no tensor of the model" for rule in renaming.unmatched]
+        kept = keep_distinct(renaming.names, names, pipeline.on_collision)
+        is_kept = set(kept)
+        for row, name in enumerate(names):
+            if row not in is_kept:
+                plan.fates[name] = f"another tensor is renamed to {renaming.names[row]!r} as well"
+                plan.notes.append(f"{name!r} was left out: {plan.fates[name]}")
+        plan.renames = {names[row]: renaming.names[row] for row in kept}
+        rows = [(_named(renaming.names[row], rows[row][0]), *rows[row][1:]) for row in kept]
+    plan.moves = [Move(row[0].path, row[1], row[2], row[0]) for row in rows]

@@ -1,0 +1,198 @@
+"""Ends: the two ends of a tensor's way.
+
+An `Input` has tensors by name: a file, a model, a mapping. A `Target` has slots that want tensors: a model, a
+declaration, an outline, or a file in whose place tensors are to go. A format that is written is no target: it takes
+what comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NoReturn
+
+from ..checkpoint import Checkpoint
+from ..errors import DuplicateNameError, ModelError
+from ..formats.base import LAYOUT_KEY
+from ..models.binding import Slot
+from ..models.bindings import binding_for
+from ..tensor.data import Array, Shape, TensorData
+from ..tensor.dtype import DType
+from ..tensor.scalar import Scalar
+from ..tensor.snapshot import TensorSnapshot
+from ..transforms.layout import LAYOUTS, Layout
+from ..transforms.view import LayoutView
+from .kinds import RecordedModule, layout_of, recorded_modules, view_of_model, view_of_record
+from .options import Pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """Named tensors and what is known about them."""
+
+    name: str
+    snapshots: Sequence[TensorSnapshot]
+    layout: Layout | None
+    """The layout that the source states; None if it states none."""
+
+    format: str | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    scalars: Mapping[str, Scalar] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    checkpoint: Checkpoint | None = None
+    model: Any = None
+
+    @property
+    def recorded(self) -> list[RecordedModule] | None:
+        """The modules that the source records in its metadata; CorruptError if that is damaged."""
+        return recorded_modules(self.metadata)
+
+
+def input_of_file(file: Checkpoint) -> Input:
+    """Return an open file as an input."""
+    layout = next((known for known in LAYOUTS if known == file.layout), None)
+    return Input(
+        file.path, list(file.values()), layout, file.format, file.metadata, file.scalars, file.notes, checkpoint=file
+    )
+
+
+def layout_evidence(file: Checkpoint, given: Layout | None) -> str | None:
+    """Return how the layout of a file is known; None if it is not."""
+    metadata = file.metadata
+    if given is not None:
+        return f"layout {given}: given by the caller"
+    if LAYOUT_KEY in metadata:
+        return f"layout {file.layout or 'unknown'}: the metadata has {LAYOUT_KEY}={metadata[LAYOUT_KEY]}"
+    if file.format == "safetensors" and file.layout is not None:
+        key = "format" if metadata.get("format") == "pt" else "producer"
+        return f"layout {file.layout}: the metadata has {key}={metadata.get(key, '')}"
+    return None if file.layout is None else f"layout {file.layout}: {file.format} files have it"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Slots that want tensors, their layout (None: that of the source), and how they look in the other layout.
+
+    ``view`` is called with the names of the tensors that the source has.
+    """
+
+    slots: Sequence[Slot]
+    layout: Layout | None
+    view: Callable[[Iterable[str]], LayoutView]
+    name: str = ""
+    full_paths: Mapping[str, str] = field(default_factory=dict)
+    """The paths with enum variants of slots whose paths are matched without them."""
+
+    is_whole: bool = True
+    """Whether the source must have every tensor of it."""
+
+
+def target_of_model(model: Any, *, skip_enum_variants: bool = False, rules: Mapping[str, str] | None = None) -> Target:
+    """Return a model as a target; DuplicateNameError if two of its tensors have one path."""
+    slots = list(binding_for(model).walk(model, skip_enum_variants=skip_enum_variants))
+    check_distinct(slots)
+
+    def view(present: Iterable[str]) -> LayoutView:
+        return view_of_model(model, slots, skip_enum_variants=skip_enum_variants, rules=rules, present=present)
+
+    return Target(slots, layout_of(model), view, type(model).__name__)
+
+
+def with_full_paths(target: Target, model: Any) -> Target:
+    """Return a target that was matched without enum variants with the paths that a file of the model has."""
+    full = [slot.path for slot in binding_for(model).walk(model)]
+    paths = {slot.path: path for slot, path in zip(target.slots, full, strict=True) if slot.path != path}
+    return replace(target, full_paths=paths)
+
+
+def check_distinct(slots: Sequence[Slot]) -> None:
+    """Raise DuplicateNameError where two different tensors of a model have one path."""
+    if len({slot.path for slot in slots}) < len(slots):
+        by_path = {slot.path: slot for slot in slots}
+        for slot in slots:
+            if slot.identity() != by_path[slot.path].identity():
+                raise DuplicateNameError("two tensors of the model have this path", tensor=slot.path)
+
+
+class FileSlot:
+    """The place of one tensor in a file; tensors are matched with it, and never assigned."""
+
+    __slots__ = ("_held", "container_stack", "path")
+
+    keeps_dtype = True
+    fixed = True
+
+    def __init__(self, held: TensorSnapshot) -> None:
+        self._held = held
+        self.path = held.path
+        self.container_stack = held.container_stack
+
+    @property
+    def shape(self) -> Shape:
+        return self._held.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self._held.dtype
+
+    def snapshot(self) -> TensorSnapshot:
+        return self._held
+
+    def identity(self) -> int:
+        return id(self)
+
+    def buffer(self) -> None:
+        return None
+
+    def check_fill(self, value: Array | TensorData) -> NoReturn:
+        raise ModelError("cannot load into a file", tensor=self.path, hint="use burnstore.convert to write another one")
+
+    def assign(self, value: Array | TensorData, param_id: int | None, *, fill: bool = False) -> None:
+        self.check_fill(value)
+
+    def filled(self, param_id: int | None) -> None:
+        return None
+
+
+def target_of_file(file: Checkpoint, source: Input, pipeline: Pipeline) -> Target:
+    """Return the tensors of an open file as slots for those of a source.
+
+    Where the two layouts differ, the kinds of modules come from rules, or from the record of either file.
+    """
+    layout = next((known for known in LAYOUTS if known == file.layout), None)
+    shapes = {name: file[name].shape for name in file}
+    return Target(
+        [FileSlot(each) for each in file.values()],
+        layout,
+        partial(_view_of_file, file, layout, shapes, source, pipeline),
+        file.path,
+    )
+
+
+def _view_of_file(
+    file: Checkpoint,
+    layout: Layout | None,
+    shapes: Mapping[str, Shape],
+    source: Input,
+    pipeline: Pipeline,
+    present: Iterable[str],
+) -> LayoutView:
+    from ..transforms.view import module_tree, view_of_burn, view_of_torch
+    from .kinds import kinds_by_rules
+
+    assert layout is not None  # a file of unknown layout is never viewed in another
+    if pipeline.rules is not None:
+        root = module_tree(shapes, kinds_by_rules(shapes, pipeline.rules))
+        return view_of_torch(root, is_declared=False) if layout == "torch" else view_of_burn(root, present)
+    recorded = recorded_modules(file.metadata)
+    if recorded is not None:
+        return view_of_record(recorded, shapes, layout)
+    recorded, own = source.recorded, pipeline.layout or source.layout
+    if recorded is not None and own is not None:
+        return view_of_record(recorded, {each.path: each.shape for each in source.snapshots}, own)
+    raise ModelError(
+        f"the file has {layout}'s layout, the source {own}'s, and neither records its modules",
+        path=file.path,
+        hint="pass rules={pattern: kind}, or a model instead of a file",
+    )

@@ -1,0 +1,369 @@
+"""Kinds: what the modules behind a set of named tensors are, and who says so.
+
+A conversion between layouts needs the kind of every module. In this order: rules of the caller for the modules that
+they match; a live model or a declaration; what a file records of its modules; a guess by names and shapes, if it is
+asked for. All of them end in one `LayoutView`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import AmbiguousError, CorruptError, ModelError, PatternError, located
+from ..models.binding import Slot
+from ..models.bindings import binding_for
+from ..tensor.data import Shape
+from ..tensor.snapshot import TensorSnapshot
+from ..transforms.guess import Guess, guess_kinds
+from ..transforms.layout import (
+    AS_IS,
+    COUNT,
+    Layout,
+    ModuleKind,
+    burn_map_of_torch,
+    torch_map,
+    torch_name,
+)
+from ..transforms.patterns import compile_pattern
+from ..transforms.view import LayoutView, PlacedModule, join, module_tree, same_names, view_of_burn, view_of_torch
+from .options import Pipeline, layout_named
+
+MODULES_KEY = "burnstore.modules"
+"""The metadata key under which a file records its modules: PyTorch path → kind, and Burn's path if it is another.
+
+It is JSON: ``{"fc": "Linear", "net.2": ["Linear", "net.1"], "bn": ["BatchNorm2d", "bn", {"gamma": 1.0}]}``, where the
+last entry has the tensors that Burn has and PyTorch does not, because they are constant.
+"""
+
+WAYS_OUT = (
+    "pass like= a model or declaration, rules={pattern: kind}, guess=True to decide by names and shapes, "
+    "or keep_layout=True to copy names and axes unchanged"
+)
+
+
+def layout_of(model: Any) -> Layout:
+    """Return the layout of a model's tensors: the one it declares as ``burnstore_layout``, else its framework's.
+
+    >>> from burnstore import nn
+    >>> layout_of(nn.Linear(2, 3))
+    'burn'
+    """
+    declared = getattr(model, "burnstore_layout", None)
+    return layout_named(binding_for(model).layout if declared is None else declared)
+
+
+# --- live models ------------------------------------------------------------------------------------------------------
+
+
+def view_of_model(
+    model: Any,
+    slots: Iterable[Slot],
+    *,
+    skip_enum_variants: bool = False,
+    rules: Mapping[str, str] | None = None,
+    present: Iterable[str] | None = None,
+) -> LayoutView:
+    """Return a model's tensors in both layouts.
+
+    ``rules`` name kinds that the model does not state; ``present`` are the names in a file that is to be loaded.
+    """
+    layout = layout_of(model)
+    shapes = {slot.path: slot.shape for slot in slots}
+    kinds: dict[str, ModuleKind | None] = dict(binding_for(model).kinds(model, skip_enum_variants=skip_enum_variants))
+    if rules:
+        kinds.update(kinds_by_rules(shapes, rules))
+    if layout == "torch":
+        _check_in_module(shapes, kinds)
+    root = module_tree(shapes, kinds)
+    return view_of_torch(root) if layout == "torch" else view_of_burn(root, present)
+
+
+def _check_in_module(paths: Iterable[str], kinds: Mapping[str, ModuleKind | None]) -> None:
+    """Refuse tensors of PyTorch that are in no module, as in a state dict: their kind is unknown."""
+    for path in paths:
+        if path.rpartition(".")[0] not in kinds:
+            raise ModelError(
+                "cannot determine the module kind of this tensor: it is in no module",
+                tensor=path,
+                hint='pass the module itself, rules={pattern: kind}, or layout="torch" to keep PyTorch\'s layout',
+            )
+
+
+def kinds_by_rules(paths: Iterable[str], rules: Mapping[str, str]) -> dict[str, ModuleKind]:
+    """Return the kinds that rules give to the modules of these tensors; the last rule that matches wins.
+
+    >>> {path: str(kind) for path, kind in kinds_by_rules(["fc.weight", "fc.bias"], {"^fc$": "Linear"}).items()}
+    {'fc': 'Linear'}
+    """
+    compiled = [(compile_pattern(pattern), ModuleKind.parse(kind)) for pattern, kind in rules.items()]
+    modules: dict[str, None] = {}
+    for path in paths:
+        owner = path.rpartition(".")[0]
+        while owner not in modules:
+            modules[owner] = None
+            owner = owner.rpartition(".")[0]
+    found: dict[str, ModuleKind] = {}
+    unmatched: dict[str, re.Pattern[str]] = {pattern.pattern: pattern for pattern, _ in compiled}
+    for module in modules:
+        for pattern, kind in compiled:
+            if pattern.search(module):
+                found[module] = kind
+                unmatched.pop(pattern.pattern, None)
+    if unmatched:
+        raise PatternError(f"the rule {next(iter(unmatched))!r} matched no module")
+    return found
+
+
+# --- the record in a file's metadata ----------------------------------------------------------------------------------
+
+
+class RecordedModule(NamedTuple):
+    """A module as metadata records it: its path in both layouts, its kind in PyTorch, and its constant tensors."""
+
+    torch: str
+    burn: str
+    kind: ModuleKind
+    filled: Mapping[str, float]
+
+    def path(self, layout: Layout) -> str:
+        """Return the path in a layout."""
+        return self.torch if layout == "torch" else self.burn
+
+
+def record_text(modules: Iterable[RecordedModule]) -> str:
+    """Return modules as text for a file's metadata."""
+    record: dict[str, Any] = {}
+    for module in modules:
+        kind = str(module.kind)
+        if module.filled:
+            record[module.torch] = [kind, module.burn, dict(module.filled)]
+        else:
+            record[module.torch] = kind if module.burn == module.torch else [kind, module.burn]
+    return json.dumps(record, separators=(",", ":"), ensure_ascii=False)
+
+
+def recorded_by(view: LayoutView) -> list[RecordedModule]:
+    """Return the modules of a view as a file records them, so that it can be converted without the model."""
+    modules = []
+    for module in view.modules:
+        kind = ModuleKind(AS_IS) if module.kind is None else module.kind
+        kind = ModuleKind(torch_name(kind.name) or kind.name, kind.options)
+        filled = {fill.burn: fill.value for fill in module.map.fills}
+        modules.append(RecordedModule(module.torch, module.burn, kind, filled))
+    return modules
+
+
+def recorded_modules(metadata: Mapping[str, str]) -> list[RecordedModule] | None:
+    """Return the modules that a file records; None if it records none, CorruptError if the record is damaged."""
+    text = metadata.get(MODULES_KEY)
+    if text is None:
+        return None
+    try:
+        record = json.loads(text)
+        if not isinstance(record, dict):
+            raise ValueError("expected an object")
+        return [_recorded(path, said) for path, said in record.items()]
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CorruptError(f"the metadata's {MODULES_KEY} is damaged: {error}") from error
+
+
+def _recorded(path: str, said: Any) -> RecordedModule:
+    if isinstance(said, str):
+        return RecordedModule(path, path, ModuleKind.parse(said), {})
+    kind, burn, *rest = said
+    filled = rest[0] if rest else {}
+    is_sound = isinstance(filled, dict) and all(isinstance(value, (int, float)) for value in filled.values())
+    if not isinstance(burn, str) or not is_sound or len(rest) > 1:
+        raise ValueError(f"{path!r} is {said!r}")
+    return RecordedModule(path, burn, ModuleKind.parse(kind), filled)
+
+
+def renamed_modules(
+    modules: Sequence[RecordedModule], names: Mapping[str, str], layout: Layout
+) -> list[RecordedModule] | None:
+    """Return recorded modules under new names; ``names`` maps old tensor names of ``layout`` to new ones.
+
+    None if a rename changes names within a module: what the record says does not describe the file any more.
+    """
+    below: dict[str, set[str]] = {}
+    own = {module.path(layout) for module in modules}
+    for old, new in names.items():
+        path = old.rpartition(".")[0]
+        while path and path not in own:
+            path = path.rpartition(".")[0]
+        suffix = old[len(path) :] if path else f".{old}"
+        if path not in own or not f".{new}".endswith(suffix):
+            return None
+        below.setdefault(path, set()).add(f".{new}"[: -len(suffix)].removeprefix("."))
+    renamed = []
+    for module in modules:
+        targets = below.get(module.path(layout))
+        if targets is None:
+            continue  # none of its tensors takes part
+        if len(targets) > 1:
+            return None
+        moved = _moved(module, targets.pop(), layout)
+        if moved is None:
+            return None
+        renamed.append(moved)
+    return renamed
+
+
+def _moved(module: RecordedModule, path: str, layout: Layout) -> RecordedModule | None:
+    """Return a module whose path in one layout became another; its path in the other layout follows."""
+    old, other = module.path(layout), module.burn if layout == "torch" else module.torch
+    if old == other:
+        return module._replace(torch=path, burn=path)
+    if old == path:
+        return module
+    before, after = old.split("."), path.split(".")
+    same = 0  # the segments at the end that the rename left alone
+    while same < min(len(before), len(after)) and before[-1 - same] == after[-1 - same]:
+        same += 1
+    head, new_head = before[: len(before) - same], after[: len(after) - same]
+    segments = other.split(".")
+    if segments[: len(head)] != head:
+        return None
+    follows = ".".join([*new_head, *segments[len(head) :]])
+    return module._replace(torch=path, burn=follows) if layout == "torch" else module._replace(torch=follows, burn=path)
+
+
+def view_of_record(
+    modules: Iterable[RecordedModule],
+    shapes: Mapping[str, Shape],
+    layout: Layout,
+    keeps: Callable[[str], bool] = lambda name: True,
+) -> LayoutView:
+    """Return the tensors of a file in both layouts, by its recorded modules; its names are of ``layout``."""
+    own = {module.path(layout): module for module in modules}
+    below: dict[str, dict[str, Shape]] = {path: {} for path in own}
+    for name, shape in shapes.items():
+        path = name.rpartition(".")[0]
+        while path and path not in own:
+            path = path.rpartition(".")[0]
+        if path not in own:
+            if keeps(name):
+                raise ModelError(f"the metadata's {MODULES_KEY} does not name its module", tensor=name)
+            continue
+        below[path][name[len(path) + 1 :] if path else name] = shape
+    return LayoutView(_placed(own[path], tensors, layout) for path, tensors in below.items() if tensors)
+
+
+def _placed(module: RecordedModule, tensors: Mapping[str, Shape], layout: Layout) -> PlacedModule:
+    with located(tensor=module.path(layout)):
+        if module.kind.name == AS_IS:
+            return PlacedModule(module.torch, module.burn, None, same_names(tensors))
+        if layout == "torch":
+            found = torch_map(module.kind, tensors, all_biases=any(name.endswith("bias") for name in module.filled))
+        else:
+            found = burn_map_of_torch(module.kind, tensors, module.filled)
+    return PlacedModule(module.torch, module.burn, module.kind, found)
+
+
+def recorded_counts(modules: Iterable[RecordedModule] | None) -> dict[str, TensorSnapshot]:
+    """Return the counters that PyTorch has and Burn does not, where the record states their values."""
+    found = {}
+    for module in modules or ():
+        count = module.kind.option(COUNT)
+        if count is not None and abs(count) < 1 << 63:
+            path = join(module.torch, COUNT)
+            found[path] = TensorSnapshot.from_numpy(path, np.array(count, np.int64))
+    return found
+
+
+def zero_count(path: str) -> TensorSnapshot:
+    """Return a counter that PyTorch has and Burn does not, at its start."""
+    return TensorSnapshot.from_numpy(path, np.zeros((), np.int64))
+
+
+# --- files: whatever states their modules -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A view of a file's tensors in both layouts, and where the kinds come from."""
+
+    view: LayoutView
+    evidence: str
+    is_declared: bool
+    """Whether the source of the kinds also states which tensors are absent."""
+
+    guess: Guess | None = None
+    counts: Mapping[str, TensorSnapshot] = field(default_factory=dict)
+
+
+def known_for_file(
+    shapes: Mapping[str, Shape],
+    layout: Layout,
+    pipeline: Pipeline,
+    recorded: Sequence[RecordedModule] | None,
+    keeps: Callable[[str], bool],
+) -> Known | None:
+    """Return what is known of the modules of named tensors without a model; None if nothing states their kinds.
+
+    Rules win for the modules that they match; the record, then a guess, fill in the others. ``keeps`` says which
+    tensors the filter keeps: only their modules must be known.
+    """
+    by_rules = {} if pipeline.rules is None else kinds_by_rules(shapes, pipeline.rules)
+    if recorded is not None:
+        modules = [module._replace(kind=by_rules.pop(module.path(layout), module.kind)) for module in recorded]
+        modules += [RecordedModule(path, path, kind, {}) for path, kind in by_rules.items()]
+        view = view_of_record(modules, shapes, layout, keeps)
+        return Known(view, "recorded in the file", True, counts=recorded_counts(recorded))
+    guess = None
+    kinds: dict[str, ModuleKind] = by_rules
+    evidence = "rules"
+    if pipeline.guess:
+        guess = _guessed(shapes, layout, by_rules, keeps)
+        kinds = {**guess.kinds, **by_rules}
+        evidence = "rules and guess" if by_rules else "guess"
+    elif pipeline.rules is None:
+        return None
+    return Known(view_of_kinds(kinds, shapes, layout, keeps), evidence, False, guess)
+
+
+def view_of_kinds(
+    kinds: Mapping[str, ModuleKind],
+    shapes: Mapping[str, Shape],
+    layout: Layout,
+    keeps: Callable[[str], bool] = lambda name: True,
+) -> LayoutView:
+    """Return the tensors of a file in both layouts, by the kinds of all its modules.
+
+    ModelError where one is missing.
+    """
+    root = module_tree(shapes, kinds)
+    view = view_of_torch(root, is_declared=False) if layout == "torch" else view_of_burn(root)
+    left = [name for name in view.unknown(layout) if name.rpartition(".")[0] not in kinds and keeps(name)]
+    if left:
+        others = f", nor of {len(left) - 1} others" if len(left) > 1 else ""
+        raise ModelError(f"no rule names the kind of its module{others}", tensor=left[0], hint=WAYS_OUT)
+    return view
+
+
+def _guessed(
+    shapes: Mapping[str, Shape],
+    layout: Layout,
+    by_rules: Mapping[str, ModuleKind],
+    keeps: Callable[[str], bool],
+) -> Guess:
+    if layout != "torch":
+        raise ModelError("only files in PyTorch's layout can be guessed", hint=WAYS_OUT.replace("guess=True to", "to"))
+    guess = guess_kinds({name: shape for name, shape in shapes.items() if keeps(name)})
+    for path in by_rules:
+        guess.ambiguous.pop(path, None)
+    if guess.ambiguous:
+        path, why = next(iter(guess.ambiguous.items()))
+        raise AmbiguousError(
+            f"{len(guess.ambiguous)} modules are ambiguous, the first: {why}",
+            guess=guess,
+            tensor=path or None,
+            hint="name the kinds of these modules with rules={pattern: kind}, or pass like= a model or declaration",
+        )
+    return guess

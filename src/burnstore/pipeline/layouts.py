@@ -1,0 +1,90 @@
+"""Layouts that a source does not state: prove them by names or shapes, or refuse.
+
+A guess would transpose a matrix silently. So the layout of a source that states none counts as proved only if a name or
+a shape that one of the two layouts has, and the other has not, says so and nothing says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from ..errors import ModelError, printable
+from ..tensor.data import Shape
+from ..tensor.snapshot import TensorSnapshot
+from ..transforms.layout import Layout, Link
+from ..transforms.view import LayoutView, join
+
+_BURN_NAMES = frozenset({"gamma", "beta", "alpha"})
+"""Names of tensors in Burn's modules that PyTorch calls otherwise."""
+
+
+def layout_note(name: str, layout: Layout, why: str) -> str:
+    """Return the note that says how the layout of a source was decided."""
+    framework = "PyTorch" if layout == "torch" else "Burn"
+    return f"{printable(name)} does not state its layout: taken as {framework}'s ({why})"
+
+
+def proved_layout(
+    view: LayoutView,
+    index: Mapping[str, TensorSnapshot],
+    shapes: Mapping[str, Shape],
+    kept: Collection[str] | None,
+    name: str,
+) -> tuple[Layout, str] | None:
+    """Return the layout of tensors that are to go into a Burn-layout target, and the proof; None if it does not matter.
+
+    ``shapes`` are those of the target, ``kept`` the target's tensors that take part (None: all). ModelError if the
+    layout matters and nothing proves it, or proofs contradict each other.
+    """
+    proofs: dict[Layout, str] = {}
+    undecided: list[str] = []
+    for module in view.modules:
+        if module.kind is None:
+            continue
+        for link in module.map.links:
+            burn, torch = join(module.burn, link.burn), join(module.torch, link.torch)
+            found = _proof(link, burn, torch, index, shapes)
+            if found is not None:
+                proofs.setdefault(*found)
+            elif link.transposed and torch in index and (kept is None or burn in kept):
+                undecided.append(torch)
+    if len(proofs) > 1:
+        raise ModelError(
+            f"the file does not state its layout, and its tensors contradict each other: {proofs['torch']} as in "
+            f"PyTorch, {proofs['burn']} as in Burn",
+            path=name,
+            hint='pass layout="torch" or layout="burn"',
+        )
+    for layout, why in proofs.items():
+        return layout, why
+    if undecided:
+        others = f" (and {len(undecided) - 1} more)" if len(undecided) > 1 else ""
+        raise ModelError(
+            f"the file does not state its layout, and neither names nor shapes prove it: a square matrix{others} is "
+            "stored transposed in the other layout",
+            path=name,
+            tensor=undecided[0],
+            hint='pass layout="torch" if PyTorch wrote these tensors, layout="burn" if Burn did',
+        )
+    return None
+
+
+def _proof(
+    link: Link, burn: str, torch: str, index: Mapping[str, TensorSnapshot], shapes: Mapping[str, Shape]
+) -> tuple[Layout, str] | None:
+    """Return the layout that one tensor proves, and how; None if it proves none."""
+    leaf = link.burn.rpartition(".")[2]
+    if burn in index and leaf in _BURN_NAMES:
+        return "burn", f"{printable(burn)!r} is named"
+    if torch != burn:
+        if torch in index and burn not in index:
+            return "torch", f"{printable(torch)!r} is named"
+        if burn in index and torch not in index and link.parts > 1:
+            return "burn", f"{printable(burn)!r} is named"
+    if link.transposed and link.parts == 1 and burn in index and burn == torch:
+        found, wanted = index[burn].shape, shapes.get(burn, ())
+        if found == wanted and found[::-1] != found:
+            return "burn", f"{printable(burn)!r} is {list(found)}"
+        if found == wanted[::-1] and found != wanted:
+            return "torch", f"{printable(burn)!r} is {list(found)}"
+    return None

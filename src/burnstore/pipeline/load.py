@@ -1,0 +1,34 @@
+"""Load an input into a model: compile and execute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..io.gc_pause import gc_paused
+from ..models.result import ApplyResult
+from .compile import compile_load
+from .ends import Input, Target, target_of_model
+from .execute import execute
+from .options import Pipeline
+
+
+def load_input(
+    model: Any, source: Input, pipeline: Pipeline, *, in_place: bool = True, device: Any = None
+) -> ApplyResult:
+    """Load named tensors into a model, and report what became of each."""
+    with gc_paused():
+        plan = compile_load(source, model_target(model, source, pipeline, device), pipeline)
+        return execute(plan, pipeline, in_place=in_place)
+
+
+def model_target(model: Any, source: Input, pipeline: Pipeline, device: Any = None) -> Target:
+    """Return a model as the target of a load from this source."""
+    skip = pipeline.skip_enum_variants
+    target = target_of_model(
+        model, skip_enum_variants=source.format == "pytorch" if skip is None else skip, rules=pipeline.rules
+    )
+    if device is not None:
+        from ..models.torch.binding import materialize_on  # not at import: a caller that names a device has torch
+
+        materialize_on(target.slots, device)
+    return target

@@ -1,0 +1,164 @@
+"""Metadata: the strings that are written beside tensors; one way for every entry point.
+
+A file says in its metadata whose layout its tensors have, if the format does not, and which modules they belong to, if
+they were converted. Metadata of sources is kept where all sources agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import DuplicateNameError, located, printable
+from ..formats.base import (
+    LAYOUT_KEY,
+    UNSTATED_LAYOUT,
+    Format,
+    model_layout,
+    stamped_metadata,
+    stated_layout,
+    supports_scalars,
+)
+from ..transforms.layout import LAYOUTS, Layout
+from .ends import Input
+from .kinds import MODULES_KEY, RecordedModule, record_text, recorded_by, recorded_modules, renamed_modules
+from .options import Pipeline
+from .plan import Plan
+
+_STAMPS = (LAYOUT_KEY, "format", "producer", "version")
+"""Metadata keys by which a writer states format and layout; they do not survive a change of either."""
+
+
+def written_layout(chosen: Format) -> Layout | None:
+    """Return the layout in which a format writes models; None for the model's own."""
+    return next((known for known in LAYOUTS if known == model_layout(chosen)), None)
+
+
+def checked_metadata(given: Mapping[str, str | None] | None) -> dict[str, str | None]:
+    """Return metadata of the caller; None removes an entry, and keys of burnstore's own are refused."""
+    metadata = dict(given or {})
+    for key, text in metadata.items():
+        if not isinstance(key, str) or not (text is None or isinstance(text, str)):
+            raise TypeError(
+                f"metadata must map str to str, got {type(key).__name__} to {type(text).__name__} for {key!r}"
+            )
+        if key.startswith("burnstore."):
+            raise ValueError(f"the metadata key {key!r} is reserved: it states what the file is")
+    return metadata
+
+
+def metadata_for_save(
+    chosen: Format,
+    plan: Plan,
+    given: Mapping[str, str] | None,
+    pipeline: Pipeline,
+    options: Mapping[str, Any],
+) -> dict[str, str]:
+    """Return the metadata to write beside a model's tensors: the given, or the format's own, and the layout's."""
+    metadata = stamped_metadata(chosen, plan.layout or "burn", options) if given is None else dict(given)
+    if plan.is_converted and plan.view is not None and plan.layout is not None and pipeline.record_modules:
+        modules: Sequence[RecordedModule] | None = recorded_by(plan.view)
+        if pipeline.rename is not None:
+            modules = renamed_modules(modules or (), plan.renames, plan.layout)
+        if modules is not None:
+            metadata[MODULES_KEY] = record_text(modules)
+    _state_layout(metadata, chosen, plan.layout, is_burn_default=True)
+    return metadata
+
+
+def _state_layout(
+    metadata: dict[str, str], chosen: Format, layout: Layout | None, *, is_burn_default: bool = False
+) -> None:
+    """Add the layout where the other metadata does not state it."""
+    stated = stated_layout(chosen, metadata)
+    if stated != layout and not (is_burn_default and stated is None and layout == "burn"):
+        metadata[LAYOUT_KEY] = layout or UNSTATED_LAYOUT
+
+
+def metadata_for_files(
+    chosen: Format,
+    sources: Sequence[Input],
+    plan: Plan,
+    given: Mapping[str, str | None],
+    pipeline: Pipeline,
+) -> dict[str, str]:
+    """Return the metadata of a file that is made of others: what they agree on, and what is given (None removes).
+
+    Keys that the sources disagree on are left out, with a note in the plan.
+    """
+    metadata, disputed = _agreed(sources)
+    layout = plan.layout
+    is_same = all(source.format == chosen.name and source.layout == layout for source in sources)
+    if not is_same or any(key in disputed for key in _STAMPS):
+        is_same = False
+        for key in _STAMPS:
+            metadata.pop(key, None)
+        if layout is not None:
+            metadata.update(stamped_metadata(chosen, layout, {}))
+    for key, text in given.items():
+        metadata.pop(key, None)
+        if text is not None:
+            metadata[key] = text
+    if not is_same or given:
+        _state_layout(metadata, chosen, layout)
+    _record_modules(metadata, sources, plan, pipeline)
+    told = [printable(key) for key in disputed if key not in _STAMPS]
+    if told:
+        plan.notes.append(f"metadata on which the sources differ was left out: {', '.join(told)}")
+    return metadata
+
+
+def _agreed(sources: Sequence[Input]) -> tuple[dict[str, str], dict[str, None]]:
+    """Return the metadata that no source contradicts, and the keys that one does."""
+    metadata: dict[str, str] = {}
+    disputed: dict[str, None] = {}
+    for source in sources:
+        for key, text in source.metadata.items():
+            if metadata.setdefault(key, text) != text:
+                disputed[key] = None
+    for key in disputed:
+        del metadata[key]
+    return metadata, disputed
+
+
+def _record_modules(metadata: dict[str, str], sources: Sequence[Input], plan: Plan, pipeline: Pipeline) -> None:
+    """Record the modules of a converted file, and keep the record of a copied one if its names allow it."""
+    metadata.pop(MODULES_KEY, None)
+    if plan.is_converted:
+        if plan.view is not None and pipeline.record_modules and pipeline.adapter is None:
+            metadata[MODULES_KEY] = record_text(recorded_by(plan.view))
+        return
+    merged = merged_record(sources)
+    if merged is None or plan.layout is None or plan.layout != plan.source_layout:
+        return
+    names = {origin.source: move.target for move in plan.moves for origin in move.origins if origin.source is not None}
+    renamed = renamed_modules(merged, names, plan.layout)
+    if renamed is not None:
+        metadata[MODULES_KEY] = record_text(renamed)
+
+
+def merged_record(sources: Sequence[Input]) -> list[RecordedModule] | None:
+    """Return what all sources record of their modules; None if one records nothing or they contradict each other."""
+    merged: dict[str, RecordedModule] = {}
+    for source in sources:
+        with located(path=source.name):
+            recorded = recorded_modules(source.metadata)
+        if recorded is None:
+            return None
+        for module in recorded:
+            if merged.setdefault(module.torch, module) != module:
+                return None
+    return list(merged.values()) if merged else None
+
+
+def scalars_of(sources: Sequence[Input], chosen: Format, notes: list[str]) -> dict[str, Any]:
+    """Return the scalars of the sources where the format has a place for them; otherwise note that they are lost."""
+    scalars: dict[str, Any] = {}
+    for source in sources:
+        for name, value in source.scalars.items():
+            if scalars.setdefault(name, value) != value:
+                raise DuplicateNameError(f"two sources have different scalars named {name!r}", path=source.name)
+    if scalars and not supports_scalars(chosen):
+        notes.append(f"{chosen.name} has no place for scalars, left out: {', '.join(scalars)}")
+        return {}
+    return scalars

@@ -1,0 +1,173 @@
+"""Names: the first stage of reading. Tensors get the names under which they are matched or written.
+
+Renames come first, then indices. PyTorch numbers every child of a `Sequential`, Burn only those in its `Vec`, so
+``fc.0, fc.2`` of a file is usually ``fc.0, fc.1`` of a model. But a file with a part of a model looks the same, and
+closing its gaps would put the third layer's weights into the second. Only the model can decide: it has as many entries
+there as the file, or it does not.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from ..errors import ModelError, PatternError, located, printable
+from ..tensor.snapshot import TensorSnapshot
+from ..transforms.indices import ClosedGap, closed_gaps, contiguous_names, index_of
+from ..transforms.remap import KeyRemapper, Renaming, keep_distinct
+from .ends import Input, Target
+from .options import Pipeline
+
+_MOST_SHOWN = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The tensors of an input under the names that a target knows, and what was done to the names."""
+
+    snapshots: Sequence[TensorSnapshot]
+    originals: dict[str, str]
+    """The name in the source of every renamed tensor, by the new name; other tensors keep theirs."""
+
+    notes: list[str]
+    dropped: dict[str, str]
+    """Tensors of the source that another one displaced, and why."""
+
+    def original(self, name: str) -> str:
+        """Return the name that a tensor has in the source."""
+        return self.originals.get(name, name)
+
+
+def name_tensors(source: Input, pipeline: Pipeline, target: Target | None) -> Named:
+    """Rename the tensors of a source and number their indices as the pipeline says.
+
+    Without a target, as for keys and snapshots of a store, indices of PyTorch files are numbered as for a Burn model.
+    """
+    remapper = pipeline.rename
+    is_default = pipeline.indices is None and source.format == "pytorch" and (target is None or target.layout == "burn")
+    is_indexed = bool(pipeline.indices) or is_default
+    if remapper is None and not is_indexed:
+        return Named(source.snapshots, {}, [], {})
+    given = [snapshot.path for snapshot in source.snapshots]
+    names, notes = _renamed(given, remapper, pipeline)
+    if is_indexed:
+        keep = _kept(pipeline)
+        if target is None:
+            names = contiguous_names(names, keep).names
+        else:
+            indices = _Indices(slot.path for slot in target.slots)
+            with located(path=source.name):
+                closed, more = _closed_for(names, indices, keep, is_requested=not is_default)
+            names, notes = closed.names, [*notes, *more]
+    return _named(source, given, names, notes, pipeline)
+
+
+def rename_tensors(source: Input, pipeline: Pipeline) -> Named:
+    """Rename the tensors of a source that is written to a file; indices are numbered only on request."""
+    given = [snapshot.path for snapshot in source.snapshots]
+    names, notes = _renamed(given, pipeline.rename, pipeline)
+    if pipeline.indices:
+        names = contiguous_names(names, _kept(pipeline)).names
+    return _named(source, given, names, notes, pipeline)
+
+
+def _renamed(given: list[str], remapper: KeyRemapper | None, pipeline: Pipeline) -> tuple[list[str], list[str]]:
+    if remapper is None:
+        return given, []
+    renaming = remapper.remap_names(given)
+    if renaming.unmatched and pipeline.unmatched == "error":
+        raise PatternError(
+            f"the rename {renaming.unmatched[0]!r} matched no tensor",
+            hint="rules apply one after the other; a rule that starts with ? may match nothing",
+        )
+    return renaming.names, [f"the remapping {rule!r} matched no tensor of the file" for rule in renaming.unmatched]
+
+
+def _named(source: Input, given: list[str], names: list[str], notes: list[str], pipeline: Pipeline) -> Named:
+    if names == given:
+        return Named(source.snapshots, {}, notes, {})
+    rows = keep_distinct(names, given, pipeline.on_collision)
+    dropped: dict[str, str] = {}
+    if len(rows) < len(names):
+        kept = {names[row]: given[row] for row in rows}
+        is_kept = set(rows)
+        dropped = {
+            given[row]: f"{kept[names[row]]!r} has the same name, {names[row]!r}"
+            for row in range(len(names))
+            if row not in is_kept
+        }
+        notes = [*notes, *(f"{name!r} was left out: {why}" for name, why in dropped.items())]
+    tensors = source.snapshots
+    renamed = [tensors[row] if given[row] == names[row] else tensors[row].with_path(names[row]) for row in rows]
+    originals = {names[row]: given[row] for row in rows if given[row] != names[row]}
+    return Named(renamed, originals, notes, dropped)
+
+
+def _kept(pipeline: Pipeline) -> Callable[[str], bool]:
+    patterns = pipeline.indices_except
+    return lambda prefix: any(pattern.search(prefix) for pattern in patterns)
+
+
+class _Indices:
+    """The indices that the paths of a model have, by their prefix."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._found: dict[str, set[int]] = defaultdict(set)
+        for path in paths:
+            segments = path.split(".")
+            for at, segment in enumerate(segments):
+                number = index_of(segment)
+                if number is not None:
+                    self._found[".".join(segments[:at])].add(number)
+
+    def below(self, prefix: str) -> tuple[int, ...]:
+        """Return the indices below a prefix, sorted; none if the model has no such part."""
+        return tuple(sorted(self._found.get(prefix, ())))
+
+
+def _closed_for(
+    names: Sequence[str], indices: _Indices, keep: Callable[[str], bool], *, is_requested: bool
+) -> tuple[Renaming, list[str]]:
+    """Return the names with gaps closed as far as the model wants it, and notes about places where that is unclear.
+
+    Unless it is requested, indices that the model itself has with these gaps stay. Raises ModelError where the model
+    has more entries than the file: then nothing decides which layers the file has.
+    """
+    kept: set[str] = set()
+    while True:
+        renaming = contiguous_names(names, _either(kept, keep))
+        gaps = closed_gaps(renaming)
+        same = {gap.original for gap in gaps if not is_requested and indices.below(gap.prefix) == gap.indices}
+        if not same:
+            return renaming, [note for gap in gaps if (note := _judged(gap, indices.below(gap.prefix))) is not None]
+        kept |= same
+
+
+def _either(kept: set[str], keep: Callable[[str], bool]) -> Callable[[str], bool]:
+    return lambda prefix: prefix in kept or keep(prefix)
+
+
+def _judged(gap: ClosedGap, wanted: Sequence[int]) -> str | None:
+    """Return a note about a gap that was closed, if there is something to say; raise where it must not be closed."""
+    if wanted and wanted[-1] >= len(gap.indices):
+        where = f"below {printable(gap.prefix)!r}" if gap.prefix else "at the root"
+        raise ModelError(
+            f"{where} the file has the indices {_listed(gap.indices)} and the model {_listed(wanted)}: cannot decide "
+            "whether the file has gaps where layers have no parameters, or lacks layers of the model",
+            hint="map_indices_contiguous(False) takes the indices unchanged, map_indices_contiguous_except(pattern) "
+            "those below some prefixes, and a rename gives them the model's own",
+        )
+    if wanted and len(wanted) < len(gap.indices):
+        return (
+            f"below {printable(gap.prefix)!r} the file's indices {_listed(gap.indices)} were renumbered, and the "
+            f"model has only {_listed(wanted)}"
+        )
+    return None
+
+
+def _listed(indices: Iterable[int]) -> str:
+    shown = list(indices)
+    if len(shown) > _MOST_SHOWN:
+        return f"{', '.join(map(str, shown[: _MOST_SHOWN - 2]))}, … {shown[-1]}"
+    return ", ".join(map(str, shown))

@@ -1,0 +1,207 @@
+"""Plan: what will be done, before anything is read.
+
+For each target tensor a `Move` with its sources and operations; for each source tensor that is not simply used a
+reason; conditions on values that are checked before the sink changes; and the notes. `explain` prints a plan, `load`
+executes it into a model, `convert` into a file, a receipt stores it, and `invert` finds the way back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ..errors import CorruptError, ModelError, TensorNotFoundError, UnsupportedError, located
+from ..models.binding import Slot
+from ..models.result import ApplyResult
+from ..tensor.snapshot import TensorSnapshot
+from ..transforms.constant import check_constant
+from ..transforms.guess import Guess
+from ..transforms.layout import Layout
+from ..transforms.operations import (
+    CONCAT,
+    Apply,
+    Concat,
+    Fill,
+    Operation,
+    Split,
+    operation_from_json,
+)
+from ..transforms.view import LayoutView, Origin
+
+
+class Move(NamedTuple):
+    """How one target tensor comes about: its sources, each with its own operations, then operations on the whole."""
+
+    target: str
+    origins: tuple[Origin, ...]
+    operations: tuple[Operation, ...]
+    snapshot: TensorSnapshot
+    """The lazy tensor that the operations lower to."""
+
+    slot: Slot | None = None
+    param_id: int | None = None
+
+    def steps(self) -> list[str]:
+        """Return the operations as text, each once, in their order."""
+        steps = [str(step) for origin in self.origins for step in origin.operations]
+        if len(self.origins) > 1:
+            steps.append(f"joined from {len(self.origins)}")
+        steps += [str(step) for step in self.operations if not isinstance(step, Concat)]
+        return list(dict.fromkeys(steps))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the move as plain data; UnsupportedError if it has a function of the user."""
+        for step in (*(step for origin in self.origins for step in origin.operations), *self.operations):
+            if isinstance(step, Apply):
+                raise UnsupportedError(
+                    f"{step.function_name} is a function of the caller and cannot be stored",
+                    tensor=self.target,
+                    hint="a receipt needs adapters that transpose and cast with burnstore's functions, or none",
+                )
+        origins = [
+            [origin.source, origin.input, [step.to_json() for step in origin.operations]] for origin in self.origins
+        ]
+        return {"name": self.target, "from": origins, "operations": [step.to_json() for step in self.operations]}
+
+
+@dataclass(slots=True)
+class Plan:
+    """What will be done with the tensors of one or several sources."""
+
+    moves: list[Move] = field(default_factory=list)
+    layout: Layout | None = None
+    """The layout of the target's tensors; None if it is unknown."""
+
+    source_layout: Layout | None = None
+    fates: dict[str, str] = field(default_factory=dict)
+    """Source tensors that no move uses, each with the reason."""
+
+    constants: list[tuple[TensorSnapshot, float]] = field(default_factory=list)
+    """Tensors that the target leaves out because they are constant; their values are checked first."""
+
+    notes: list[str] = field(default_factory=list)
+    view: LayoutView | None = None
+    """What is known of the modules, where the layout was converted or a record has to be kept."""
+
+    is_converted: bool = False
+    guess: Guess | None = None
+    renames: dict[str, str] = field(default_factory=dict)
+    """New names by old ones: of source tensors when reading, of a model's tensors in the file's layout when saving."""
+
+    # A load into slots has these as well.
+    result: ApplyResult = field(default_factory=ApplyResult)
+    slots: Sequence[Slot] = ()
+    followers: list[Slot] = field(default_factory=list)
+    """Slots without a tensor of their own, which take that of another slot with which they share one."""
+
+    part_ids: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
+
+    def check_constants(self) -> None:
+        """Read the constants; ModelError if one has another value, which would be lost."""
+        for given, value in self.constants:
+            check_constant(given, value)
+
+    def unused(self, names: Iterable[str]) -> list[str]:
+        """Return the source tensors, of these, that neither a move uses nor a reason covers: always none."""
+        used = {origin.source for move in self.moves for origin in move.origins}
+        return [name for name in names if name not in used and name not in self.fates]
+
+
+def lower(target: str, origins: Sequence[Origin], operations: Sequence[Operation], sources: Sources) -> TensorSnapshot:
+    """Return the lazy tensor that operations make of source tensors, under the target's name."""
+    parts = []
+    for origin in origins:
+        if origin.source is None:
+            fill = origin.operations[0] if origin.operations else None
+            if not isinstance(fill, Fill):
+                raise CorruptError("a tensor without a source must be filled", tensor=target)
+            parts.append(fill.make(target))
+            continue
+        found = sources[origin.input].get(origin.source)
+        if found is None:
+            raise TensorNotFoundError(f"the source has no tensor {origin.source!r}", tensor=target)
+        for step in origin.operations:
+            found = step(found)
+        parts.append(found)
+    rest = list(operations)
+    if len(parts) > 1:
+        if not rest or not isinstance(rest[0], Concat):
+            raise CorruptError("several sources must be joined", tensor=target)
+        with located(tensor=target):
+            parts = [rest.pop(0).combine(parts)]  # type: ignore[attr-defined]  # it is a Concat
+    if not parts:
+        raise CorruptError("a tensor needs a source", tensor=target)
+    whole = parts[0]
+    for step in rest:
+        whole = step(whole)
+    return whole if whole.path == target else whole.with_path(target)
+
+
+Sources = Sequence[Mapping[str, TensorSnapshot]]
+
+
+def moves_from_json(document: Any, sources: Sources) -> Iterator[Move]:
+    """Return stored moves bound to the tensors of open sources.
+
+    CorruptError where they are not what `to_json` writes.
+    """
+    for given in document:
+        try:
+            name, origins = given["name"], given["from"]
+            if not isinstance(name, str) or not all(
+                isinstance(source, (str, type(None))) and type(at) is int and 0 <= at < len(sources)
+                for source, at, _ in origins
+            ):
+                raise ValueError("names are strings and inputs are counted")
+            bound = tuple(Origin(source, tuple(map(operation_from_json, steps)), at) for source, at, steps in origins)
+            operations = tuple(map(operation_from_json, given["operations"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptError(f"expected a move, found {str(given)[:80]!r}: {error}") from None
+        yield Move(name, bound, operations, lower(name, bound, operations, sources))
+
+
+def invert(plan: Plan) -> list[Move]:
+    """Return the moves that bring the target's tensors back to the sources'; ModelError where there is no way back.
+
+    The parts of a split are joined again, joined tensors are split, and transposed ones are transposed again. A
+    constant is left out. A cast has no inverse, because it may round.
+    """
+    parts: dict[str, list[tuple[Move, Origin, int]]] = {}
+    for move in plan.moves:
+        for at, origin in enumerate(move.origins):
+            if origin.source is not None:
+                parts.setdefault(origin.source, []).append((move, origin, at))
+    targets: Sources = [{move.target: move.snapshot for move in plan.moves}]
+    back = []
+    for source, made in parts.items():
+        split = [origin.operations[0] for _, origin, _ in made if origin.operations]
+        if len(made) > 1 and not all(isinstance(step, Split) for step in split):
+            made = made[:1]  # the same tensor under several names
+        origins = tuple(_inverse_origin(move, origin, at) for move, origin, at in sorted(made, key=_part_of))
+        operations: tuple[Operation, ...] = (CONCAT,) if len(origins) > 1 else ()
+        back.append(Move(source, origins, operations, lower(source, origins, operations, targets)))
+    return back
+
+
+def _part_of(made: tuple[Move, Origin, int]) -> int:
+    first = made[1].operations[:1]
+    return first[0].part if first and isinstance(first[0], Split) else 0
+
+
+def _inverse_origin(move: Move, origin: Origin, at: int) -> Origin:
+    steps: list[Operation] = []
+    for step in reversed(move.operations):
+        if not isinstance(step, Concat):
+            steps.append(_inverse(step, move))
+    if len(move.origins) > 1:
+        steps.append(Split(at, len(move.origins)))
+    steps += [_inverse(step, move) for step in reversed(origin.operations) if not isinstance(step, Split)]
+    return Origin(move.target, tuple(steps))
+
+
+def _inverse(step: Operation, move: Move) -> Operation:
+    back = step.inverse()
+    if back is None:
+        raise ModelError(f"there is no way back from '{step}'", tensor=move.target)
+    return back

@@ -1,0 +1,273 @@
+"""Save: write the tensors of a plan into a file or bytes, and report what was written."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..checkpoint import Checkpoint
+from ..errors import located
+from ..formats.base import LAYOUT_KEY, UNSTATED_LAYOUT, Format, stamped_metadata, stated_layout, supports_shards
+from ..formats.write import batches, write_file
+from ..io.gc_pause import gc_paused
+from ..limits import Limits
+from ..models.bindings import binding_for
+from ..progress import Progress
+from ..tensor.data import TensorData
+from ..tensor.snapshot import TensorSnapshot
+from ..transforms.filter import PathFilter
+from ..transforms.layout import LAYOUTS, Layout
+from .compile_file import compile_convert, compile_save
+from .ends import Input, input_of_file
+from .metadata import metadata_for_save, written_layout
+from .options import AdapterLike, Pipeline
+from .plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class SaveResult:
+    """What a save wrote: where, in which layout, and anything worth knowing.
+
+    ``left_out`` has the tensors and values that were given and not written, each with the reason.
+    """
+
+    path: str | None
+    format: str
+    layout: str | None
+    tensors: tuple[str, ...]
+    nbytes: int
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain data, ready for JSON."""
+        return {
+            "path": self.path,
+            "format": self.format,
+            "layout": self.layout,
+            "tensors": list(self.tensors),
+            "bytes": self.nbytes,
+            "left_out": dict(self.left_out),
+            "notes": list(self.notes),
+            "files": list(self.files),
+        }
+
+    def __str__(self) -> str:
+        count = f"{len(self.tensors):,} tensor{'' if len(self.tensors) == 1 else 's'}"
+        layout = f"{self.layout}'s layout" if self.layout else "no stated layout"
+        lines = [f"saved {self.path or 'bytes'}: {self.format}, {count}, {self.nbytes:,} bytes, {layout}"]
+        lines += [f"  left out: {name} ({why})" for name, why in self.left_out.items()]
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """How a file is written: nothing here changes the values in it."""
+
+    overwrite: bool = False
+    durable: bool = True
+    limits: Limits | None = None
+    progress: Progress | None = None
+    max_shard_size: int | str | None = None
+    burn_version: str | None = None
+    format_options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def for_format(self) -> dict[str, Any]:
+        """The options that the format's own plan takes."""
+        version = {} if self.burn_version is None else {"burn_version": self.burn_version}
+        return {**version, **self.format_options}
+
+
+def save_plan(
+    plan: Plan, path: str | None, chosen: Format, metadata: Mapping[str, str] | None, how: WriteOptions
+) -> tuple[SaveResult, bytes | None]:
+    """Write the tensors of a plan into a file, or return them as bytes if there is no path."""
+    limits = how.limits or Limits()
+    snapshots = [move.snapshot for move in plan.moves]
+    files: Sequence[str] = ()
+    written = None
+    with located(path=path):
+        plan.check_constants()
+        if path is None:
+            with gc_paused():
+                planned = chosen.plan(snapshots, metadata, limits, **how.for_format)
+            written = b"".join(buffer for buffers in batches(planned) for buffer in map(bytes, buffers))
+        elif how.max_shard_size is None:
+            with gc_paused():
+                planned = chosen.plan(snapshots, metadata, limits, **how.for_format)
+            write_file(planned, path, overwrite=how.overwrite, durable=how.durable, progress=how.progress)
+            files = [path]
+        else:
+            files = _save_shards(snapshots, path, chosen, metadata, limits, how)
+    nbytes = sum(each.nbytes for each in snapshots)
+    names = tuple(each.path for each in snapshots)
+    result = SaveResult(path, chosen.name, plan.layout, names, nbytes, plan.fates, tuple(plan.notes), tuple(files))
+    return result, written
+
+
+def _save_shards(
+    snapshots: Sequence[TensorSnapshot],
+    path: str,
+    chosen: Format,
+    metadata: Mapping[str, str] | None,
+    limits: Limits,
+    how: WriteOptions,
+) -> list[str]:
+    if not supports_shards(chosen):
+        raise TypeError(f"max_shard_size is for SafeTensors; {chosen.name} is written to one file")
+    from ..formats.sharded.write import byte_count, save_shards  # not at import: most saves are of one file
+
+    assert how.max_shard_size is not None
+    return save_shards(
+        snapshots,
+        path,
+        byte_count(how.max_shard_size),
+        overwrite=how.overwrite,
+        durable=how.durable,
+        progress=how.progress,
+        plan=lambda shard: chosen.plan(shard, metadata, limits, **how.for_format),
+        write=partial(write_file, durable=how.durable),
+    )
+
+
+# --- what can be saved ------------------------------------------------------------------------------------------------
+
+
+def plan_of(
+    tensors: Any, chosen: Format, metadata: Mapping[str, str] | None, pipeline: Pipeline, options: Mapping[str, Any]
+) -> tuple[Plan, Mapping[str, str] | None]:
+    """Return the plan of saving a model, a mapping of arrays, snapshots or an open file, and the metadata to write."""
+    if isinstance(tensors, Iterator):
+        tensors = list(tensors)
+    named = _named_tensors(tensors)
+    if named is None:
+        left_out = _check_mapping(tensors)
+        plan = compile_save(tensors, pipeline.layout or written_layout(chosen), pipeline)
+        if not plan.moves and not plan.fates:
+            raise TypeError(f"this {type(tensors).__name__} has no tensors: nothing would be saved")
+        plan.fates |= left_out
+        _note_left_out(plan, tensors)
+        return plan, metadata_for_save(chosen, plan, metadata, pipeline, options)
+    if pipeline.rules is not None:
+        raise TypeError("rules are for models: the kinds of named tensors are given to burnstore.convert")
+    source, own = named, pipeline.layout or named.layout
+    plan = compile_convert(source, pipeline.replace(keep_layout=True, target_layout=None), None)
+    plan.layout = own
+    return plan, _metadata_of_named(chosen, source, own, metadata, options)
+
+
+def _named_tensors(tensors: Any) -> Input | None:
+    """Return named tensors as an input; None if a model was given."""
+    if isinstance(tensors, Checkpoint):
+        return input_of_file(tensors)
+    if isinstance(tensors, Mapping):
+        if any(_is_nested(value) for value in tensors.values()):
+            return None
+        snapshots = [_snapshot(name, tensor) for name, tensor in tensors.items()]
+        return Input("<tensors>", snapshots, _common_layout(snapshots))
+    if isinstance(tensors, (list, tuple)) and all(isinstance(item, TensorSnapshot) for item in tensors):
+        return Input("<snapshots>", tensors, _common_layout(tensors))
+    return None
+
+
+def _common_layout(snapshots: Sequence[TensorSnapshot]) -> Layout | None:
+    """Return the layout that snapshots of files and models came with; None if they differ or one has none."""
+    found = {snapshot.layout for snapshot in snapshots}
+    return next((known for known in LAYOUTS if found == {known}), None)
+
+
+def _metadata_of_named(
+    chosen: Format,
+    source: Input,
+    layout: Layout | None,
+    given: Mapping[str, str] | None,
+    options: Mapping[str, Any],
+) -> Mapping[str, str] | None:
+    """Return the metadata beside named tensors; a layout that nobody states is recorded as unknown."""
+    own = written_layout(chosen)
+    if layout is None and own is not None and source.snapshots and LAYOUT_KEY not in (given or {}):
+        metadata = dict(given) if given is not None else stamped_metadata(chosen, own, options)
+        return {**metadata, LAYOUT_KEY: UNSTATED_LAYOUT}
+    if layout is None or layout == own:
+        return given
+    metadata = dict(given or {})
+    return metadata if stated_layout(chosen, metadata) == layout else {**metadata, LAYOUT_KEY: layout}
+
+
+_SCALAR_TYPES = (bool, int, float, complex, str, bytes)
+
+
+def _is_nested(value: Any) -> bool:
+    """Return whether a value in a mapping is a part of a model and not a tensor."""
+    return not isinstance(value, (np.ndarray, np.generic, TensorData, TensorSnapshot, *_SCALAR_TYPES, type(None)))
+
+
+def _snapshot(name: str, tensor: Any) -> TensorSnapshot:
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a tensor must be a str, got {type(name).__name__} ({name!r})")
+    if isinstance(tensor, TensorSnapshot):
+        return tensor if tensor.path == name else tensor.with_path(name)
+    if isinstance(tensor, TensorData):
+        return TensorSnapshot.from_data(name, tensor)
+    if isinstance(tensor, np.ma.MaskedArray):
+        raise TypeError(f"tensor {name!r} is a masked array; its mask would be lost, fill it first")
+    if isinstance(tensor, (np.ndarray, np.generic)):
+        return TensorSnapshot.from_numpy(name, np.asarray(tensor))
+    raise TypeError(f"tensor {name!r} must be a NumPy array, TensorSnapshot or TensorData, got {type(tensor).__name__}")
+
+
+def _check_mapping(given: Any) -> dict[str, str]:
+    """Refuse numbers and strings in a nested mapping, which no file would hold; return what is None."""
+    left_out: dict[str, str] = {}
+    todo: list[tuple[str, Any]] = [("", given)]
+    while todo:
+        path, value = todo.pop()
+        if isinstance(value, Mapping):
+            todo += [(f"{path}.{key}" if path else str(key), held) for key, held in value.items()]
+        elif isinstance(value, (list, tuple)) and path:
+            todo += [(f"{path}.{at}", held) for at, held in enumerate(value)]
+        elif value is None:
+            left_out[path] = "it is None"
+        elif isinstance(value, (*_SCALAR_TYPES, np.generic)):
+            raise TypeError(
+                f"{path!r} is a {type(value).__name__}, which is neither a tensor nor a part of a model; remove it, or "
+                "store it as metadata"
+            )
+    return left_out
+
+
+def _note_left_out(plan: Plan, model: Any) -> None:
+    """Add what the binding leaves out of a model, with the reasons; refuse values that a mapping would lose."""
+    left_out = getattr(binding_for(model), "left_out", None)
+    if left_out is not None:
+        plan.fates |= left_out(model)
+
+
+def collect(
+    model: Any,
+    filter: PathFilter | None = None,
+    adapter: AdapterLike | None = None,
+    *,
+    skip_enum_variants: bool = False,
+) -> list[TensorSnapshot]:
+    """Return the tensors of a model, in its order, under their paths and in its layout; nothing is read yet.
+
+    ``filter`` sees paths and containers of the model, ``adapter`` then changes what is left. A pattern or path of the
+    filter that matches nothing is warned about.
+
+    >>> import numpy as np
+    >>> [snapshot.path for snapshot in collect({"encoder": {"weight": np.zeros(2)}, "steps": [np.zeros(1)]})]
+    ['encoder.weight', 'steps.0']
+    """
+    plan = compile_save(model, None, Pipeline(filter=filter, adapter=adapter, skip_enum_variants=skip_enum_variants))
+    for note in plan.notes:
+        if "matched no" in note:
+            warnings.warn(note, stacklevel=2)
+    return [move.snapshot.replace(layout=plan.layout) for move in plan.moves]
