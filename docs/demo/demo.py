@@ -62,7 +62,7 @@ def main() -> None:
         run("inspect", "model.bpk", "--filter", r"layers\.0\.mha|head")
 
         step("4. Back to PyTorch's layout, and compared with the original")
-        run("convert", "model.bpk", "back.safetensors", "--layout", "torch")
+        run("convert", "model.bpk", "back.safetensors", "--target-layout", "torch")
         run("diff", "model.pt", "back.safetensors")
 
         step("5. Load part of it into a model, with a report; read three rows of one tensor and nothing else")

@@ -92,7 +92,8 @@ def unsound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("many") / "many.bpk"
-    bs.save({f"layers.{at}.weight": np.zeros(2, np.float32) for at in range(20_000)}, file, durable=False, layout="burn")
+    tensors = {f"layers.{at}.weight": np.zeros(2, np.float32) for at in range(20_000)}
+    bs.save(tensors, file, durable=False, layout="burn")
     return file
 
 

@@ -136,7 +136,7 @@ class _Load:
     ) -> ConvertedView | None:
         """Return the tensors in the target's layout; None if they are in it already, or no layout matters."""
         plan, target = self.plan, self.target
-        layout = self.pipeline.layout or self.source.layout
+        layout = self.source.layout_given(self.pipeline.layout, plan.result.notes)
         plan.layout = target.layout
         plan.source_layout = layout
         if target.layout is None or (adapter is not None and adapter.replaces_layout):

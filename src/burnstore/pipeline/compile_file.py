@@ -218,7 +218,7 @@ class _Conversion:
 
     def own_layout(self) -> Layout | None:
         """Return the layout of the source: given, stated, or proved against a model."""
-        layout = self.pipeline.layout or self.source.layout
+        layout = self.source.layout_given(self.pipeline.layout, self.plan.notes)
         if layout is not None or self.like is None or self.like.layout is None:
             return layout
         if self.like.layout == "torch":

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from ..checkpoint import Checkpoint
-from ..errors import DuplicateNameError, ModelError
+from ..errors import DuplicateNameError, ModelError, printable
 from ..formats.base import LAYOUT_KEY
 from ..models.binding import Slot
 from ..models.bindings import binding_for
@@ -47,6 +47,19 @@ class Input:
     def recorded(self) -> list[RecordedModule] | None:
         """The modules that the source records in its metadata; CorruptError if that is damaged."""
         return recorded_modules(self.metadata)
+
+    def layout_given(self, given: Layout | None, notes: list[str]) -> Layout | None:
+        """Return the layout of the source: the given one, or the one it states; a contradiction is refused or noted."""
+        if given is None or self.layout in (None, given):
+            return given or self.layout
+        stated = f"{printable(self.name)} states {self.layout}'s layout"
+        if LAYOUT_KEY in self.metadata or self.recorded:
+            raise ModelError(
+                f'layout="{given}" contradicts the source: {stated} in its metadata',
+                hint=f'leave layout= out; target_layout="{given}" is the layout of what convert writes',
+            )
+        notes.append(f'{stated} by its format; read as {given}\'s, because layout="{given}" says so')
+        return given
 
 
 def input_of_file(file: Checkpoint) -> Input:

@@ -205,7 +205,7 @@ def layout_evidence(checkpoint: Checkpoint) -> list[str]:
     """Return the evidence for the checkpoint's layout, or the reason why it is unknown; one sentence each.
 
     >>> import numpy as np, burnstore as bs
-    >>> with bs.open(bs.serialize({"w": np.zeros(2)}, format="burnpack")) as f:
+    >>> with bs.open(bs.serialize({"w": np.zeros(2)}, format="burnpack", layout="burn")) as f:
     ...     layout_evidence(f)
     ["Burnpack files have Burn's layout unless the metadata states another."]
     """
