@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +38,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def look(browser: Any, site: Path) -> Callable[..., Any]:
-    """Open a page of the site in the browser, 1280 px wide."""
+def look(browser: Any, site: Path) -> Iterator[Callable[..., Any]]:
+    """Open a page of the site in the browser, 1280 px wide; other tests get the browser back with its own size."""
 
     def look(page: str) -> Any:
-        browser.set_window_size(1280, 900)
         browser.get((site / page).as_uri())
         return browser
 
-    return look
+    size = browser.get_window_size()
+    browser.set_window_size(1280, 900)
+    yield look
+    browser.set_window_size(size["width"], size["height"])
 
 
 def test_every_page_of_the_repository_is_in_the_site(site: Path) -> None:
