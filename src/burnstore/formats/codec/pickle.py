@@ -83,6 +83,8 @@ class Dialect:
     builders: Mapping[tuple[str, str], Builder] = field(default_factory=dict)
     persistent: Callable[[Any], Any] | None = None
     recogniser: Recogniser | None = None
+    restart: Callable[[], None] | None = None
+    """Called before the machine starts over."""
 
 
 def read_pickle(data: bytes, position: int = 0, *, dialect: Dialect, limits: PickleLimits | None = None) -> Pickle:
@@ -91,6 +93,8 @@ def read_pickle(data: bytes, position: int = 0, *, dialect: Dialect, limits: Pic
     try:
         return _Machine(data, position, dialect, dialect.recogniser, limits).run()
     except _StartOverError:
+        if dialect.restart is not None:
+            dialect.restart()
         return _Machine(data, position, dialect, None, limits).run()
 
 

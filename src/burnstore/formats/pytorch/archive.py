@@ -5,6 +5,7 @@ An exported program has no pickle: its weights are raw members that a table in J
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ...errors import CorruptError, LimitError, UnsafeContentError, UnsupportedError, located, printable
@@ -16,7 +17,7 @@ from ..codec.json import parse as parse_json
 from ..codec.zip import DEFLATED, MAX_INFLATED, Directory, read_directory
 from .data import DeflatedData, check_member, read_member
 from .stream import PickledFile, max_pickle_bytes, parse_whole, torch_dialect
-from .tensors import DTYPES, PickledTensor, Storage, Storages, view
+from .tensors import DTYPES, PickledTensor, Storage, Storages, shown_names, view
 
 PICKLE = "data.pkl"
 _MAX_TEXT = 4096
@@ -25,6 +26,7 @@ _NEW_EXPORT, _OLD_EXPORT, _PACKAGE = "archive_format", "serialized_exported_prog
 _SCRIPT = ("constants.pkl", "model.json")
 
 _WEIGHTS, _CONFIG = "data/weights/", "_weights_config.json"
+_CONSTANTS, _CONSTANTS_CONFIG = "data/constants/", "_constants_config.json"
 _MAX_NODES, _MAX_STRINGS = 4_000_000, 20_000_000
 _STRIDED = 7
 _FROM_1 = "uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool bfloat16"
@@ -141,6 +143,16 @@ class ZipFile:
             if checksums and stored[row]:
                 check_member(self.source, directory.member(row))
 
+    def unread(self, folder: str, storages: Storages, reason: str, *suffixes: str) -> list[str]:
+        """Return a note about the records of a folder that are not one of these storages."""
+        prefix = self.root + folder
+        names = [name.removeprefix(self.root) for name in self.directory.names if name.startswith(prefix)]
+        if len(names) == len(storages.by_key):  # As attach has found them all, there are no others.
+            return []
+        known = {folder + key for key in storages.by_key}
+        others = [name for name in names if name not in known and not name.endswith((*suffixes, "/"))]
+        return [f"left out: {shown_names(others)}: {reason}"] if others else []
+
 
 def _read_directory(source: Source) -> Directory:
     try:
@@ -187,40 +199,71 @@ def read_zip(archive: ZipFile, limits: Limits, *, checksums: bool) -> PickledFil
     if kind.refusal is not None:
         raise UnsupportedError(f"it is {kind.refusal}", rule=kind.rule)
     facts, big_endian, storages = archive.facts(), archive.big_endian(), Storages()
+    notes: list[str] = []
     if kind.name == "exported":
-        value, notes = _exported_weights(archive, storages)
+        value = _exported_weights(archive, storages, notes)
         archive.attach(storages, _WEIGHTS, big_endian=big_endian, checksums=checksums)
-        return PickledFile("exported", value, [], 0, storages, big_endian, facts, tuple(notes))
+        notes += archive.unread(_WEIGHTS, storages, "no weight refers to it", _CONFIG)
+        notes += _exported_constants(archive)
+        file = PickledFile("exported", value, [], 0, storages, big_endian, facts)
+        return replace(file, notes=tuple(notes), pickle_bytes=archive.source.size)
+    folder, record = "data/", PICKLE
     found = parse_whole(archive.read(PICKLE), torch_dialect(storages), limits, base=archive.start_of(PICKLE))
-    archive.attach(storages, "data/", big_endian=big_endian, checksums=checksums)
-    return PickledFile(kind.name, found.value, found.globals, found.protocol, storages, big_endian, facts)
+    value = found.value
+    if kind.name == "script" and not storages.by_key:
+        # A frozen model: its weights are constants of its code.
+        folder, record = "constants/", "constants.pkl"
+        constants = parse_whole(archive.read(record), torch_dialect(storages), limits, base=archive.start_of(record))
+        if storages.by_key:
+            value = {"constants": constants.value}
+            notes.append("the model is frozen: its weights are constants of its code, which are numbered, not named")
+    archive.attach(storages, folder, big_endian=big_endian, checksums=checksums)
+    notes += archive.unread("data/", storages if folder == "data/" else Storages(), "the pickle does not refer to it")
+    if kind.name == "script":
+        notes += archive.unread("traced_inputs/", Storages(), "an example input, not in the state dict")
+        if folder == "data/":
+            notes += archive.unread("constants/", Storages(), "a constant of the code, not in the state dict")
+    file = PickledFile(kind.name, value, found.globals, found.protocol, storages, big_endian, facts)
+    return replace(file, notes=tuple(notes), pickle_bytes=archive.size_of(record) or 0)
 
 
 # --------------------------------------------------------------------------------------------------- exported programs
 
 
-def _exported_weights(archive: ZipFile, storages: Storages) -> tuple[dict[str, PickledTensor], list[str]]:
-    """Return the weights of an exported program by name, and notes about those that are left out."""
-    notes: list[str] = []
+def _exported_weights(archive: ZipFile, storages: Storages, notes: list[str]) -> dict[str, PickledTensor]:
+    """Return the weights of an exported program by name; note those that are left out."""
     weights: dict[str, PickledTensor] = {}
-    prefix = archive.root + _WEIGHTS
-    tables = [name for name in archive.directory.names if name.startswith(prefix) and name.endswith(_CONFIG)]
+    for name, described in _exported_table(archive, _WEIGHTS, _CONFIG).items():
+        with located(tensor=name, rule="PT-26"):
+            if described.get("use_pickle"):
+                notes.append(f"left out: {printable(name)}, which is a zip inside the zip")
+            else:
+                weights[name] = _exported_tensor(archive, storages, described)
+    return weights
+
+
+def _exported_table(archive: ZipFile, folder: str, suffix: str) -> dict[str, dict[str, Any]]:
+    """Return the entries of the tables in a folder by name; with the model's name if there are several models."""
+    prefix = archive.root + folder
+    tables = [name for name in archive.directory.names if name.startswith(prefix) and name.endswith(suffix)]
+    found: dict[str, dict[str, Any]] = {}
     for table in tables:
-        model = table[len(prefix) : -len(_CONFIG)]
+        model = f"{table[len(prefix) : -len(suffix)]}." if len(tables) > 1 else ""
         with located(rule="PT-26"):
             raw = archive.read(table.removeprefix(archive.root))
             text = decode(raw, most_nodes=_MAX_NODES, most_strings=_MAX_STRINGS)
             document = parse_json(text, rule="PT-26", rule_of_keys="PT-26")
             entries = _object(_object(document, "the table").get("config"), "config")
-        for name, entry in entries.items():
-            full_name = f"{model}.{name}" if len(tables) > 1 else name
-            with located(tensor=full_name, rule="PT-26"):
-                described = _object(entry, "an entry")
-                if described.get("use_pickle"):
-                    notes.append(f"left out: {printable(full_name)}, which is a zip inside the zip")
-                    continue
-                weights[full_name] = _exported_tensor(archive, storages, described)
-    return weights, notes
+            found |= {model + name: _object(entry, "an entry") for name, entry in entries.items()}
+    return found
+
+
+def _exported_constants(archive: ZipFile) -> list[str]:
+    """Return notes about what an exported program stores besides its state dict."""
+    names = list(_exported_table(archive, _CONSTANTS, _CONSTANTS_CONFIG))
+    samples = [name for name in archive.directory.names if name.startswith(f"{archive.root}data/sample_inputs/")]
+    groups = ((names, "constants"), (samples, "inputs of the program"))
+    return [f"left out: {shown_names(group)}: {what}, not in the state dict" for group, what in groups if group]
 
 
 def _exported_tensor(archive: ZipFile, storages: Storages, entry: dict[str, Any]) -> PickledTensor:

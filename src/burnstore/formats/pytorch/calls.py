@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import CorruptError
+from ...errors import CorruptError, DTypeError, printable
 from ...tensor.data import Array
+from ...tensor.dtype import DType
 from ..codec.pickle_values import Builder, Call, PickledDict, PickledSet, Symbol, kind_of
-from .tensors import MAX_AXES
+from .tensors import MAX_AXES, Unread
 
 Args = tuple[Any, ...]
 
@@ -178,20 +179,38 @@ class NumpyDType(Call):
 
 
 class NumpyArray(Call):
-    """An array; None until its state is set, and afterwards if its dtype is not a simple one."""
+    """An array. ``array`` is None until its state is set, and if its dtype is not a simple one; ``items`` are the
+    objects of an array of objects. ``reason`` states why an array cannot be read.
+    """
 
-    __slots__ = ("array",)
+    __slots__ = ("array", "items")
 
-    def __init__(self, array: Array | None = None) -> None:
-        super().__init__(Symbol("numpy", "ndarray"), ())
+    def __init__(self, kind: Symbol, array: Array | None = None) -> None:
+        super().__init__(kind, ())
         self.array = array
+        self.items: list[Any] | None = None
 
     def take_state(self, state: Any) -> None:
         super().take_state(state)
-        _require(isinstance(state, tuple) and len(state) == 5, "invalid state of a NumPy array")
+        if not isinstance(state, tuple) or len(state) != 5:
+            _require(self.function_name != "numpy.ndarray", "invalid state of a NumPy array")
+            return
         _, shape, dtype, fortran, raw = state
         if isinstance(dtype, NumpyDType):
             self.array = _array(raw, dtype, shape, "F" if fortran else "C")
+        elif isinstance(raw, list):
+            self.items = raw
+
+    @property
+    def reason(self) -> str | None:
+        """Why the array cannot be read; None if it can."""
+        if self.array is None:
+            return f"a {printable(self.function_name)} whose dtype or form is not supported"
+        try:
+            DType.of(self.array.dtype)
+        except DTypeError:
+            return f"an array of {self.array.dtype}"
+        return None
 
 
 def _array(raw: Any, dtype: NumpyDType, shape: Any, order: Any) -> Array:
@@ -227,15 +246,20 @@ def _scalar(args: Args) -> Any:
 
 def _from_buffer(args: Args) -> Any:
     raw, dtype, shape, order = arguments(args, 4, 4, "a NumPy array")
+    made = NumpyArray(Symbol("numpy", "ndarray"))
     if isinstance(dtype, NumpyDType):
-        return NumpyArray(_array(raw, dtype, shape, order))
-    return Call(Symbol("numpy", "ndarray"), args)
+        made.array = _array(raw, dtype, shape, order)
+    return made
 
 
 def _reconstruct(args: Args) -> Any:
     kind = arguments(args, 3, 3, "a NumPy array")[0]
     _require(isinstance(kind, Symbol), f"a NumPy array of the class {kind_of(kind)}")
-    return NumpyArray() if kind.full_name == "numpy.ndarray" else Call(Symbol("numpy", "ndarray"), args)
+    return NumpyArray(kind)
+
+
+def _masked(args: Args) -> Any:
+    return Unread("numpy.ma.MaskedArray", args, "a masked NumPy array")
 
 
 _PATHS = [f"{pure}{system}Path" for pure in ("Pure", "") for system in ("Posix", "Windows", "")]
@@ -265,7 +289,11 @@ PLAIN_CALLS: dict[tuple[str, str], Builder] = {
     ("datetime", "timedelta"): _timedelta,
     ("numpy", "dtype"): _dtype,
     **{(f"numpy.{core}.multiarray", "scalar"): _scalar for core in ("core", "_core")},
-    **{(f"numpy.{core}.multiarray", "_reconstruct"): _reconstruct for core in ("core", "_core")},
-    **{(f"numpy.{core}.numeric", "_frombuffer"): _from_buffer for core in ("core", "_core")},
 }
 """The calls that need nothing but their arguments, by module and name."""
+ARRAY_CALLS: dict[tuple[str, str], Builder] = {
+    **{(f"numpy.{core}.multiarray", "_reconstruct"): _reconstruct for core in ("core", "_core")},
+    **{(f"numpy.{core}.numeric", "_frombuffer"): _from_buffer for core in ("core", "_core")},
+    **{(module, "_mareconstruct"): _masked for module in ("numpy.ma", "numpy.ma.core")},
+}
+"""The calls that make arrays."""

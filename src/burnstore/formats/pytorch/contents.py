@@ -50,7 +50,7 @@ class Rows:
         if any(len(name) * 4 > longest and len(name.encode("utf-8", "replace")) > longest for name in tensors):
             raise LimitError(f"a name of more than {longest} bytes", rule="PT-24")
         for name, leaf in tensors.items():
-            if type(leaf) is PickledTensor:
+            if isinstance(leaf, PickledTensor):
                 self._add_tensor(name, leaf)
             elif isinstance(leaf, CompositeTensor):
                 self._add_composite(name, leaf, dense=dense)

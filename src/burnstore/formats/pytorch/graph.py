@@ -1,27 +1,27 @@
 """From the object graph to named tensors: which part of it is the model, and what each tensor is called.
 
 Names are the keys of dicts and the positions in lists, joined by dots. A whole module is read as its state dict would
-be: its parameters, its persistent buffers, then its submodules. Another object gives its attributes.
+be: its parameters, its persistent buffers, then its submodules. Another object gives its attributes, its items, and
+its arguments under ``args``.
+
+Accounting: every stored tensor, array and storage that can be reached from the chosen part, by whatever edge of the
+graph, has a name or is in a note with the reason why it has none; so is what the file stores and nothing refers to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from typing import Any
 
-from ...errors import (
-    CorruptError,
-    DuplicateNameError,
-    LimitError,
-    TensorNotFoundError,
-    UnsupportedError,
-    printable,
-)
-from ..codec.pickle_values import Call, PickledSet, kind_of
+from ...errors import CorruptError, DuplicateNameError, LimitError, TensorNotFoundError, printable
+from ...limits import Limits
+from ..codec.pickle_values import Call, PickledDict, PickledSet, Symbol, kind_of
 from .calls import NumpyArray
+from .stream import PickledFile
 from .tensor_calls import UnbuiltTensor
-from .tensors import CompositeTensor, PickledTensor, Storage
+from .tensors import AttributedTensor, CompositeTensor, PickledTensor, Storage, StorageView, Unread, shown_names
 
 MODEL_KEYS = frozenset(
     (
@@ -45,9 +45,21 @@ MAX_NODES = 1_000_000
 MAX_LEVELS = 1_000
 _MAX_WRAPPERS = 16
 _MAX_SHOWN = 30
+_MIN_NODES, _NODES_PER_BYTE = 10_000, 8
+_MIN_CHARACTERS, _CHARACTERS_PER_BYTE = 1 << 20, 64
+_UNKNOWN_BYTES = 256
+_MAX_PATH = 1_000
 _TABLES = ("_parameters", "_buffers", "_modules")
+_ATOMS = frozenset((str, int, float, bool, type(None), bytes, complex, Symbol, range, slice))
+_NAMED_KEYS = (str, int, float, complex, bytes, type(None), tuple)
+_PLAIN_KEY_TYPES = frozenset((*_NAMED_KEYS, bool))
+_CONTAINERS, _WITH_STATE = (dict, list, tuple, Call), (AttributedTensor, CompositeTensor)
+ROOT_NAME = "tensor"
+"""The name of a tensor that was saved alone."""
 
 Leaf = PickledTensor | CompositeTensor | NumpyArray
+Edge = tuple[Any, Any, str | None]
+"""A key, what is under it, and the reason why a state dict does not have it, if it does not."""
 
 
 @dataclass(slots=True)
@@ -58,22 +70,34 @@ class Found:
     notes: list[str] = field(default_factory=list)
 
 
-def find_tensors(root: Any, top_level_key: str | None) -> Found:
+def find_tensors(file: PickledFile, top_level_key: str | None, limits: Limits) -> Found:
     """Name the tensors of the model: below ``top_level_key``, or where programs save them; ``""`` takes all."""
-    found = Found()
+    found, root = Found(), file.value
+    everything: dict[int, Any] = {}
     if top_level_key is not None:
-        value = value_below(root, top_level_key)
-        if not isinstance(value, dict) and not _is_object(value):
-            problem = f"{printable(top_level_key)!r} does not hold a dictionary but a {kind_of(value)}"
-            raise CorruptError(problem if top_level_key else _no_dict(value), rule="PT-23")
-        _Walk(found).take(value)
-        return found
-    if _leaf(root) is not None or not (isinstance(root, (dict, list, tuple)) or _is_object(root)):
-        raise CorruptError(_no_dict(root), rule="PT-23", hint="burnstore reads state dicts and what contains them")
-    if isinstance(root, (list, tuple)) and not _count(root):
-        raise CorruptError(_no_dict(root), rule="PT-23")
-    key = _model_key(root, found.notes) if isinstance(root, dict) else None
-    _Walk(found).take(root if key is None else root[key])
+        chosen = value_below(root, top_level_key)
+        if not isinstance(chosen, dict) and not _is_object(chosen):
+            problem = f"{printable(top_level_key)!r} does not hold a dictionary but a {kind_of(chosen)}"
+            raise CorruptError(problem if top_level_key else _no_dict(chosen), rule="PT-23")
+    elif _leaf(root) is not None:
+        found.notes.append(f"the file is one tensor without a name; it is called {ROOT_NAME!r}")
+        chosen = {ROOT_NAME: root}
+    else:
+        if not (isinstance(root, (dict, list, tuple)) or _is_object(root)):
+            raise CorruptError(_no_dict(root), rule="PT-23", hint="burnstore reads state dicts and what contains them")
+        if isinstance(root, (list, tuple)) and not _stored_below(root):
+            raise CorruptError(_no_dict(root), rule="PT-23")
+        key = _model_key(root, found.notes, everything) if isinstance(root, dict) else None
+        chosen = root if key is None else root[key]
+    if is_module(chosen):
+        found.notes.append(
+            f"the whole model was saved, an object of the class {kind_of(chosen)}; its parameters and "
+            "persistent buffers are read as its state dict would have them, its code is not needed"
+        )
+    stored, holders = _reach(chosen)
+    named = _name_all(chosen, holders, found, file.pickle_bytes, limits)
+    found.notes += _unnamed(chosen, stored.keys() - named)
+    found.notes += _unreferenced(file, stored if chosen is root else everything or _reach(root)[0])
     return found
 
 
@@ -93,7 +117,7 @@ def value_below(root: Any, key: str) -> Any:
         heads = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
         head = next((head for head in heads if head in named), None)
         if head is None:
-            counts = ((name, _count(attributes[at])) for name, at in sorted(named.items())[:50])
+            counts = ((name, _stored_below(attributes[at])) for name, at in sorted(named.items())[:_MAX_SHOWN])
             shown = ", ".join(f"{printable(name)} ({count})" for name, count in counts)
             raise TensorNotFoundError(
                 f"Key {printable(rest)!r} not found; there are, with the number of tensors in each: {shown}",
@@ -103,35 +127,37 @@ def value_below(root: Any, key: str) -> Any:
     return value
 
 
-def _model_key(root: dict[Any, Any], notes: list[str]) -> Any:
-    """Return the key under which the model's state dict is, None if it is the root; note the decision."""
-    named = [key for key in root if isinstance(key, str)]
-    models = [key for key in named if key in MODEL_KEYS and _leaf(root[key]) is None and _count(root[key])]
+def _model_key(root: dict[Any, Any], notes: list[str], everything: dict[int, Any]) -> Any:
+    """Return the key under which the model's state dict is, None if it is the root; note the decision.
+
+    ``everything`` takes all stored data below the root.
+    """
+    models = [key for key in root if isinstance(key, str) and key in MODEL_KEYS and _leaf(root[key]) is None]
+    models = [key for key in models if _stored_below(root[key])]
     if not models:
         return None
     visits = [MAX_NODES]  # For all counts together: parts may share what they hold.
-    counts = {key: count for key in named if (count := _count(root[key], visits))}
+    below = {key: _reach({"": root[key]}, visits)[0] for key in root}
+    counts = {key: len(stored) for key, stored in below.items() if stored}
+    for stored in below.values():
+        everything |= stored
     others = [
         key for key in counts if key not in models and key not in TRAINING_KEYS and not _is_number(_leaf(root[key]))
     ]
     if len(models) == 1 and not others:
-        left_out = _shown(counts, [key for key in counts if key not in models])
+        left_out = shown_names([f"{_key_text(key)} ({counts[key]})" for key in counts if key not in models])
         notes.append(
             f"the tensors are those under the key {models[0]!r}"
             + (f"; left out, with the number of tensors in each: {left_out}" if left_out else "")
             + '; top_level_key="" takes everything'
         )
         return models[0]
+    shown = shown_names([f"{_key_text(key)} ({counts[key]})" for key in [*models, *others]])
     notes.append(
-        f"it is not clear which part is the model, so all tensors are here, each with its key; choose one with "
-        f"top_level_key=, the number of tensors in each: {_shown(counts, [*models, *others])}"
+        "it is not clear which part is the model, so all tensors are here, each with its key; choose one with "
+        f"top_level_key=, the number of tensors in each: {shown}"
     )
     return None
-
-
-def _shown(counts: dict[str, int], keys: list[str]) -> str:
-    more = f" and {len(keys) - _MAX_SHOWN} more" if len(keys) > _MAX_SHOWN else ""
-    return ", ".join(f"{printable(key)} ({counts[key]})" for key in keys[:_MAX_SHOWN]) + more
 
 
 def _is_number(leaf: Leaf | None) -> bool:
@@ -139,8 +165,11 @@ def _is_number(leaf: Leaf | None) -> bool:
     return isinstance(leaf, NumpyArray) or (isinstance(leaf, PickledTensor) and leaf.shape == ())
 
 
+# --------------------------------------------------------------------------------------------------- the graph's edges
+
+
 def _leaf(value: Any) -> Leaf | None:
-    """Return the tensor that a value is, if it is one."""
+    """Return the tensor that a value is, if it is one that can be read."""
     hops = 0
     while isinstance(value, UnbuiltTensor):
         value, hops = value.tensor, hops + 1
@@ -148,11 +177,34 @@ def _leaf(value: Any) -> Leaf | None:
             raise LimitError(f"a tensor wrapped more than {_MAX_WRAPPERS} times", rule="PT-17")
     if isinstance(value, (PickledTensor, CompositeTensor)):
         return value
-    return value if isinstance(value, NumpyArray) and value.array is not None else None
+    return value if isinstance(value, NumpyArray) and value.reason is None else None
+
+
+def _why_unread(value: Any) -> str | None:
+    """Return why stored data cannot be read; None for a value that stores none."""
+    if isinstance(value, Storage):
+        return "a storage without a tensor"
+    if isinstance(value, UnbuiltTensor):
+        return f"a {kind_of(value)} without values"
+    if isinstance(value, Unread) or (isinstance(value, NumpyArray) and value.items is None):
+        return value.reason
+    if isinstance(value, Call) and any(isinstance(p, bytes) and len(p) >= _UNKNOWN_BYTES for p in _raw_parts(value)):
+        return f"bytes in an object of the class {kind_of(value)}, which is not known here"
+    return None
+
+
+def _raw_parts(call: Call) -> Iterator[Any]:
+    for part in (call.args, call.state if isinstance(call.state, (tuple, list)) else (call.state,)):
+        for value in part:
+            yield value
+            if isinstance(value, (tuple, list)):
+                yield from value
 
 
 def _is_object(value: Any) -> bool:
-    return isinstance(value, Call) and _leaf(value) is None and _attributes(value) is not None
+    if not isinstance(value, Call) or isinstance(value, (PickledTensor, CompositeTensor, Unread, UnbuiltTensor)):
+        return False
+    return _attributes(value) is not None or _stored_below(value) > 0
 
 
 def _attributes(value: Any) -> dict[Any, Any] | None:
@@ -167,64 +219,129 @@ def _attributes(value: Any) -> dict[Any, Any] | None:
 
 def is_module(value: Any) -> bool:
     """Return whether an object is a torch.nn.Module, by the tables that each has."""
-    attributes = _attributes(value) if isinstance(value, Call) else None
+    attributes = _attributes(value) if type(value) is Call else None
     return attributes is not None and all(isinstance(attributes.get(table), dict) for table in _TABLES)
 
 
 def module_entries(value: Call) -> dict[Any, Any]:
     """Return what the state dict of a module is made of: parameters, persistent buffers, submodules (PT-25)."""
-    attributes = _attributes(value) or {}
-    transient = attributes.get("_non_persistent_buffers_set", ())
-    if not isinstance(transient, (PickledSet, list, tuple)):
-        raise CorruptError(f"the names of a module's transient buffers are a {kind_of(transient)}", rule="PT-25")
-    unsaved = {name for name in transient if isinstance(name, str)}
     entries: dict[Any, Any] = {}
-    for table in _TABLES:
-        for name, held in attributes[table].items():
-            if held is None or (table == "_buffers" and name in unsaved):
-                continue
+    for name, held, why in _module_edges(value):
+        if why is None and held is not None:
             if name in entries:
                 raise DuplicateNameError(f"a module registers {printable(str(name))!r} twice", rule="PT-25")
             entries[name] = held
     return entries
 
 
-def _count(value: Any, visits: list[int] | None = None) -> int:
-    """Count the tensors below a value, each object visited once; ``visits`` is how many more there may be."""
+def _module_edges(value: Call) -> Iterator[Edge]:
+    attributes = _attributes(value) or {}
+    transient = attributes.get("_non_persistent_buffers_set", ())
+    if not isinstance(transient, (PickledSet, list, tuple)):
+        raise CorruptError(f"the names of a module's transient buffers are a {kind_of(transient)}", rule="PT-25")
+    unsaved = {name for name in transient if isinstance(name, str)}
+    for table in _TABLES:
+        for name, held in attributes[table].items():
+            yield name, held, "a buffer that is not persistent" if table == "_buffers" and name in unsaved else None
+    for name, held in attributes.items():
+        if name not in _TABLES:
+            yield name, held, "neither a parameter nor a buffer of its module"
+
+
+def _edges(value: Any) -> Iterable[Edge]:
+    """Return everything that a value holds."""
+    if not isinstance(value, dict):
+        return _object_edges(value)
+    edges: Iterable[Edge] = zip(value, value.values(), repeat(None))
+    if not _PLAIN_KEY_TYPES.issuperset(map(type, value)):
+        keys = [(kind_of(key), key, "a key of a dictionary") for key in value if isinstance(key, Call)]
+        edges = chain(edges, keys)
+    if isinstance(value, PickledDict) and value.state is not None:
+        edges = chain(edges, _state_edges(value.state, value))
+    return edges
+
+
+def _object_edges(value: Any) -> Iterator[Edge]:
+    if isinstance(value, (list, tuple)):
+        yield from ((at, held, None) for at, held in enumerate(value))
+    elif isinstance(value, NumpyArray):
+        yield from ((at, held, None) for at, held in enumerate(value.items or ()))
+        if value.items is None and value.reason is not None:
+            yield "state", value.state, None
+    elif isinstance(value, (AttributedTensor, CompositeTensor)):
+        yield from _state_edges(value.state, value.parts if isinstance(value, CompositeTensor) else ())
+    elif is_module(value):
+        module_entries(value)  # Refuse a name that is registered twice.
+        yield from _module_edges(value)
+    elif isinstance(value, Call) and not isinstance(value, PickledTensor):
+        attributes = _attributes(value)
+        taken = {_key_text(key) for key in attributes or ()}
+        yield from _state_edges(value.state, ())
+        for key, held in [*(value.pairs or ()), *enumerate(value.appended or ())]:
+            yield f"items.{_key_text(key)}" if _key_text(key) in taken else key, held, None
+        for name, part in (("args", value.args), ("kwargs", value.kwargs), ("function", value.function)):
+            yield f"items.{name}" if name in taken else name, part, None
+
+
+def _state_edges(state: Any, taken: Iterable[Any]) -> Iterator[Edge]:
+    parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
+    if all(part is None or isinstance(part, dict) for part in parts):
+        for part in parts:
+            for key, held in (part or {}).items():
+                yield f"state.{_key_text(key)}" if key in taken else key, held, None
+    else:
+        yield "state", state, None
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value is sure to hold no tensor, as most small dicts of a file do not."""
+    kind = type(value)
+    if kind is dict:
+        return _PLAIN_KEY_TYPES.issuperset(map(type, value)) and _ATOMS.issuperset(map(type, value.values()))
+    return kind in _ATOMS or (kind in (list, tuple) and _ATOMS.issuperset(map(type, value)))
+
+
+def _key_text(key: Any) -> str:
+    return key if isinstance(key, str) else str(key) if isinstance(key, _NAMED_KEYS) else f"<{kind_of(key)}>"
+
+
+# --------------------------------------------------------------------------------------------------- accounting
+
+
+def _stored_below(value: Any) -> int:
+    """Count the stored tensors below a value."""
+    return len(_reach({"": value})[0])
+
+
+def _reach(root: Any, visits: list[int] | None = None) -> tuple[dict[int, Any], set[int]]:
+    """Return all stored data below a value, and the containers from which any is reached, both by identity.
+
+    Each object is visited once; ``visits`` is how many more there may be.
+    """
     visits = [MAX_NODES] if visits is None else visits
-    seen: set[int] = set()
-    todo, count = [value], 0
-    while todo:
-        value = todo.pop()
-        if _leaf(value) is not None:
-            count += 1
-        elif id(value) not in seen and isinstance(value, (dict, list, tuple, Call)):
-            seen.add(id(value))
-            held = _held(value)
-            visits[0] -= len(held)
-            if visits[0] < 0:
-                raise _too_large()
-            todo += held
-    return count
-
-
-def _held(value: Any) -> list[Any]:
-    """Return what a container or an object holds, of a module only what its state dict would have."""
-    if isinstance(value, Call) and is_module(value):
-        return list(module_entries(value).values())
-    return list(value if isinstance(value, (list, tuple)) else (_attributes(value) or {}).values())
-
-
-def _holders(root: Any) -> set[int]:
-    """Return the identities of all containers from which a tensor can be reached, in time linear in the graph."""
+    stored: dict[int, Any] = {}
     parents: dict[int, list[int]] = {id(root): []}
     todo, reached = [root], []
     while todo:
         value = todo.pop()
-        for child in _held(value):
-            if _leaf(child) is not None:
+        children = [held for _, held, _ in _edges(value)]
+        visits[0] -= len(children)
+        if visits[0] < 0:
+            raise LimitError(f"a graph of more than {MAX_NODES:,} values", rule="PT-17")
+        tensors = [child for child in children if type(child) is PickledTensor]
+        stored.update(zip(map(id, tensors), tensors, strict=True))
+        if tensors:
+            reached.append(id(value))
+        if len(tensors) == len(children):
+            continue
+        for child in children:
+            if type(child) is PickledTensor or _is_plain(child):
+                continue
+            leaf = _leaf(child)
+            if leaf is not None or _why_unread(child) is not None:
+                stored[id(child if leaf is None else leaf)] = child if leaf is None else leaf
                 reached.append(id(value))
-            elif isinstance(child, (dict, list, tuple, Call)):
+            if isinstance(child, _CONTAINERS) and (leaf is None or isinstance(child, _WITH_STATE)):
                 if id(child) not in parents:
                     parents[id(child)] = []
                     todo.append(child)
@@ -235,129 +352,121 @@ def _holders(root: Any) -> set[int]:
         if identity not in holders:
             holders.add(identity)
             reached += parents[identity]
-    return holders
+    return stored, holders
 
 
-def _too_large() -> LimitError:
-    return LimitError(f"a graph of more than {MAX_NODES:,} values, every path to one counted", rule="PT-17")
+def _unnamed(root: Any, missing: set[int]) -> list[str]:
+    """Return notes about stored data that have no name: where they are, and why."""
+    reasons: dict[str, list[str]] = {}
+    seen = {id(root)}
+    todo: list[tuple[str, Any, str | None]] = [("", root, None)] if missing else []
+    while todo and missing:
+        prefix, value, why = todo.pop()
+        for key, child, own in _edges(value):
+            if type(child) in _ATOMS:
+                continue
+            leaf = _leaf(child)
+            inner = child if leaf is None else leaf
+            name = f"{prefix}{_key_text(key)}" if len(prefix) < _MAX_PATH else prefix
+            reason = why or own or (None if isinstance(key, _NAMED_KEYS) else f"under a key that is a {kind_of(key)}")
+            if id(inner) in missing:
+                missing.discard(id(inner))
+                reasons.setdefault(reason or "no name leads to it", []).append(name)
+            if isinstance(child, _CONTAINERS) and id(child) not in seen:
+                seen.add(id(child))
+                todo.append((f"{name}.", child, reason))
+    return [f"left out: {shown_names(names)}: {reason}" for reason, names in reasons.items()]
 
 
-class _Walk:
-    """One walk over a graph; an object that is reached on two paths gives its tensors twice, under both names."""
+def _unreferenced(file: PickledFile, stored: dict[int, Any]) -> list[str]:
+    """Return notes about data that the file stores, and that the saved object does not refer to."""
+    storages = {id(value.storage) for value in stored.values() if type(value) is PickledTensor}
+    todo = [value for value in stored.values() if type(value) is not PickledTensor]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, CompositeTensor):
+            todo += value.parts.values()
+        storage = value.storage if isinstance(value, PickledTensor) else value
+        storages.add(id(storage.base if isinstance(storage, StorageView) else storage))
+    lost = [f"the storage {storage.key!r}" for storage in file.storages if id(storage) not in storages]
+    arrays = [array for array in file.storages.arrays if getattr(array, "items", None) is None]  # Others hold objects.
+    lost += [f"a {kind_of(array)}" for array in arrays if id(array) not in stored]
+    return [f"left out: {shown_names(lost)}: the saved object does not refer to it"] if lost else []
 
-    def __init__(self, found: Found) -> None:
-        self._found = found
-        self._nodes = 0
-        self._holders: set[int] | None = None
-        self._on_path: set[int] = set()
-        self._objects: dict[str, None] = {}
-        self._unnamed: dict[str, None] = {}
-        self._checked: set[int] = set()
 
-    def take(self, root: Any) -> None:
-        """Name every tensor below this value."""
-        if is_module(root):
-            self._found.notes.append(
-                f"the whole model was saved, an object of the class {kind_of(root)}; its parameters and "
-                "persistent buffers are read as its state dict would have them, its code is not needed"
-            )
-        self._walk(root)
-        for what in self._objects:
-            self._found.notes.append(
-                f"the tensors in an object of the class {printable(what)} are named by its attributes"
-            )
-        for what in self._unnamed:
-            self._found.notes.append(f"left out: {what}")
+# --------------------------------------------------------------------------------------------------- names
 
-    def _walk(self, root: Any) -> None:
-        # A frame holds a value's children that are still to come; it is dropped when they are used up.
-        frames: list[tuple[str, int, Iterator[tuple[Any, Any]]]] = [("", id(root), self._children(root))]
-        self._on_path.add(id(root))
-        tensors = self._found.tensors
-        while frames:
-            prefix, identity, children = frames[-1]
-            for key, value in children:
-                self._nodes += 1
-                if type(value) is PickledTensor and type(key) is str:  # Nearly all values are tensors.
-                    name = prefix + key
-                    if name in tensors:
-                        raise _repeated(name)
-                    tensors[name] = value
+
+def _name_all(root: Any, holders: set[int], found: Found, pickle_bytes: int, limits: Limits) -> set[int]:
+    """Name every tensor below a value; return the identities of all data that have a name or a note.
+
+    An object that is reached on two paths gives its tensors twice, under both names. The number of steps and the
+    characters of all names are bounded by the size of the pickle: a few bytes can spell a long key, and refer to it
+    many times.
+    """
+    tensors, max_name = found.tensors, limits.name_bytes
+    steps = min(_MIN_NODES + _NODES_PER_BYTE * pickle_bytes, max(MAX_NODES, limits.tensors or 0))
+    characters = _MIN_CHARACTERS + _CHARACTERS_PER_BYTE * pickle_bytes
+    named: set[int] = set()
+    classes: dict[str, None] = {}
+    left_out: dict[str, list[str]] = {}
+    # A frame holds a value's children that are still to come; it is dropped when they are used up.
+    frames: list[tuple[str, int, Iterator[Edge]]] = [("", id(root), iter(_edges(root)))]
+    on_path = {id(root)}
+    _add_class(root, classes)
+    while frames:
+        prefix, identity, children = frames[-1]
+        for key, value, why in children:
+            steps -= 1
+            kind = type(value)
+            if kind in _ATOMS or why is not None or not isinstance(key, _NAMED_KEYS):
+                continue
+            leaf = value if kind is PickledTensor else _leaf(value)
+            unread = None if leaf is not None else _why_unread(value)
+            holds = kind is not PickledTensor and isinstance(value, _CONTAINERS) and id(value) in holders
+            if leaf is None and unread is None and not holds:
+                continue
+            text = key if type(key) is str else _key_text(key)
+            length = len(prefix) + len(text)
+            characters -= length
+            if length > max_name:
+                raise LimitError(f"a name of more than {max_name} bytes", rule="PT-24")
+            if characters < 0 or steps < 0:
+                raise LimitError(f"more or longer names than a pickle of {pickle_bytes} bytes may have", rule="PT-17")
+            name = prefix + text
+            if leaf is not None:
+                if name in tensors:
+                    raise DuplicateNameError(f"two tensors are called {printable(name)!r}", rule="PT-24", tensor=name)
+                tensors[name] = leaf
+            if unread is not None:
+                named.add(id(value))
+                left_out.setdefault(unread, []).append(name)
+                if isinstance(value, (Unread, UnbuiltTensor)):
+                    named |= _reach(value)[0].keys()  # What it is made of has no other name.
                     continue
-                leaf = _leaf(value)
-                if leaf is None and not isinstance(value, (dict, list, tuple, Call, Storage)):
-                    continue
-                if leaf is None and not self._holds_tensors(root, value):
-                    self._note_hidden(prefix, key, value)
-                    continue
-                name = prefix + _text(key)
-                if leaf is not None:
-                    if name in tensors:
-                        raise _repeated(name)
-                    tensors[name] = leaf
-                    continue
-                if id(value) in self._on_path:
-                    raise CorruptError(f"{printable(name)!r} holds itself", rule="PT-23")
-                if len(frames) >= MAX_LEVELS:
-                    raise LimitError(f"values nested more than {MAX_LEVELS} deep", rule="PT-17")
-                self._on_path.add(id(value))
-                frames.append((name + ".", id(value), self._children(value)))
-                break
-            else:
-                frames.pop()
-                self._on_path.discard(identity)
-            if self._nodes > MAX_NODES:
-                raise _too_large()
-
-    def _children(self, value: Any) -> Iterator[tuple[Any, Any]]:
-        if isinstance(value, Call) and is_module(value):
-            return iter(module_entries(value).items())
-        if isinstance(value, dict):
-            return iter(value.items())
-        if isinstance(value, (list, tuple)):
-            return iter(enumerate(value))
-        if not kind_of(value).startswith("__torch__."):  # Every part of a TorchScript model is such an object.
-            self._objects[kind_of(value)] = None
-        return iter((_attributes(value) or {}).items())
-
-    def _holds_tensors(self, root: Any, value: Any) -> bool:
-        if self._holders is None:  # Most files have no containers inside the state dict.
-            self._holders = _holders(root)
-        return id(value) in self._holders
-
-    def _note_hidden(self, prefix: str, key: Any, value: Any) -> None:
-        """Note tensors for which no name can be found."""
-        what = None
-        if isinstance(value, Storage):
-            what = "a storage without a tensor"
-        elif isinstance(value, UnbuiltTensor):
-            what = f"a {kind_of(value)} without values"
-        elif isinstance(value, Call) and id(value) not in self._checked:
-            self._checked.add(id(value))  # It may be here under many names.
-            if any(isinstance(part, (PickledTensor, Storage)) for part in _parts(value)):
-                what = f"a {kind_of(value)} that is not known here"
-        if what is not None:
-            name = prefix + str(key if isinstance(key, (str, int)) else kind_of(key))
-            self._unnamed[f"{printable(name)}, {what}"] = None
+            if not holds or id(value) in on_path or (leaf is not None and not isinstance(value, _WITH_STATE)):
+                continue  # A value that holds itself adds no tensor.
+            if len(frames) >= MAX_LEVELS:
+                raise LimitError(f"values nested more than {MAX_LEVELS} deep", rule="PT-17")
+            _add_class(value, classes)
+            on_path.add(id(value))
+            frames.append((name + ".", id(value), iter(_edges(value))))
+            break
+        else:
+            frames.pop()
+            on_path.discard(identity)
+    named.update(map(id, tensors.values()))
+    found.notes += [
+        f"the tensors in an object of the class {name} are named by its attributes, items and arguments"
+        for name in classes
+    ]
+    found.notes += [f"left out: {shown_names(names)}: {reason}" for reason, names in left_out.items()]
+    return named
 
 
-def _parts(call: Call) -> Iterator[Any]:
-    """Yield what an unknown call was given, one level of tuples and lists deep."""
-    for part in [*call.args, *(call.appended or ()), *(value for _, value in call.pairs or ()), call.state]:
-        yield part
-        if isinstance(part, (list, tuple)):
-            yield from part
-        elif isinstance(part, dict):
-            yield from part.values()
-
-
-def _text(key: Any) -> str:
-    if isinstance(key, str):
-        return key
-    if type(key) is int:
-        return str(key)
-    raise UnsupportedError(f"a tensor under a key that is a {kind_of(key)}", rule="PT-24")
-
-
-def _repeated(name: str) -> DuplicateNameError:
-    return DuplicateNameError(f"two tensors are called {printable(name)!r}", rule="PT-24", tensor=name)
+def _add_class(value: Any, classes: dict[str, None]) -> None:
+    """Remember the class of an object whose names are not those of a state dict."""
+    if not isinstance(value, Call) or isinstance(value, (*_WITH_STATE, NumpyArray)) or is_module(value):
+        return
+    if not kind_of(value).startswith("__torch__."):  # Every part of a TorchScript model is such an object.
+        classes[kind_of(value)] = None

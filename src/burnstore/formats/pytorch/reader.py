@@ -71,7 +71,7 @@ def read(
         except TruncatedError as error:
             error.hint = error.hint or "pass salvage=True to get the tensors that are whole"
             raise
-    found = find_tensors(file.value, top_level_key)
+    found = find_tensors(file, top_level_key, limits)
     found.notes += file.notes
     if broken is not None:
         found = without_lost(found, broken)

@@ -8,8 +8,9 @@ its checksum. Nothing is ever filled in: a tensor is as it was written, or it is
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
-from ...errors import CorruptError, FormatError, UnsafeContentError, UnsupportedError, located, printable
+from ...errors import CorruptError, FormatError, UnsafeContentError, UnsupportedError, located
 from ...io.sizes import CHUNK_BYTES
 from ...io.source import Source
 from ...limits import Limits
@@ -19,12 +20,11 @@ from .archive import PICKLE, ZipFile
 from .data import DeflatedData, check_member, read_member
 from .graph import Found
 from .stream import Broken, PickledFile, begins_like_legacy, parse, read_legacy, read_tar, torch_dialect
-from .tensors import ITEM_SIZES, CompositeTensor, PickledTensor, Storage, Storages, last_element
+from .tensors import ITEM_SIZES, CompositeTensor, PickledTensor, Storage, Storages, last_element, shown_names
 
 LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 _DESCRIPTOR, _WIDE_DESCRIPTOR = struct.Struct("<4sIII"), struct.Struct("<4sIQQ")
 _DEFERRED = 1 << 3
-_MAX_SHOWN = 20
 
 
 def salvaged(source: Source, limits: Limits) -> tuple[PickledFile, Broken]:
@@ -46,9 +46,9 @@ def salvaged(source: Source, limits: Limits) -> tuple[PickledFile, Broken]:
 def without_lost(found: Found, broken: Broken) -> Found:
     """Return the tensors whose bytes are all there; the notes name the others."""
     kept = {name: leaf for name, leaf in found.tensors.items() if _is_whole(leaf, broken)}
-    lost = [printable(name) for name in found.tensors if name not in kept]
-    shown = ", ".join(lost[:_MAX_SHOWN]) + (f" and {len(lost) - _MAX_SHOWN} more" if len(lost) > _MAX_SHOWN else "")
-    note = f"salvaged: {len(kept)} of {len(found.tensors)} tensors are whole" + (f"; lost: {shown}" if lost else "")
+    lost = [name for name in found.tensors if name not in kept]
+    note = f"salvaged: {len(kept)} of {len(found.tensors)} tensors are whole"
+    note += f"; lost: {shown_names(lost)}" if lost else ""
     return Found(kept, [*found.notes, note])
 
 
@@ -134,7 +134,7 @@ def _read(source: Source, limits: Limits, members: dict[str, Member], root: str)
         if intact < storage.nbytes:
             broken[storage.key] = intact
     file = PickledFile("zip", found.value, found.globals, found.protocol, storages, big_endian, {"root": root})
-    return file, broken
+    return replace(file, pickle_bytes=pickle.size or 0), broken
 
 
 def _attach(source: Source, storage: Storage, member: Member | None, *, big_endian: bool) -> int:

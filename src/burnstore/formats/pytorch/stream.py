@@ -67,6 +67,8 @@ class PickledFile:
     """Records of the container: ``root``, ``version``, ``format_version``, ``storage_alignment``, ``byteorder``."""
     notes: tuple[str, ...] = ()
     """What could not be read, a sentence each."""
+    pickle_bytes: int = 0
+    """The size of the pickle, or of the tables that are in its place: it bounds the work of naming tensors."""
 
 
 Broken = dict[str, int]
@@ -76,7 +78,13 @@ Broken = dict[str, int]
 def torch_dialect(storages: Storages) -> Dialect:
     """Return what is known of the pickles of `torch.save`, whose storages are outside of the pickle."""
     calls = TensorCalls(storages)
-    return Dialect(builders=calls.builders(), persistent=calls.persistent, recogniser=TensorRuns(storages).recognise)
+    runs = TensorRuns(storages)
+    return Dialect(
+        builders=calls.builders(),
+        persistent=calls.persistent,
+        recogniser=runs.recognise,
+        restart=storages.restart,
+    )
 
 
 def max_pickle_bytes(limits: Limits) -> int:
@@ -179,13 +187,16 @@ def read_legacy(source: Source, limits: Limits, *, salvage: bool = False) -> tup
     storages = Storages()
     stream = PickleStream(source, limits)
     sys_info = _legacy_head(stream)
+    begin = stream.position
     found = stream.pickle(torch_dialect(storages))
+    pickle_bytes = stream.position - begin
     keys = _legacy_keys(stream.pickle().value, storages)
     broken = _attach_legacy(stream, [storages.by_key[key] for key in keys], salvage=salvage)
     if stream.left and not broken and not salvage:
         raise CorruptError(f"{stream.left} bytes follow the last storage", rule="PT-11", offset=stream.position)
     facts = {"byteorder": "little" if sys_info["little_endian"] else "big"}
-    return PickledFile("legacy", found.value, found.globals, found.protocol, storages, facts=facts), broken
+    file = PickledFile("legacy", found.value, found.globals, found.protocol, storages, facts=facts)
+    return replace(file, pickle_bytes=pickle_bytes), broken
 
 
 def _legacy_head(stream: PickleStream) -> dict[Any, Any]:
@@ -251,13 +262,14 @@ def read_bare(source: Source, limits: Limits) -> PickledFile:
 
     def embedded(raw: bytes) -> Storage:
         storage = _embedded_storage(raw, limits)
-        storage.key = f"embedded {len(storages.by_key)}"
-        storages.by_key[storage.key] = storage
+        base = storage.base if isinstance(storage, StorageView) else storage
+        base.key = f"embedded {len(storages.by_key)}"
+        storages.by_key[base.key] = base
         return storage
 
     dialect = Dialect(builders=TensorCalls(storages, embedded).builders())
     found = parse_whole(source.read_at(0, source.size), dialect, limits)
-    return PickledFile("pickle", found.value, found.globals, found.protocol, storages)
+    return PickledFile("pickle", found.value, found.globals, found.protocol, storages, pickle_bytes=source.size)
 
 
 def _embedded_storage(raw: bytes, limits: Limits) -> Storage:
@@ -271,8 +283,9 @@ def _embedded_storage(raw: bytes, limits: Limits) -> Storage:
         raise CorruptError(f"the storage inside the pickle cannot be read: {error.message}", rule="PT-14") from None
     if not isinstance(storage, Storage):
         raise CorruptError(f"expected a storage inside the pickle, found a {kind_of(storage)}", rule="PT-14")
-    storage.data = SourceData(source, storage.offset, storage.nbytes)
-    storage.offset = -1
+    base = storage.base if isinstance(storage, StorageView) else storage
+    base.data = SourceData(source, base.offset, base.nbytes)
+    base.offset = -1
     return storage
 
 
@@ -306,7 +319,8 @@ def read_tar(source: Source, limits: Limits, *, salvage: bool = False) -> tuple[
     for name in ("pickle", "tensors"):
         if streams[name].left:
             raise CorruptError(f"bytes follow the end of {name}", rule="PT-13", offset=streams[name].position)
-    return PickledFile("tar", found.value, found.globals, found.protocol, storages), broken
+    size = members["pickle"].size
+    return PickledFile("tar", found.value, found.globals, found.protocol, storages, pickle_bytes=size), broken
 
 
 def _tar_members(source: Source, *, salvage: bool) -> dict[str, Member]:

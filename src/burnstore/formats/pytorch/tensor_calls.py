@@ -10,13 +10,15 @@ import numpy as np
 from ...errors import CorruptError, UnsupportedError, located, printable
 from ...tensor.dtype import DType
 from ..codec.pickle_values import Builder, Call, Symbol, kind_of
-from .calls import PLAIN_CALLS, Args, NumpyArray, arguments
+from .calls import ARRAY_CALLS, PLAIN_CALLS, Args, NumpyArray, arguments
 from .tensors import (
+    AttributedTensor,
     CompositeTensor,
     PickledTensor,
     Storage,
     Storages,
     StorageView,
+    Unread,
     torch_dtype,
     view,
     whole_numbers,
@@ -105,6 +107,7 @@ class TensorCalls:
         old += [("torch._tensor", "Tensor"), ("torch.autograd.variable", "Variable")]
         return {
             **PLAIN_CALLS,
+            **{key: self._registered(build) for key, build in ARRAY_CALLS.items()},
             **{("torch._utils", name): build for name, build in utils.items()},
             **{(module, "_rebuild_from_type_v2"): _from_type for module in ("torch._tensor", "torch.tensor")},
             **{(module, "_rebuild_from_type"): _from_type for module in ("torch._tensor", "torch.tensor")},
@@ -113,6 +116,16 @@ class TensorCalls:
             ("torch.nn.parameter", "Buffer"): _parameter_class,
             **{key: lambda args, key=key: UnbuiltTensor(Symbol(*key), args) for key in old},  # type: ignore[misc]
         }
+
+    def _registered(self, build: Builder) -> Builder:
+        """Keep a list of the arrays that are made, so that none of them can vanish."""
+
+        def make(args: Args) -> Any:
+            made = build(args)
+            self._storages.arrays.append(made)
+            return made
+
+        return make
 
     def _from_bytes(self, args: Args) -> Any:
         (raw,) = arguments(args, 1, 1, "_load_from_bytes")
@@ -138,15 +151,15 @@ def rebuilt(
         raise CorruptError(f"a tensor whose storage is a {kind_of(storage)}", rule="PT-22")
     if dtype is not None and storage.dtype is not None and storage.dtype is not dtype:
         raise CorruptError(f"a tensor of {dtype.name} on a storage of {storage.dtype.name}", rule="PT-19")
-    if bits is not None and not isinstance(bits, dict):
-        raise CorruptError(f"the lazy bits of a tensor are a {kind_of(bits)}", rule="PT-22")
-    given = {name for name, value in (bits or {}).items() if value is True}
-    if given - {"conj", "neg"}:
-        raise UnsupportedError("a tensor with unknown lazy bits", rule="PT-22")
-    flags = {"requires_grad": requires_grad is True, "conjugated": "conj" in given, "negated": "neg" in given}
-    tensor = view(storage, dtype or storage.dtype or DType.U8, offset, size, stride, **flags)
-    if isinstance(storage, StorageView):
-        tensor.storage, tensor.offset = storage.base, tensor.offset + storage.first
+    tensor = view(storage, dtype or storage.dtype or DType.U8, offset, size, stride)
+    tensor.requires_grad = requires_grad is True
+    if bits is not None:
+        if not isinstance(bits, dict):
+            raise CorruptError(f"the lazy bits of a tensor are a {kind_of(bits)}", rule="PT-22")
+        given = {name for name, value in bits.items() if value is True}
+        if given - {"conj", "neg"}:
+            raise UnsupportedError("a tensor with unknown lazy bits", rule="PT-22")
+        tensor.conjugated, tensor.negated = "conj" in given, "neg" in given
     return tensor
 
 
@@ -163,8 +176,8 @@ def _tensor_v3(args: Args) -> Any:
     given = arguments(args, 7, 8, "_rebuild_tensor_v3")
     try:
         dtype = torch_dtype(given[6])
-    except UnsupportedError:
-        return Call(Symbol("torch._utils", "_rebuild_tensor_v3"), args)
+    except UnsupportedError as error:
+        return Unread("torch._utils._rebuild_tensor_v3", args, error.message)
     return rebuilt(*given[:5], bits=given[7] if len(given) > 7 else None, dtype=dtype)
 
 
@@ -173,7 +186,7 @@ def _quantized(args: Args) -> Any:
     if not isinstance(storage, Storage) or not isinstance(how, tuple) or not how or not isinstance(how[0], Symbol):
         raise CorruptError("a quantized tensor of an impossible form", rule="PT-22")
     if storage.class_name in _PACKED:
-        return Call(Symbol("torch._utils", "_rebuild_qtensor"), args)
+        return Unread("torch._utils._rebuild_qtensor", args, "a quantized tensor with several codes in a byte")
     codes, scheme = rebuilt(storage, offset, size, stride), how[0].name
     parts: dict[str, Any] = {"int_repr": codes}
     facts: dict[str, Any] = {"scheme": scheme, "shape": codes.shape}
@@ -196,10 +209,20 @@ def _quantized(args: Args) -> Any:
 
 
 def _parameter(args: Args) -> Any:
-    data, requires_grad, *_ = arguments(args, 2, 4, "_rebuild_parameter")
+    data, requires_grad, *more = arguments(args, 2, 4, "_rebuild_parameter")
     if isinstance(data, PickledTensor) and requires_grad is True:
         data.requires_grad = True
-    return data
+    return _with_attributes(data, more[1] if len(more) > 1 else None)
+
+
+def _with_attributes(tensor: Any, state: Any) -> Any:
+    """Keep the attributes of a tensor, which a state is, or the first two parts of it."""
+    parts = [part for part in (state if isinstance(state, tuple) else (state,)) if part]
+    if not parts:
+        return tensor
+    if isinstance(tensor, CompositeTensor):
+        tensor.state = state
+    return AttributedTensor(tensor, state) if isinstance(tensor, PickledTensor) else tensor
 
 
 def _parameter_class(args: Args) -> Any:
@@ -209,7 +232,7 @@ def _parameter_class(args: Args) -> Any:
 
 
 def _from_type(args: Args) -> Any:
-    """A subclass of Tensor, or a tensor with attributes: only the tensor is kept."""
+    """A subclass of Tensor, or a tensor with attributes."""
     function, kind, inner, state = arguments(args, 4, 4, "_rebuild_from_type")
     if not isinstance(function, Symbol) or not isinstance(inner, tuple):
         raise CorruptError("a tensor of a subclass, of an impossible form", rule="PT-22")
@@ -225,8 +248,9 @@ def _from_type(args: Args) -> Any:
             if isinstance(value, (PickledTensor, CompositeTensor)) and type(name) is str
         }
         if not made.parts:
-            return Call(kind if isinstance(kind, Symbol) else function, args)
-    return made
+            return Unread(kind_of(kind), args, "a tensor subclass without tensors in it")
+        state = {name: value for name, value in held if name not in made.parts}
+    return _with_attributes(made, state)
 
 
 def _tensor_parts(names: tuple[str, ...], values: Args, what: str) -> dict[str, Any]:
@@ -270,13 +294,13 @@ def _meta(args: Args) -> Any:
 def _from_numpy(args: Args) -> Any:
     array, dtype, _, _ = arguments(args, 4, 4, "a tensor from NumPy")
     held = array.array if isinstance(array, NumpyArray) else None
-    if held is None or DType.of(held.dtype) is not torch_dtype(dtype):
-        return Call(Symbol("torch._utils", "_rebuild_device_tensor_from_numpy"), args)
+    if held is None or array.reason is not None or DType.of(held.dtype) is not torch_dtype(dtype):
+        return Unread("torch._utils._rebuild_device_tensor_from_numpy", args, "a tensor stored in another dtype")
     return array
 
 
 def _from_tensor(args: Args) -> Any:
     tensor, dtype, _, _ = arguments(args, 4, 4, "a tensor from the CPU")
     if not isinstance(tensor, PickledTensor) or tensor.dtype is not torch_dtype(dtype):
-        return Call(Symbol("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"), args)
+        return Unread("torch._utils._rebuild_device_tensor_from_cpu_tensor", args, "a tensor stored in another dtype")
     return tensor

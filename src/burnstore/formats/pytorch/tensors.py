@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...errors import CorruptError, LimitError, UnsupportedError, printable
@@ -15,6 +15,7 @@ from ..codec.pickle_values import Call, Symbol, kind_of
 MAX_AXES = 64
 MAX_EXPANDED = 1 << 30
 _MAX_INTEGER = (1 << 63) - 1
+_MAX_SHOWN = 30
 
 _TABLE = (
     (DType.F64, "float64 double", "Double"),
@@ -109,11 +110,17 @@ def torch_dtype(symbol: Any) -> DType:
 
 
 class Storages:
-    """All storages that a pickle refers to, by key; one key is one storage."""
+    """All stored data that a pickle refers to: storages by key (one key is one storage), and arrays inside of it."""
 
     def __init__(self) -> None:
         self.by_key: dict[str, Storage] = {}
+        self.arrays: list[Call] = []
         self._classes: dict[Any, tuple[str, DType | None]] = {}
+
+    def restart(self) -> None:
+        """Forget everything: the pickle is read from its beginning."""
+        self.by_key.clear()
+        self.arrays.clear()
 
     def __iter__(self) -> Iterator[Storage]:
         return iter(self.by_key.values())
@@ -144,6 +151,12 @@ class Storages:
 def shown_integer(value: Any) -> str:
     """Return an integer as text, or the kind of a value that is not one."""
     return str(value) if type(value) is int else kind_of(value)
+
+
+def shown_names(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are, for a note."""
+    more = f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
+    return ", ".join(map(printable, names[:_MAX_SHOWN])) + more
 
 
 class _TensorNode(Call):
@@ -232,10 +245,35 @@ class CompositeTensor(_TensorNode):
         return f"<{self.kind} tensor of {', '.join(map(printable, self.parts))}>"
 
 
+class AttributedTensor(PickledTensor):
+    """A tensor that had attributes: ``state`` holds them."""
+
+    __slots__ = ()
+
+    def __init__(self, tensor: PickledTensor, state: Any) -> None:
+        for name in PickledTensor.__slots__:
+            setattr(self, name, getattr(tensor, name))
+        self.state = state
+
+
+class Unread(Call):
+    """A stored tensor or array that cannot be read, and the reason."""
+
+    __slots__ = ("reason",)
+
+    def __init__(self, name: str, args: tuple[Any, ...], reason: str) -> None:
+        module, _, attribute = name.rpartition(".")
+        super().__init__(Symbol(module, attribute), args)
+        self.reason = reason
+
+
 def view(storage: Storage, dtype: DType, offset: Any, shape: Any, strides: Any, **flags: bool) -> PickledTensor:
     """Return a view whose every element is in its storage, or raise an error that shows the wrong number (PT-21)."""
     shape, strides = whole_numbers(shape, "size"), whole_numbers(strides, "stride")
     check_view(storage.nbytes, ITEM_SIZES[dtype], offset, shape, strides)
+    if isinstance(storage, StorageView):  # Only its base has bytes in the file.
+        offset += storage.first
+        storage = storage.base
     return PickledTensor(storage, dtype, offset, shape, strides, **flags)
 
 
