@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import CorruptError, LimitError, UnsupportedError, located
+from ...errors import BurnstoreError, CorruptError, LimitError, UnsupportedError, located
 from ...io.sizes import CHUNK_BYTES
 from ...io.source import Source
 from ...tensor.data import Array, Shape, array_from_bytes, bytes_of_array
@@ -201,7 +201,15 @@ class DenseData(Data):
 
     def window(self, start: int, stop: int) -> memoryview:
         arrays = {name: self._array(name) for name in self.composite.parts}
-        return bytes_of_array(_DENSE[self.composite.kind](arrays, self.composite))[start:stop]
+        try:
+            with np.errstate(all="ignore"):
+                values = _DENSE[self.composite.kind](arrays, self.composite)
+        except (ValueError, TypeError, IndexError, OverflowError) as error:
+            if isinstance(error, BurnstoreError):
+                raise
+            problem = f"a {self.composite.kind} tensor whose parts do not fit: {error}"
+            raise CorruptError(problem, rule="PT-22") from None
+        return bytes_of_array(values)[start:stop]
 
     def _array(self, name: str) -> Array:
         part = self.composite.parts[name]
@@ -227,56 +235,71 @@ def dense_kind(composite: CompositeTensor) -> tuple[DType, Shape] | None:
 
 
 def _quantized(parts: Parts, composite: CompositeTensor) -> Array:
+    """Compute what torch computes, bit for bit.
+
+    Per tensor, codes are subtracted as 32-bit integers, which wrap, and scaled in single precision. Per channel, codes
+    are subtracted in single precision and scaled in double precision.
+    """
     codes, scale, zero = parts["int_repr"], parts["scale"], parts["zero_point"]
-    if "axis" in composite.facts:
-        along = [1] * codes.ndim
-        along[composite.facts["axis"]] = -1
-        scale, zero = scale.reshape(along), zero.reshape(along)
-        if zero.dtype.kind == "f":  # torch's float_qparams: the zero point is a value, not a code.
-            return (codes.astype(np.float32) * scale.astype(np.float32) + zero.astype(np.float32)).astype(np.float32)
-    # torch computes in single precision.
-    return (codes.astype(np.float32) - zero.astype(np.float32)) * scale.astype(np.float32)
-
-
-def _zeros(parts: Parts, composite: CompositeTensor) -> Array:
-    return np.zeros(composite.facts["shape"], parts["values"].dtype)
+    if "axis" not in composite.facts:
+        difference = codes.astype(np.int32) - zero.astype(np.int32)
+        return difference.astype(np.float32) * scale.astype(np.float32)
+    along = [1] * codes.ndim
+    along[composite.facts["axis"]] = -1
+    centred = codes.astype(np.float32) - zero.astype(np.float32).reshape(along)
+    return (centred.astype(np.float64) * scale.astype(np.float64).reshape(along)).astype(np.float32)
 
 
 def _coo(parts: Parts, composite: CompositeTensor) -> Array:
-    indices, values, made = parts["indices"], parts["values"], _zeros(parts, composite)
+    indices, values, shape = parts["indices"], parts["values"], composite.facts["shape"]
     if indices.ndim != 2 or values.ndim < 1 or indices.shape[1] != values.shape[0]:
         raise CorruptError("a sparse tensor with another number of indices than values", rule="PT-22")
     axes = indices.shape[0]
-    if made.ndim != axes + values.ndim - 1 or made.shape[axes:] != values.shape[1:]:
+    if len(shape) != axes + values.ndim - 1 or shape[axes:] != values.shape[1:]:
         raise CorruptError("a sparse tensor whose values do not fit its size", rule="PT-22")
-    if axes and ((indices < 0).any() or (indices >= np.array(made.shape[:axes]).reshape(-1, 1)).any()):
-        raise CorruptError("a sparse tensor with an index outside of its size", rule="PT-22")
-    # An index may occur more than once: its values are added up.
+    _check_indices(indices, np.array(shape[:axes], np.int64).reshape(-1, 1))
+    made: Array = np.zeros(shape, values.dtype)
+    # Values of an index that occurs more than once are added up; one more axis covers tensors without axes.
     combine = np.logical_or if made.dtype.kind == "b" else np.add
-    combine.at(made, tuple(indices), values)
+    combine.at(made[None], (np.zeros(len(values), np.int64), *indices), values)
     return made
 
 
+def _check_indices(indices: Array, ends: Any) -> None:
+    if indices.dtype.kind not in "iu" or (indices < 0).any() or (indices >= ends).any():
+        raise CorruptError("a sparse tensor with an index outside of its size", rule="PT-22")
+
+
 def _compressed(parts: Parts, composite: CompositeTensor) -> Array:
-    """By rows or by columns (csr, csc), or by blocks of them (bsr, bsc)."""
-    values, made = parts["values"], _zeros(parts, composite)
-    by_rows = composite.kind in ("sparse_csr", "sparse_bsr")
+    """By rows or by columns (csr, csc), or by blocks of them (bsr, bsc); the first axes may be a batch."""
+    values, shape = parts["values"], composite.facts["shape"]
     along, across = (parts[name] for name in list(composite.parts)[:2])
-    block = values.shape[1:] if composite.kind in ("sparse_bsr", "sparse_bsc") else ()
-    axes = (made.ndim, along.ndim, across.ndim, values.ndim)
-    if axes != (2, 1, 1, 1 + len(block)) or len(block) not in (0, 2):
-        raise UnsupportedError(f"a {composite.kind} tensor that is not one matrix", rule="PT-22")
-    height, width = block or (1, 1)
-    counts = np.diff(along)
-    rows, columns = made.shape[0] // height if height else 0, made.shape[1] // width if width else 0
-    lines = rows if by_rows else columns
-    good = len(along) == lines + 1 and along[0] == 0 and along[-1] == len(across) == len(values) and (counts >= 0).all()
-    if not good or (across < 0).any() or (across >= (columns if by_rows else rows)).any():
-        raise CorruptError("a sparse tensor whose indices do not fit its size", rule="PT-22")
-    line = np.repeat(np.arange(lines), counts)
-    row, column = (line, across) if by_rows else (across, line)
-    tiles = made.reshape(rows, height, columns, width)
-    tiles[row, :, column, :] = values.reshape(-1, height, width)
+    blocked = composite.kind in ("sparse_bsr", "sparse_bsc")
+    batch = along.shape[:-1]
+    first = len(batch) + 1  # Where the axes of a block are, behind the batch and the values of one matrix.
+    height, width = values.shape[first : first + 2] if blocked else (1, 1)
+    tail = values.shape[first + 2 * blocked :]
+    if shape[: len(batch)] != batch or shape[len(batch) + 2 :] != tail or across.shape != values.shape[:first]:
+        raise CorruptError("a sparse tensor whose values do not fit its size", rule="PT-22")
+    rows, columns = shape[len(batch)] // max(height, 1), shape[len(batch) + 1] // max(width, 1)
+    made: Array = np.zeros(shape, values.dtype)
+    if not made.size:
+        return made
+    count, stored = math.prod(batch), across.shape[-1]
+    tiles = made.reshape(count, rows, height, columns, width, *tail)
+    blocks = values.reshape(count, stored, height, width, *tail)
+    by_rows = composite.kind in ("sparse_csr", "sparse_bsr")
+    lines, extent = (rows, columns) if by_rows else (columns, rows)
+    all_starts, all_others = along.reshape(count, lines + 1), across.reshape(count, stored)
+    for at, (starts, others) in enumerate(zip(all_starts, all_others, strict=True)):
+        _check_indices(starts, stored + 1)
+        _check_indices(others, extent)
+        counts: Any = np.diff(starts.astype(np.int64))
+        if starts[0] != 0 or starts[-1] != len(others) or (counts < 0).any():
+            raise CorruptError("a sparse tensor whose indices do not fit its size", rule="PT-22")
+        line = np.repeat(np.arange(lines), counts)
+        row, column = (line, others) if by_rows else (others, line)
+        tiles[at, row, :, column, :] = blocks[at] + blocks.dtype.type(0)  # torch adds to zero, which loses -0.0.
     return made
 
 

@@ -32,6 +32,7 @@ _INDEX_NAMES = {
     "torch.sparse_bsc": ("ccol_indices", "row_indices"),
 }
 _PACKED = ("QUInt4x2Storage", "QUInt2x4Storage")
+_QUANTIZED = ("QInt8Storage", "QUInt8Storage", "QInt32Storage")
 _OLD_CLASSES = [
     f"{name}Tensor"
     for name in ("Double", "Float", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool", "")
@@ -187,6 +188,8 @@ def _quantized(args: Args) -> Any:
         raise CorruptError("a quantized tensor of an impossible form", rule="PT-22")
     if storage.class_name in _PACKED:
         return Unread("torch._utils._rebuild_qtensor", args, "a quantized tensor with several codes in a byte")
+    if storage.class_name not in _QUANTIZED:
+        raise CorruptError(f"a quantized tensor on a {storage.class_name}", rule="PT-22")
     codes, scheme = rebuilt(storage, offset, size, stride), how[0].name
     parts: dict[str, Any] = {"int_repr": codes}
     facts: dict[str, Any] = {"scheme": scheme, "shape": codes.shape}
@@ -201,6 +204,9 @@ def _quantized(args: Args) -> Any:
             raise CorruptError("a quantized tensor without its scales, zero points and axis", rule="PT-22")
         if not codes.shape[axis] == scales.shape[0] == zeros.shape[0]:
             raise CorruptError("a quantized tensor with another number of scales than channels", rule="PT-22")
+        floats = (DType.F32, DType.F64)
+        if scales.dtype not in floats or zeros.dtype not in (*floats, DType.I64, DType.I32):
+            raise CorruptError("a quantized tensor whose scales or zero points are of another dtype", rule="PT-22")
         parts |= {"scale": scales, "zero_point": zeros, "axis": np.array(axis, "<i8")}
         facts["axis"] = axis
     else:
