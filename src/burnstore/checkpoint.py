@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import ChangedError, ClosedError, DTypeError, TensorNotFoundError, located, printable
+from .errors import ChangedError, ClosedError, DTypeError, TensorNotFoundError, UnsupportedError, located, printable
 from .formats.base import UNSTATED_LAYOUT, Check, Contents, Table, extra_checks
 from .formats.registry import HEAD_BYTES, format_for_bytes, format_named
 from .formats.sharded.locate import INDEX_SUFFIX, locate
@@ -115,8 +115,12 @@ class Checkpoint(Mapping[str, TensorSnapshot]):
         return sum(self._table.sizes)
 
     def offset_of(self, name: str) -> int:
-        """The byte of its file at which a tensor's data begins."""
-        return self._place_of(name)[1]
+        """Return the byte of its file at which a tensor's data begins; UnsupportedError if they had to be unpacked."""
+        row, (_, offset) = self._row(name), self._place_of(name)
+        unpacked = self._data is not self._source and not isinstance(self._data, JoinedSource)
+        if unpacked or (row in self._table.apart and offset == 0):  # No file of computed tensors begins with one.
+            raise UnsupportedError("its data are not in the file as they are: they are unpacked", tensor=name)
+        return offset
 
     def file_of(self, name: str) -> str:
         """The file in which a tensor's data lie: another for each shard, where there are several."""

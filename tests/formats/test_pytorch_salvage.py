@@ -54,7 +54,15 @@ def test_a_file_cut_anywhere_gives_what_lies_before_the_cut(options: dict[str, A
         except bs.BurnstoreError:
             assert length <= first + 200
             continue
-        assert set(names) == {name for name, end in ends.items() if end <= length}
+        there = {name for name, end in ends.items() if end <= length}
+        if options and length < len(data):
+            # Only a count behind a storage proves that it is whole; where as many bytes are missing as storages have,
+            # they could be those of any storage.
+            last = max((at for at in places.values() if at <= length), default=0)
+            proven = {name for name in there if ends[name] <= last} if (len(data) - length) % 288 else set()
+            assert set(names) == proven
+        else:
+            assert set(names) == there
         seen.add(len(names))
     # torch orders legacy storages by their addresses: which tensor is second differs from run to run.
     assert {0, 1, len(expected)} <= seen and len(seen) > 4

@@ -44,7 +44,7 @@ _CHUNK = 4096
 _PYTHON_2_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg", "UserDict": "collections"}
 _PLAIN_KEYS = frozenset({str, bytes, bool, type(None), Symbol, Call})
 _SAFE_HASH = 1 << 60  # An int below this is its own hash; beyond it, many share one.
-_U32, _I32, _U64, _F64 = (struct.Struct(code).unpack_from for code in ("<I", "<i", "<Q", ">d"))
+_U16, _U32, _I32, _U64, _F64 = (struct.Struct(code).unpack_from for code in ("<H", "<I", "<i", "<Q", ">d"))
 
 Run = tuple[int, list[Any], int]
 """A run taken in one step: where it ends, what it pushes, how many memo entries it made but did not keep."""
@@ -124,7 +124,7 @@ class _Machine:
     def run(self) -> Pickle:
         """Follow the opcodes up to STOP."""
         data, memo, recogniser, persistent = self._data, self._memo, self._recogniser, self._dialect.persistent
-        call, simple, marked, u32, i32 = self._call, self._SIMPLE, self._MARKED, _U32, _I32
+        call, simple, marked, u16, u32, i32 = self._call, self._SIMPLE, self._MARKED, _U16, _U32, _I32
         position = at = self._start
         stack: list[Any] = []
         marks: list[list[Any]] = []
@@ -184,7 +184,7 @@ class _Machine:
                     elif op == 0x51 and persistent is not None:  # BINPERSID
                         stack[-1] = persistent(stack[-1])
                     elif op == 0x4D:  # BININT2
-                        append(data[position] | data[position + 1] << 8)
+                        append(u16(data, position)[0])
                         position += 2
                     elif op == 0x4A:  # BININT
                         append(i32(data, position)[0])

@@ -18,8 +18,10 @@ from .calls import NumpyArray
 from .data import DenseData, PickledArray, StridedData, UnsavedData, dense_kind
 from .graph import Found
 from .stream import MAX_TENSORS, PickledFile
-from .tensors import ITEM_SIZES, CompositeTensor, PickledTensor, Storage, shape_in_values
+from .tensors import ITEM_SIZES, MAX_EXPANDED, CompositeTensor, PickledTensor, Storage, shape_in_values
 
+# How many times the size of a file its tensors may have in all: views that repeat elements, and all names together.
+_MAX_EXPANSION, _MAX_SHARING = 16, 1024
 _VARIANTS = {
     "zip": "zip",
     "script": "TorchScript",
@@ -39,6 +41,7 @@ class Rows:
         self._limits = limits
         self._rows: list[tuple[str, DType, Shape, int, int, Storage | None]] = []
         self._computed: dict[int, Data] = {}
+        self._dense_bytes = 0
         self._geometries: dict[tuple[DType, Shape, Shape], tuple[int, bool, Shape, int]] = {}
 
     def add(self, tensors: dict[str, Any], *, dense: bool) -> None:
@@ -67,11 +70,10 @@ class Rows:
         size, plain, shape, item = geometry
         storage = tensor.storage
         offset = -1 if storage is None else storage.offset
-        if plain and offset >= 0 and not tensor.conjugated and not tensor.negated:
-            offset += tensor.offset * item if size else 0
-        else:
+        if not plain or offset < 0 or tensor.conjugated or tensor.negated:
             self._computed[len(self._rows)] = self._data(tensor)
-        self._rows.append((name, tensor.dtype, shape, offset if offset > 0 else 0, size, storage))
+        offset = offset + tensor.offset * item if offset >= 0 and size else max(offset, 0)
+        self._rows.append((name, tensor.dtype, shape, offset, size, storage))
 
     def _geometry(self, tensor: PickledTensor) -> tuple[int, bool, Shape, int]:
         size, limits = tensor.nbytes, self._limits
@@ -94,6 +96,7 @@ class Rows:
         if kind is not None:
             parts = {part: self._data(t) for part, t in composite.parts.items() if isinstance(t, PickledTensor)}
             self._add_computed(name, *kind, DenseData(composite, parts))
+            self._dense_bytes += self._rows[-1][4]
             return
         for part, value in composite.parts.items():
             if isinstance(value, PickledTensor):
@@ -112,6 +115,7 @@ class Rows:
 
     def contents(self, found: Found) -> Contents:
         """Return the table with all that is known about it."""
+        self._check_total()
         columns: list[Any] = [list(column) for column in zip(*self._rows, strict=True)] or [[] for _ in range(6)]
         names, dtypes, shapes, offset_list, sizes, storages = columns
         _check_names(names)
@@ -124,6 +128,17 @@ class Rows:
             notes=tuple(found.notes),
             shared=_shared(names, storages),
         )
+
+    def _check_total(self) -> None:
+        """Refuse views that repeat their storages, in all, far beyond the size of the file (PT-21)."""
+        total, size = sum(row[4] for row in self._rows), self._source.size
+        if total <= MAX_EXPANDED + _MAX_EXPANSION * size:
+            return
+        repeated = self._dense_bytes
+        for *_, nbytes, storage in self._rows:
+            repeated += max(nbytes - storage.nbytes, 0) if storage is not None else 0
+        if repeated > MAX_EXPANDED + _MAX_EXPANSION * size or total > MAX_EXPANDED + _MAX_SHARING * size:
+            raise LimitError(f"tensors of {total} bytes on the storages of a file of {size} bytes", rule="PT-21")
 
 
 def _check_names(names: list[str]) -> None:

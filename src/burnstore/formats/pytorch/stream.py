@@ -46,7 +46,8 @@ _LEGACY_START = re.compile(
 )
 _LEGACY_PROTOCOL = 1001
 _COUNT, _AXES = struct.Struct("<q"), struct.Struct("<i4x")
-_TAR_MEMBERS = ("pickle", "storages", "tensors")
+_NEAR = 1 << 20
+_TAR_MEMBERS = ("pickle", "storages")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +164,16 @@ class PickleStream:
         begin = self.skip(length)
         return self._source.read_at(begin, length)
 
+    def finds(self, offset: int, expected: bytes) -> bool:
+        """Return whether these bytes are at an offset of what follows."""
+        inside = self.position <= offset <= self._end - len(expected)
+        return inside and self._source.read_at(offset, len(expected)) == expected
+
+    def bytes_near(self, offset: int, before: int, behind: int) -> bytes:
+        """Return as many bytes before a count, and behind it, as there are."""
+        begin = max(offset - before, self.position)
+        return self._source.read_at(begin, min(offset + _COUNT.size + behind, self._end) - begin)
+
     def skip(self, length: int) -> int:
         """Pass over bytes that must be there; return where they begin."""
         if length > self.left:
@@ -191,9 +202,11 @@ def read_legacy(source: Source, limits: Limits, *, salvage: bool = False) -> tup
     found = stream.pickle(torch_dialect(storages))
     pickle_bytes = stream.position - begin
     keys = _legacy_keys(stream.pickle().value, storages)
-    broken = _attach_legacy(stream, [storages.by_key[key] for key in keys], salvage=salvage)
-    if stream.left and not broken and not salvage:
-        raise CorruptError(f"{stream.left} bytes follow the last storage", rule="PT-11", offset=stream.position)
+    listed, broken = [storages.by_key[key] for key in keys], {}
+    if salvage:
+        broken = _salvage_legacy(stream, listed)
+    else:
+        _attach_legacy(stream, listed)
     facts = {"byteorder": "little" if sys_info["little_endian"] else "big"}
     file = PickledFile("legacy", found.value, found.globals, found.protocol, storages, facts=facts)
     return replace(file, pickle_bytes=pickle_bytes), broken
@@ -226,28 +239,49 @@ def _legacy_keys(listed: Any, storages: Storages) -> list[str]:
     return keys
 
 
-def _attach_legacy(stream: PickleStream, storages: list[Storage], *, salvage: bool) -> Broken:
-    """Find the bytes of each storage behind its count (PT-11); when salvaging, those from a break on are broken."""
-    for number, storage in enumerate(storages):
-        try:
-            with located(rule="PT-11"):
-                (count,) = _COUNT.unpack(stream.take(_COUNT.size))
-                if count != storage.count:
-                    raise CorruptError(
-                        f"the storage {printable(storage.key)!r} holds {count} elements but the pickle declares "
-                        f"{storage.count}",
-                        offset=stream.position - _COUNT.size,
-                    )
-                storage.offset = stream.position
-                stream.skip(storage.nbytes)
-        except FormatError:
-            if not salvage:
-                raise
-            broken = dict.fromkeys((each.key for each in storages[number:]), 0)
-            if storage.offset >= 0:
-                broken[storage.key] = stream.left  # The file ends inside it: what precedes the end is intact.
-            return broken
-    return {}
+def _attach_legacy(stream: PickleStream, storages: list[Storage]) -> None:
+    """Find the bytes of each storage behind its count (PT-11)."""
+    with located(rule="PT-11"):
+        for storage in storages:
+            (count,) = _COUNT.unpack(stream.take(_COUNT.size))
+            if count != storage.count:
+                raise CorruptError(
+                    f"the storage {printable(storage.key)!r} holds {count} elements but the pickle declares "
+                    f"{storage.count}",
+                    offset=stream.position - _COUNT.size,
+                )
+            storage.offset = stream.skip(storage.nbytes)
+    if stream.left:
+        raise CorruptError(f"{stream.left} bytes follow the last storage", rule="PT-11", offset=stream.position)
+
+
+def _salvage_legacy(stream: PickleStream, storages: list[Storage]) -> Broken:
+    """Set where the bytes of each storage are; return the storages that may be damaged.
+
+    A legacy stream has no checksums, only a count before each storage, and a size that follows from the pickle. A count
+    that is where it should be proves that no bytes were lost or added before it, unless the same bytes are also found
+    near it, or are the count of another storage that would have moved to this place.
+    """
+    counts: list[int] = []  # Where the count of each storage should be.
+    position, end = stream.position, stream.position + stream.left
+    for storage in storages:
+        counts.append(position)
+        storage.offset = position + _COUNT.size
+        position = storage.offset + storage.nbytes
+    lost = position - end
+    found = [stream.finds(at, _COUNT.pack(storage.count)) for at, storage in zip(counts, storages, strict=True)]
+    if not lost:  # If bytes were overwritten, those around a count that is wrong may be damaged.
+        return {each.key: 0 for n, each in enumerate(storages) if not all(found[n : n + 2])}
+    places = {(at, storage.count) for at, storage in zip(counts, storages, strict=True)}
+    first_wrong = next((n for n, right in enumerate(found) if not right), len(storages))
+    whole = 0
+    for n in range(first_wrong - 1, 0, -1):
+        near = stream.bytes_near(counts[n], min(_NEAR, storages[n - 1].nbytes), min(_NEAR, storages[n].nbytes))
+        is_only = near.count(_COUNT.pack(storages[n].count)) == 1
+        if is_only and (counts[n] + lost, storages[n].count) not in places:
+            whole = n
+            break
+    return {storage.key: 0 for storage in storages[whole:]}
 
 
 # --------------------------------------------------------------------------------------------------- bare pickles
@@ -301,10 +335,11 @@ def read_tar(source: Source, limits: Limits, *, salvage: bool = False) -> tuple[
         name: PickleStream(source, limits, start=member.start, end=min(member.start + member.size, source.size))
         for name, member in members.items()
     }
+    is_burns = "tensors" not in members
     with located(rule="PT-13"):
-        by_key, broken = _tar_storages(streams["storages"], storages, salvage=salvage)
-        tensors = _tar_tensors(streams["tensors"], by_key, salvage=salvage)
-    calls = TensorCalls(storages)
+        by_key, broken = _tar_storages(streams["storages"], storages, salvage=salvage, has_views=not is_burns)
+        tensors = {} if is_burns else _tar_tensors(streams["tensors"], by_key, salvage=salvage)
+    calls = TensorCalls(storages, inline_storages=is_burns)
 
     def persistent(identity: Any) -> Any:
         if isinstance(identity, tuple) and len(identity) == 3 and isinstance(identity[0], Symbol):
@@ -316,9 +351,12 @@ def read_tar(source: Source, limits: Limits, *, salvage: bool = False) -> tuple[
         return found
 
     found = streams["pickle"].pickle(Dialect(builders=calls.builders(), persistent=persistent))
-    for name in ("pickle", "tensors"):
+    for name in ("pickle", *(() if is_burns else ("tensors",))):
         if streams[name].left:
             raise CorruptError(f"bytes follow the end of {name}", rule="PT-13", offset=streams[name].position)
+    unstored = next((storage for storage in storages if storage.offset < 0), None)
+    if unstored is not None:
+        raise CorruptError(f"the storage {printable(unstored.key)} is in no table", rule="PT-13")
     size = members["pickle"].size
     return PickledFile("tar", found.value, found.globals, found.protocol, storages, pickle_bytes=size), broken
 
@@ -329,7 +367,8 @@ def _tar_members(source: Source, *, salvage: bool) -> dict[str, Member]:
         if member.name in members:
             raise CorruptError(f"two members are called {printable(member.name)!r}", offset=member.start)
         members[member.name] = member
-    missing = [name for name in _TAR_MEMBERS if name not in members]
+    needed = _TAR_MEMBERS if "sys_info" in members else (*_TAR_MEMBERS, "tensors")  # Burn's have no table of tensors.
+    missing = [name for name in needed if name not in members]
     if missing:
         raise UnsupportedError(f"a tar that torch did not save: missing {missing[0]!r} entry")
     return members
@@ -357,7 +396,9 @@ def _row(stream: PickleStream) -> tuple[Any, Any, Any]:
     return row
 
 
-def _tar_storages(stream: PickleStream, storages: Storages, *, salvage: bool) -> tuple[dict[str, Storage], Broken]:
+def _tar_storages(
+    stream: PickleStream, storages: Storages, *, salvage: bool, has_views: bool
+) -> tuple[dict[str, Storage], Broken]:
     """Read the storages by key, views of others included; return them and the damaged ones."""
     by_key: dict[str, Storage] = {}
     try:
@@ -370,7 +411,7 @@ def _tar_storages(stream: PickleStream, storages: Storages, *, salvage: bool) ->
             by_key[storage.key] = storage
             storage.offset = stream.position
             stream.skip(storage.nbytes)
-        views = stream.pickle().value
+        views = stream.pickle().value if has_views else []
         if not isinstance(views, list):
             raise CorruptError(f"the list of views is a {kind_of(views)}", offset=stream.position)
         for described in views:
@@ -386,8 +427,7 @@ def _tar_storages(stream: PickleStream, storages: Storages, *, salvage: bool) ->
     except FormatError:
         if not salvage:
             raise
-        last = list(by_key.values())[-1:]
-        return by_key, {each.key: stream.left for each in last if each.offset == stream.position}
+        return by_key, {each.key: 0 for each in list(by_key.values())[-1:]}  # Only what follows proves a storage.
     return by_key, {}
 
 

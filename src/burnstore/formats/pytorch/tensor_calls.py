@@ -66,9 +66,10 @@ class UnbuiltTensor(Call):
 class TensorCalls:
     """Builders for one file: they share its storages."""
 
-    def __init__(self, storages: Storages, embedded: Embedded | None = None) -> None:
+    def __init__(self, storages: Storages, embedded: Embedded | None = None, *, inline_storages: bool = False) -> None:
         self._storages = storages
         self._embedded = embedded
+        self._inline_storages = inline_storages
 
     def persistent(self, identity: Any) -> Any:
         """Return what a persistent id of torch stands for: a storage, or (in old files) the class that it names."""
@@ -90,8 +91,8 @@ class TensorCalls:
     def builders(self) -> dict[tuple[str, str], Builder]:
         """Return every known call, by module and name."""
         utils = {
-            "_rebuild_tensor": _tensor,
-            "_rebuild_tensor_v2": _tensor_v2,
+            "_rebuild_tensor": self._on_storage(_tensor),
+            "_rebuild_tensor_v2": self._on_storage(_tensor_v2),
             "_rebuild_tensor_v3": _tensor_v3,
             "_rebuild_parameter": _parameter,
             "_rebuild_parameter_with_state": _parameter,
@@ -117,6 +118,15 @@ class TensorCalls:
             ("torch.nn.parameter", "Buffer"): _parameter_class,
             **{key: lambda args, key=key: UnbuiltTensor(Symbol(*key), args) for key in old},  # type: ignore[misc]
         }
+
+    def _on_storage(self, build: Builder) -> Builder:
+        """Accept the description of a storage in its place, as the first tars of Burn's tests have it."""
+
+        def make(args: Args) -> Any:
+            described = bool(args) and isinstance(args[0], tuple)
+            return build((self.persistent(args[0]), *args[1:]) if described else args)
+
+        return make if self._inline_storages else build
 
     def _registered(self, build: Builder) -> Builder:
         """Keep a list of the arrays that are made, so that none of them can vanish."""
