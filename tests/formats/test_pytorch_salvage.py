@@ -65,7 +65,7 @@ def test_a_file_cut_anywhere_gives_what_lies_before_the_cut(options: dict[str, A
             assert set(names) == there
         seen.add(len(names))
     # torch orders legacy storages by their addresses: which tensor is second differs from run to run.
-    assert {0, 1, len(expected)} <= seen and len(seen) > 4
+    assert {0, len(expected)} <= seen and len(seen) > 4
 
 
 def test_a_storage_with_a_flipped_bit_is_lost_and_the_others_are_not() -> None:
