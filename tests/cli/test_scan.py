@@ -81,7 +81,7 @@ def test_one_json_document_has_everything(clean: Path, evil: Path, capsys: Captu
     first, second = document["files"]
     assert (first["verdict"], first["tensors"], first["findings"]) == ("clean", ["b", "w"], [])
     assert second["findings"] == [
-        {"severity": "dangerous", "name": "os.system", "called": True, "member": "", "position": 12}
+        {"severity": "dangerous", "name": "os.system", "called": True, "member": "", "position": 12, "kind": "import"}
     ]
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import burnstore as bs
 from burnstore.errors import UnsafeContentError
-from burnstore.formats.codec.pickle_names import UNKNOWN, spelled_names
+from burnstore.formats.codec.pickle_trace import UNKNOWN, trace_pickle
 from burnstore.jobs.scan.scan import Finding
 from burnstore.jobs.scan.severity import severity_of
 from fuzz import torch_bytes as tb
@@ -162,18 +162,24 @@ def test_what_is_hidden_is_found(data: bytes, tmp_path: Path) -> None:
     assert found.findings[0].name in ("os.system", "posix.system")
 
 
+def named(data: bytes) -> list[tuple[str, str]]:
+    return [(each.module, each.name) for each in trace_pickle(data).names]
+
+
 def test_a_name_put_together_in_another_way_is_dangerous(tmp_path: Path) -> None:
-    broken = b"\x80\x04\x8c\x02os\x8c\x06system\x86\x93."  # a tuple where two texts should be
-    assert [(each.module, each.name) for each in spelled_names(broken)[0]] == [("system", UNKNOWN)]
-    assert scanned(tmp_path, broken).verdict == "dangerous"
+    made = b"\x80\x04\x8c\x02os" + tb.call(tb.name("builtins", "bytes")) + b"\x93."  # the name is what a call gives
+    assert named(made) == [("builtins", "bytes"), ("os", UNKNOWN)]
+    assert scanned(tmp_path, made).verdict == "dangerous"
 
 
-def test_names_by_way_of_the_memo_are_found_in_what_cannot_be_followed() -> None:
+def test_names_by_way_of_the_memo_are_found_where_python_goes_on_and_no_further() -> None:
     data = b"\x80\x04\x8c\x02os\x94\x8c\x06system\x94h\x00h\x01\x93]K\x01K\x02s."
-    assert [(each.module, each.name) for each in spelled_names(data)[0]] == [("os", "system")]
-    old = b"V" + b"os\np0\nVsystem\np1\ng0\ng1\n\x93\xff"
-    found, whole = spelled_names(old)
-    assert [(each.module, each.name) for each in found] == [("os", "system")] and not whole
+    assert named(data) == [("os", "system")]
+    old = b"V" + b"o\\u0073\np0\nS'sys\\x74em'\np1\ng0\ng1\n\x93\xff"
+    assert named(old) == [("os", "system")] and not trace_pickle(old).is_whole
+    assert named(b"N)R" + tb.name("os", "system") + b".") == []  # Python cannot call None
+    assert named(b"R" + tb.name("os", "system") + b".") == []  # nothing is on the stack
+    assert named(b"\x80\x09" + tb.name("os", "system") + b".") == []  # no such protocol
 
 
 def test_where_and_whether_a_name_is_called_is_told(tmp_path: Path) -> None:
@@ -190,6 +196,7 @@ def test_where_and_whether_a_name_is_called_is_told(tmp_path: Path) -> None:
         "called": False,
         "member": "archive/data.pkl",
         "position": 10,
+        "kind": "import",
     }
 
 
@@ -267,7 +274,7 @@ def test_pickles_without_tensors_and_arrays_of_numbers_are_clean(tmp_path: Path)
 @pytest.mark.parametrize("data", [b"", b"hello, world", b"\x80\x02}", tb.torch_zip(HARMLESS, {})[:-5]])
 def test_what_cannot_be_judged_is_an_error(data: bytes, tmp_path: Path) -> None:
     found = scanned(tmp_path, data)
-    assert found.verdict == "error" and isinstance(found.error, bs.BurnstoreError)
+    assert found.verdict == "error" and isinstance(found.error, bs.errors.BurnstoreError)
 
 
 def test_a_missing_file_is_told_by_the_system(tmp_path: Path) -> None:

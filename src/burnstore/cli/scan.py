@@ -82,6 +82,7 @@ def _show(found: ScanResult, screen: Screen) -> None:
     print(f"{escape(found.path)}: {screen.paint(found.verdict, _COLOURS[found.verdict])}{_about_tensors(found)}")
     for finding in found.findings[:_MAX_SHOWN]:
         what = "imports and calls" if finding.called else "imports"
+        what = what if finding.kind == "import" else f"contains {finding.kind}:"
         where = f"{escape(finding.member)}, byte {finding.position}" if finding.member else f"byte {finding.position}"
         print(f"  {finding.severity}: {what} {escape(finding.name)} ({where})")
     if len(found.findings) > _MAX_SHOWN:

@@ -5,6 +5,7 @@ An exported program has no pickle: its weights are raw members that a table in J
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -225,6 +226,24 @@ def read_zip(archive: ZipFile, limits: Limits, *, checksums: bool) -> PickledFil
             notes += archive.unread("constants/", Storages(), "a constant of the code, not in the state dict")
     file = PickledFile(kind.name, value, found.globals, found.protocol, storages, big_endian, facts)
     return replace(file, notes=tuple(notes), pickle_bytes=archive.size_of(record) or 0)
+
+
+def tensor_members(archive: ZipFile, limits: Limits) -> frozenset[str]:
+    """Return the members that every loader takes as the elements of tensors, and never unpickles."""
+    kind = kind_of_zip(archive)
+    folders = {"zip": ("data/",), "script": ("data/",), "exported": (_WEIGHTS, _CONSTANTS)}.get(kind.name, ())
+    names: set[str] = set()
+    if kind.name == "exported":
+        for folder, config in ((_WEIGHTS, _CONFIG), (_CONSTANTS, _CONSTANTS_CONFIG)):
+            entries = _exported_table(archive, folder, config).values()
+            pickled = {entry.get("path_name") for entry in entries if entry.get("use_pickle") is not False}
+            names |= {f"{folder}{entry.get('path_name')}" for entry in entries if entry.get("path_name") not in pickled}
+    elif folders and kind.refusal is None:
+        names |= {f"{folders[0]}{storage.key}" for storage in read_zip(archive, limits, checksums=False).storages}
+    if kind.name == "script":
+        numbered = re.compile(re.escape(archive.root) + r"(?:constants|traced_inputs)/[0-9]+")
+        names |= {name.removeprefix(archive.root) for name in archive.directory.names if numbered.fullmatch(name)}
+    return frozenset(archive.root + name for name in names)
 
 
 # --------------------------------------------------------------------------------------------------- exported programs

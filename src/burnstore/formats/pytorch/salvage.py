@@ -72,7 +72,7 @@ def _members(source: Source, limits: Limits) -> dict[str, Member]:
     members: dict[str, Member] = {}
     repeated: set[str] = set()
     position = 0
-    while (position := _find(source, LOCAL_MAGIC, position)) >= 0:
+    while (position := find_bytes(source, LOCAL_MAGIC, position)) >= 0:
         found = _member(source, position)
         if found is None:
             position += 1
@@ -101,7 +101,7 @@ def _member(source: Source, position: int) -> tuple[str, Member] | None:
         whole = start + packed <= source.size and 0xFFFFFFFF not in (packed, size)
         return name, Member(start, packed, size if whole else None, crc, method)
     at = start
-    while (at := _find(source, DESCRIPTOR_MAGIC, at)) >= 0:
+    while (at := find_bytes(source, DESCRIPTOR_MAGIC, at)) >= 0:
         for form in (_DESCRIPTOR, _WIDE_DESCRIPTOR):
             if at + form.size <= source.size:
                 _, crc, packed, size = form.unpack(source.read_at(at, form.size))
@@ -111,7 +111,7 @@ def _member(source: Source, position: int) -> tuple[str, Member] | None:
     return name, Member(start, 0, None, 0, method)
 
 
-def _find(source: Source, needle: bytes, position: int) -> int:
+def find_bytes(source: Source, needle: bytes, position: int) -> int:
     """Return where these bytes occur next; -1 if they do not."""
     while position + len(needle) <= source.size:
         block = source.read_at(position, min(CHUNK_BYTES, source.size - position))

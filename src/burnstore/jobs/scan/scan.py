@@ -1,7 +1,7 @@
 """Scan: would loading a file with other programs run code in it, and which tensors can be read safely anyway?
 
-SafeTensors, Burnpack and Burn's records are data, and clean if they open. A pickle is a program: every name that it
-would import is listed with its severity, also if the file is broken on purpose. Nothing is run.
+A file is judged by what the programs that people use would do with its bytes (`loaders`), whatever its format; one of a
+format that is only data must also open. Nothing is run.
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ from typing import Any
 
 from ...checkpoint import open_checkpoint
 from ...errors import BurnstoreError, UnknownFormatError, UnsafeContentError, located
-from ...formats import pytorch
-from ...formats.codec.pickle import read_pickle
-from ...formats.codec.pickle_names import spelled_names
 from ...formats.registry import HEAD_BYTES, format_for_bytes
 from ...io.source import FileSource
 from ...limits import Limits
 from ..json_output import json_text
-from .parts import ANYTHING, Parts, PicklePart, pickle_parts
-from .severity import DANGEROUS, HARMLESS, SUSPICIOUS, severity_of
+from .loaders import Finding as Finding
+from .loaders import Inspector
+from .severity import DANGEROUS, SUSPICIOUS
 
 CLEAN, ERROR = "clean", "error"
 
@@ -30,22 +28,6 @@ _SUFFIXES = (
     *(".pt", ".pth", ".bin", ".ckpt", ".pt2", ".pkl", ".pickle", ".joblib", ".dill", ".npy", ".npz", ".safetensors"),
     *(".bpk", ".mpk", ".th", ".tar"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A name that a pickle would import, and that is not known to be harmless."""
-
-    severity: str
-    """``dangerous``, or ``suspicious`` if nothing is known of it."""
-    name: str
-    """Module and name, joined by a dot."""
-    called: bool
-    """Whether the pickle calls it; assumed if the pickle is broken."""
-    member: str
-    """The member of the archive, empty if the file is not an archive."""
-    position: int
-    """The offset in the member, or in the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +69,11 @@ class ScanResult:
 def scan(path: str | os.PathLike[str], *, limits: Limits | None = None) -> ScanResult:
     """Report whether loading a file with other programs would run code, and which tensors can be read safely anyway.
 
-    A name that is not known to be data makes a file suspicious; one that is known to be harmful, dangerous. A file that
-    cannot be judged has the verdict ``error``. For a folder, every file of tensors or pickles below it is scanned;
-    other files are skipped, and a link out of the folder is an error. Raises FileNotFoundError and other OSErrors.
+    The file is ``clean`` if neither pickle, torch, NumPy nor joblib would run anything in it, however they are asked
+    to read it. A name that is not known to be data makes it ``suspicious``; one that is known to be harmful, native
+    code or a path out of an archive, ``dangerous``. A file that cannot be judged has the verdict ``error``. For a
+    folder, every file of tensors or pickles below it is scanned; other files are skipped, and a link out of the folder
+    is an error. Raises FileNotFoundError and other OSErrors.
 
     >>> import os, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -110,15 +94,31 @@ def scan(path: str | os.PathLike[str], *, limits: Limits | None = None) -> ScanR
     source = FileSource(path)
     try:
         with located(path=shown):
-            format_name = _format_of(source.read_at(0, min(HEAD_BYTES, source.size)))
-            if format_name is not None and format_name != "pytorch":
-                tensors, error = _tensors(shown, format_name, limits)
-                return ScanResult(shown, format_name, ERROR if error else CLEAN, tensors=tensors, error=error)
-            return _judge(shown, format_name, pickle_parts(source, limits), _strict_error(source, limits), limits)
+            return _judge(source, shown, limits)
     except BurnstoreError as error:
         return ScanResult(shown, None, ERROR, error=error)
     finally:
         source.close()
+
+
+def _judge(source: FileSource, path: str, limits: Limits) -> ScanResult:
+    format_name = _format_of(source.read_at(0, min(HEAD_BYTES, source.size)))
+    found = Inspector(source, limits)
+    is_complete = found.run(source)
+    findings = sorted(found.findings, key=lambda each: (each.severity != DANGEROUS, each.member, each.position))
+    tensors, broken = _tensors(path, format_name or "pytorch", limits)
+    is_data_format = format_name not in (None, "pytorch")
+    if findings:
+        verdict, error = findings[0].severity, broken
+    elif isinstance(broken, UnsafeContentError):
+        verdict, error = DANGEROUS, broken
+    elif found.error is not None or (broken is not None and (is_data_format or not is_complete)):
+        verdict, error = ERROR, found.error or broken
+    else:
+        verdict, error = CLEAN, broken
+    if isinstance(error, BurnstoreError) and error.path is None:
+        error.path = path
+    return ScanResult(path, format_name, verdict, tuple(findings), tensors, error)
 
 
 def _format_of(head: bytes) -> str | None:
@@ -134,72 +134,6 @@ def _tensors(path: str, format_name: str, limits: Limits) -> tuple[tuple[str, ..
             return tuple(file), None
     except (BurnstoreError, OSError) as error:
         return (), error
-
-
-def _strict_error(source: FileSource, limits: Limits) -> BurnstoreError | None:
-    """Return which rule of PyTorch's files this one breaks; None if it keeps them all."""
-    try:
-        pytorch.read_pickled(source, limits)
-    except BurnstoreError as error:
-        return error
-    return None
-
-
-def _judge(
-    path: str, format_name: str | None, parts: Parts, broken: BurnstoreError | None, limits: Limits
-) -> ScanResult:
-    findings: list[Finding] = []
-    followed = True
-    for part in parts.found:
-        names, whole = _names_in(part)
-        followed = followed and whole
-        findings += _findings(part, names)
-    findings.sort(key=lambda finding: (finding.severity != DANGEROUS, finding.member, finding.position))
-    tensors, error = _tensors(path, "pytorch", limits)
-    if findings:
-        verdict = findings[0].severity
-    elif isinstance(broken, UnsafeContentError):
-        verdict, error = DANGEROUS, broken
-    elif parts.error is None and (broken is None or followed) and (parts.found or parts.is_data or format_name):
-        verdict = CLEAN
-    else:
-        verdict, error = ERROR, parts.error or broken
-    if isinstance(error, BurnstoreError) and error.path is None:
-        error.path = path
-    return ScanResult(path, format_name, verdict, tuple(findings), tensors, error)
-
-
-_Names = dict[tuple[str, str], tuple[int, bool]]
-"""Each global with its first position and whether it is called."""
-
-
-def _names_in(part: PicklePart) -> tuple[_Names, bool]:
-    """Return the globals of all pickles in a part, and whether every pickle could be followed to its end."""
-    names: _Names = {}
-    position = 0
-    try:
-        while position < len(part.data):
-            found = read_pickle(part.data, position, dialect=ANYTHING)
-            for at, symbol in found.globals:
-                _add(names, symbol.module, symbol.name, at, symbol.called)
-            position = found.end
-        return names, True
-    except BurnstoreError:
-        for spelled in spelled_names(part.data)[0]:
-            _add(names, spelled.module, spelled.name, spelled.position, True)
-        return names, False
-
-
-def _add(names: _Names, module: str, name: str, position: int, called: bool) -> None:
-    first, before = names.get((module, name), (position, False))
-    names[module, name] = first, before or called
-
-
-def _findings(part: PicklePart, names: _Names) -> Iterator[Finding]:
-    for (module, name), (position, called) in names.items():
-        severity = severity_of(module, name)
-        if severity != HARMLESS:
-            yield Finding(severity, f"{module}.{name}", called, part.member, part.offset + position)
 
 
 def scan_files(folder: str, *, limits: Limits | None = None) -> Iterator[ScanResult]:

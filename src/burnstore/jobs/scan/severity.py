@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from ...formats.codec.pickle_names import UNKNOWN
+from ...formats.codec.pickle_trace import UNKNOWN
 from ...formats.pytorch.tensor_calls import TensorCalls
 from ...formats.pytorch.tensors import Storages
 
@@ -40,6 +40,17 @@ _SCHEMES = _words(
     """
     per_tensor_affine per_tensor_symmetric per_channel_affine per_channel_symmetric per_channel_affine_float_qparams
     strided sparse_coo sparse_csr sparse_csc sparse_bsr sparse_bsc contiguous_format channels_last preserve_format
+    """
+)
+_OF_TORCH = _words(
+    """
+    torch.jit._pickle.build_intlist torch.jit._pickle.build_tensorlist torch.jit._pickle.build_doublelist
+    torch.jit._pickle.build_boollist torch.jit._pickle.build_tensor_from_id torch.jit._pickle.restore_type_tag
+    torch.distributed.checkpoint.metadata.Metadata torch.distributed.checkpoint.metadata.TensorStorageMetadata
+    torch.distributed.checkpoint.metadata.BytesStorageMetadata torch.distributed.checkpoint.metadata.TensorProperties
+    torch.distributed.checkpoint.metadata.ChunkStorageMetadata torch.distributed.checkpoint.metadata.MetadataIndex
+    torch.distributed.checkpoint.metadata.StorageMeta torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING
+    torch.distributed.checkpoint.filesystem._StorageInfo
     """
 )
 # The reader knows this call, but Python loads another pickle with it, which is judged separately.
@@ -92,6 +103,7 @@ def _harmless() -> frozenset[tuple[str, str]]:
     labels |= {("torch.storage", name) for name in ("TypedStorage", "UntypedStorage", "_TypedStorage")}
     labels |= {("torch.storage", f"{name}Storage") for name in _CLASSES}
     labels |= {("torch", "UntypedStorage"), ("numpy", "ndarray"), ("builtins", "object")}
+    labels |= {(module, name) for module, _, name in (path.rpartition(".") for path in _OF_TORCH)}
     return frozenset((labels | TensorCalls(Storages()).builders().keys()) - {_RUNS_A_PICKLE})
 
 
@@ -102,7 +114,8 @@ def severity_of(module: str, name: str) -> str:
     ('dangerous', 'suspicious', 'harmless')
     """
     module = _PYTHON_2.get(module, module)
-    if (module, name) in _harmless():
+    # TorchScript's own classes, in a namespace that Python cannot import.
+    if (module, name) in _harmless() or module == "__torch__" or module.startswith("__torch__."):
         return HARMLESS
     # Name and module may be split anywhere, os + path.system as well as os.path + system.
     path = f"{module}.{name}"

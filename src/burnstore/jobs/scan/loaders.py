@@ -1,0 +1,436 @@
+"""What programs that people use would do with the bytes of a file: each way of reading them is followed.
+
+    pickle.load, torch.load, joblib   a pickle at the first byte, whatever the format; then those that follow it
+    torch.load                        the five pickles of a legacy stream; the members of a zip or a tar
+    torch.jit.load                    the pickles and the code of TorchScript in a zip
+    torch.export.load, AOTInductor    pickled weights and constants, symbolic expressions, shared libraries in a zip
+    numpy.load                        an array of objects, alone or in a zip; otherwise a pickle
+    joblib.load                       the same, compressed by zlib, gzip, bz2, lzma or xz
+    zipfile, tarfile                  members of any name, also of an archive that does not begin the file
+
+Archives inside archives, and files inside strings of a pickle, are followed as files of their own. Nothing is run.
+"""
+
+from __future__ import annotations
+
+import ast
+import bz2
+import io
+import json
+import lzma
+import re
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...errors import BurnstoreError, LimitError, UnsafeContentError, UnsupportedError, printable
+from ...formats.codec.pickle_trace import Trace, trace_all
+from ...formats.codec.tar import BLOCK, read_members
+from ...formats.codec.zip import DEFLATED, END_MAGIC, LOCAL_MAGIC, Member, inflate
+from ...formats.pytorch.archive import ZipFile, tensor_members
+from ...formats.pytorch.salvage import LOCAL_HEADER, find_bytes
+from ...formats.pytorch.stream import MAX_PICKLE_BYTES, begins_like_legacy
+from ...io.source import BytesSource, Source
+from ...limits import Limits
+from .severity import DANGEROUS, HARMLESS, SUSPICIOUS, severity_of
+
+_FIRST_READ = 1 << 20
+_LEGACY_PICKLES = 5
+_NUMPY = b"\x93NUMPY"
+_NATIVE = (b"\x7fELF", b"MZ", b"\xfe\xed\xfa\xce", b"\xfe\xed\xfa\xcf", b"\xce\xfa\xed\xfe", b"\xcf\xfa\xed\xfe")
+_LOADS_PICKLE = ("torch.storage", "_load_from_bytes")
+_MAX_PARTS, _MAX_LEVELS, _MAX_FAILURES = 20_000, 5, 100
+_MAX_UNPACKED = 64 << 20
+_MAX_TOTAL, _TIMES_FILE = 32 << 20, 8
+_END_OF_ZIP = 22 + (1 << 16)
+_EMBEDDED = re.compile(rb"\x80[\x02-\x05]|\xc2\x80[\x02-\x05]|PK\x03\x04|\x93NUMPY|\xc2\x93NUMPY|\x1f\x8b\x08|\x7fELF")
+_COMPRESSED: tuple[tuple[bytes, Callable[[], Any]], ...] = (
+    (b"\x1f\x8b\x08", lambda: zlib.decompressobj(zlib.MAX_WBITS | 16)),
+    *((bytes((0x78, level)), lambda: zlib.decompressobj()) for level in (0x01, 0x5E, 0x9C, 0xDA)),
+    (b"BZh", bz2.BZ2Decompressor),
+    (b"\xfd7zXZ\0", lzma.LZMADecompressor),
+    (b"\x5d\0\0", lzma.LZMADecompressor),
+)
+_SCRIPT_CALLS = re.compile(rb"\b(?:torch|ops\.aten)\.(save|load|from_file)\(")
+_EXPRESSION = re.compile(r"[\w\s()+\-*/,<>=!&|~%.]*")
+_FUNCTIONS = """
+    Max Min Mod PythonMod FloorDiv CleanDiv CeilDiv IntTrueDiv FloatTrueDiv ModularIndexing Where Piecewise Identity Abs
+    Eq Ne Lt Le Gt Ge And Or Not Equality Unequality StrictLessThan StrictGreaterThan LessThan GreaterThan Pow
+    PowByNatural FloatPow ToFloat TruncToInt TruncToFloat CeilToInt FloorToInt RoundToInt RoundDecimal LShift RShift
+    IsNonOverlappingAndDenseIndicator Integer Float Rational Symbol sqrt floor ceiling exp log sin cos tan sinh cosh
+    tanh asin acos atan BitwiseFn_bitwise_and BitwiseFn_bitwise_or BitwiseFn_bitwise_xor
+"""
+_KNOWN_FUNCTIONS = frozenset(_FUNCTIONS.split())
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that a program would run, or load, because of what is in a file."""
+
+    severity: str
+    """``dangerous``, or ``suspicious`` if nothing is known of it."""
+    name: str
+    """What would run: module and name, joined by a dot; or what kind of code it is."""
+    called: bool
+    """Whether it would be called, not only imported."""
+    member: str
+    """The member of the archive, empty if the file is not an archive."""
+    position: int
+    """The offset in the member, or in the file."""
+    kind: str = "import"
+    """``import`` for a name in a pickle; ``native code``, ``TorchScript``, ``expression`` or ``path``."""
+
+
+class Inspector:
+    """Follows every way in which a program may read one file.
+
+    ``error`` is set where something may have been missed.
+    """
+
+    def __init__(self, source: Source, limits: Limits) -> None:
+        self.findings: list[Finding] = []
+        self.error: BurnstoreError | None = None
+        self.limits = limits
+        self._parts = 0
+        self._bytes_left = _MAX_TOTAL + _TIMES_FILE * source.size
+
+    def run(self, source: Source) -> bool:
+        """Inspect the file; return whether it is known to be complete: pickles to its end, an array, an archive."""
+        try:
+            return self._inspect(source, "", 0)
+        except BurnstoreError as error:
+            self.error = self.error or error
+            return False
+
+    def _inspect(self, source: Source, member: str, level: int) -> bool:
+        """Judge bytes as a file; return whether they are known to be complete data."""
+        self._parts += 1
+        if self._parts > _MAX_PARTS or level > _MAX_LEVELS:
+            raise LimitError(f"more than {_MAX_PARTS:,} files in a file, or {_MAX_LEVELS} levels of them", rule="PT-17")
+        head = source.read_at(0, min(BLOCK, source.size))
+        complete = self._inspect_pickles(source, head, member, level)
+        if head.startswith(_NATIVE) and (source.size > 1 << 10 or head.startswith(b"\x7fELF")):
+            self.findings.append(Finding(DANGEROUS, "a program or shared library", True, member, 0, "native code"))
+        if head.startswith(_NUMPY):
+            complete = self._inspect_array(source, member, level)
+        for magic, decompressor in _COMPRESSED:
+            if head.startswith(magic):
+                complete = self._inspect_compressed(source, decompressor, member, level)
+        if head.startswith(b"PK") or _is_zip_for_python(source):
+            complete = self._inspect_zip(source, member, level)
+        if len(head) == BLOCK and _is_tar_header(head):
+            complete = self._inspect_tar(source, member, level)
+        return complete
+
+    def _inspect_inner(self, data: bytes, member: str, level: int) -> None:
+        self._bytes_left -= len(data)
+        if self._bytes_left < 0:
+            raise LimitError("the files inside this one are too large in all", rule="PT-17")
+        self._inspect(BytesSource(data, share=True), member, level + 1)
+
+    def _inspect_pickles(self, source: Source, head: bytes, member: str, level: int, start: int = 0) -> bool:
+        """Follow the pickles from a byte on; return whether they fill the file."""
+        is_legacy, length = begins_like_legacy(head) and not start, _FIRST_READ
+        while True:
+            data = source.read_at(start, min(length, source.size - start))
+            is_all = start + len(data) == source.size
+            foreign = data[:1] != b"\x80"
+            persistent = not foreign or is_legacy or bool(member)  # Of a bare file, pickle.load reads the first pickle.
+            most = _LEGACY_PICKLES if is_legacy else None
+            traces = list(trace_all(data, foreign=foreign, persistent=persistent, most=most))
+            goes_on = bool(traces) and (traces[-1].is_whole or traces[-1].is_cut)
+            if is_all or not goes_on or (is_legacy and len(traces) == _LEGACY_PICKLES):
+                break
+            if length >= MAX_PICKLE_BYTES:
+                raise LimitError(f"pickles of more than {MAX_PICKLE_BYTES} bytes", rule="PT-17")
+            length *= 8
+        for trace in traces:
+            self._add_names(trace, member, start)
+            for begin, end in trace.blobs:
+                if _EMBEDDED.match(data, begin, end):
+                    inner = data[begin:end]
+                    if inner[:1] == b"\xc2":  # Bytes as Python 2 spells them: characters below 256, in UTF-8.
+                        inner = inner.decode("utf-8", "ignore").encode("latin-1", "ignore")
+                    self._inspect_inner(inner, f"{member}[{start + begin}]", level)
+        whole = [trace for trace in traces if trace.is_whole]
+        if is_legacy:
+            return len(whole) == _LEGACY_PICKLES
+        return bool(whole) and len(whole) == len(traces) and is_all and whole[-1].end == len(data)
+
+    def _add_names(self, trace: Trace, member: str, start: int) -> None:
+        names: dict[tuple[str, str], tuple[int, bool]] = {}
+        for each in trace.names:
+            if (each.module, each.name) == _LOADS_PICKLE and each.uses == each.loads:
+                continue  # What it loads is a string of this pickle, which is followed.
+            first, called = names.get((each.module, each.name), (each.position, False))
+            names[each.module, each.name] = first, called or each.called
+        for (module, name), (position, called) in names.items():
+            severity = severity_of(module, name)
+            if severity != HARMLESS:
+                self.findings.append(Finding(severity, f"{module}.{name}", called, member, start + position))
+
+    def _inspect_array(self, source: Source, member: str, level: int) -> bool:
+        """Follow the pickle of an array of objects; an array of anything else is data."""
+        head = source.read_at(0, min(12, source.size))
+        fixed = 10 if head[6:7] == b"\x01" else 12
+        begin = fixed + int.from_bytes(head[8:fixed], "little")
+        try:
+            text = source.read_at(fixed, min(begin, source.size) - fixed).decode("latin-1")
+            dtype = np.lib.format.descr_to_dtype(ast.literal_eval(text.strip())["descr"])
+        except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError):
+            dtype = np.dtype(object)  # Of what cannot be understood, the worst is assumed.
+        if not dtype.hasobject:
+            return begin <= source.size
+        return begin < source.size and self._inspect_pickles(source, b"", member, level, begin)
+
+    def _inspect_compressed(self, source: Source, make: Callable[[], Any], member: str, level: int) -> bool:
+        """Follow what compressed data unpack to: all of it, or the first bytes if no program would read on."""
+        data = source.read_at(0, min(source.size, MAX_PICKLE_BYTES))
+        inner = _unpacked(data, make, _FIRST_READ)
+        if len(inner) == _FIRST_READ and _is_followed(inner):
+            inner = _unpacked(data, make, _MAX_UNPACKED)
+            if len(inner) == _MAX_UNPACKED or len(data) < source.size:
+                raise LimitError(f"compressed data of more than {_MAX_UNPACKED} bytes", rule="PT-17")
+        self._inspect_inner(inner, f"{member}[unpacked]", level)
+        return False
+
+    def _inspect_zip(self, source: Source, member: str, level: int) -> bool:
+        try:
+            archive = ZipFile(source, self.limits)
+        except BurnstoreError as error:
+            if source.read_at(0, 4) == LOCAL_MAGIC and self._inspect_series(source, member, level):
+                return True
+            if isinstance(error, UnsafeContentError):
+                self.findings.append(Finding(DANGEROUS, error.message, False, member, error.offset or 0, "path"))
+            self.error = self.error or error
+            for name, data in self._loose_members(source):
+                self._inspect_member(data, name, member, level)
+            return False
+        try:
+            raw = tensor_members(archive, self.limits)
+        except BurnstoreError:
+            raw = frozenset()  # What torch cannot read may be read by others.
+        for name, each in zip(archive.directory.names, archive.directory.members(), strict=True):
+            if name not in raw and each.size:
+                self._inspect_member(_content(source, each), name, member, level)
+        return True
+
+    def _inspect_member(self, data: bytes, name: str, member: str, level: int) -> None:
+        place = f"{member}/{name}" if member else name
+        if "code/" in name and name.endswith(".py"):
+            for match in _SCRIPT_CALLS.finditer(data):
+                shown = printable(match[0].decode("utf-8", "replace").rstrip("(."))
+                self.findings.append(Finding(SUSPICIOUS, shown, True, place, match.start(), "TorchScript"))
+        elif name.endswith(".json"):
+            self._inspect_expressions(data, place)
+        self._inspect_inner(data, place, level)
+
+    def _inspect_series(self, source: Source, member: str, level: int) -> bool:
+        """Follow zips that are one behind the other without gaps, as in the files of a distributed checkpoint."""
+        begin, at, failures, parts = 0, 0, 0, []
+        while begin < source.size and failures < _MAX_FAILURES:
+            at = find_bytes(source, END_MAGIC, at)
+            if at < 0 or at + 22 > source.size:
+                return False
+            end = at + 22 + int.from_bytes(source.read_at(at + 20, 2), "little")
+            part = _PartOfSource(source, begin, min(end, source.size) - begin)
+            try:
+                ZipFile(part, self.limits)
+            except BurnstoreError:
+                failures, at = failures + 1, at + 1
+            else:
+                parts.append(part)
+                begin = at = end
+        if begin != source.size or len(parts) < 2:
+            return False
+        for part in parts:
+            self._inspect(part, f"{member}[{part.start}]", level + 1)
+        return True
+
+    def _loose_members(self, source: Source) -> Iterator[tuple[str, bytes]]:
+        """Yield the members of a damaged zip: as Python's reader finds them, and by their own headers."""
+        archive = _open_zip(source)
+        for info in archive.infolist()[:_MAX_PARTS] if archive is not None else ():
+            if info.file_size <= min(_MAX_UNPACKED, self._bytes_left):
+                try:
+                    yield info.filename, archive.read(info)  # type: ignore[union-attr]
+                except Exception:  # Its own header may still lead to it.
+                    continue
+        if source.size > MAX_PICKLE_BYTES:
+            raise LimitError(f"a damaged zip of more than {MAX_PICKLE_BYTES} bytes", rule="PT-17")
+        data = source.read_at(0, source.size)
+        at = data.find(LOCAL_MAGIC)
+        while 0 <= at <= len(data) - LOCAL_HEADER.size:
+            _, _, _, method, _, _, _, packed, size, name_length, extra = LOCAL_HEADER.unpack_from(data, at)
+            name_at = at + LOCAL_HEADER.size
+            name = data[name_at : name_at + name_length].decode("utf-8", "replace")
+            start = name_at + name_length + extra
+            after = data.find(LOCAL_MAGIC, at + 1)
+            if method == DEFLATED:
+                try:
+                    most = min(_MAX_UNPACKED, max(self._bytes_left, 1))
+                    content = zlib.decompressobj(-zlib.MAX_WBITS).decompress(memoryview(data)[start:], most)
+                except zlib.error:
+                    content = b""
+            else:
+                end = start + size if 0 < size == packed else after if after > 0 else len(data)
+                content = data[start:end]
+            yield name, content
+            at = after
+
+    def _inspect_tar(self, source: Source, member: str, level: int) -> bool:
+        try:
+            with tarfile.open(fileobj=io.BufferedReader(_SourceFile(source)), mode="r:") as archive:
+                for count, info in enumerate(archive):
+                    name = printable(info.name)
+                    if count >= _MAX_PARTS:
+                        raise LimitError(f"a tar of more than {_MAX_PARTS:,} members", rule="PT-17")
+                    if info.name.startswith("/") or ".." in info.name.split("/") or info.issym() or info.islnk():
+                        what = f"a member or link that leads out of the archive: {name}"
+                        self.findings.append(Finding(DANGEROUS, what, False, member, info.offset, "path"))
+                    if info.size > max(source.size, 1) or info.size > MAX_PICKLE_BYTES:
+                        raise LimitError(f"a member of {info.size} bytes in a tar of {source.size}", rule="PT-17")
+                    held = archive.extractfile(info) if info.isreg() else None
+                    if held is not None:
+                        self._inspect_member(held.read(), name, member, level)
+            read_members(source.read_at, source.size)
+        except LimitError:
+            raise
+        except (tarfile.TarError, EOFError, OSError, KeyError, ValueError) as error:
+            unread = UnsupportedError(f"a tar that cannot be read: {error}", rule="PT-12")
+            self.error = self.error or (error if isinstance(error, BurnstoreError) else unread)
+            return False
+        return True
+
+    def _inspect_expressions(self, data: bytes, member: str) -> None:
+        """Judge the symbolic expressions of an exported program, which its loader evaluates as Python."""
+        if b"expr_str" not in data and b"\\u" not in data:
+            return
+        try:
+            todo: list[Any] = [json.loads(data)]
+        except (ValueError, RecursionError):
+            return  # Its loader cannot read it, either.
+        while todo:
+            value = todo.pop()
+            if isinstance(value, dict):
+                text = value.get("expr_str")
+                if isinstance(text, str) and not _is_expression(text):
+                    self.findings.append(Finding(DANGEROUS, printable(text), True, member, 0, "expression"))
+                todo += value.values()
+            elif isinstance(value, list):
+                todo += value
+
+
+def _unpacked(data: bytes, make: Callable[[], Any], most: int) -> bytes:
+    """Return what streams one behind the other unpack to, as far as it can be had."""
+    out = b""
+    try:
+        while data and len(out) < most:
+            machine = make()
+            out += machine.decompress(data, most - len(out))
+            data = machine.unused_data.lstrip(b"\0") if machine.eof else b""
+    except (zlib.error, OSError, EOFError, lzma.LZMAError):
+        pass
+    return out
+
+
+def _is_followed(data: bytes) -> bool:
+    """Return whether a program would read on behind these first bytes of a file."""
+    traces = list(trace_all(data, foreign=data[:1] != b"\x80"))
+    if any(trace.is_whole or trace.is_cut for trace in traces):
+        return True
+    return data.startswith((b"PK", _NUMPY, *_NATIVE)) or (len(data) >= BLOCK and _is_tar_header(data[:BLOCK]))
+
+
+class _PartOfSource:
+    """A range of a source, as a source of its own."""
+
+    def __init__(self, source: Source, start: int, size: int) -> None:
+        self._source = source
+        self.start = start
+        self.size = size
+        self.name = source.name
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        return self._source.read_at(self.start + offset, length)
+
+    def read_into(self, reads: Sequence[tuple[int, memoryview]]) -> None:
+        self._source.read_into([(self.start + offset, buffer) for offset, buffer in reads])
+
+    def view(self, offset: int, length: int) -> memoryview | None:
+        return self._source.view(self.start + offset, length)
+
+    def close(self) -> None:
+        """The source is closed by its owner."""
+
+
+class _SourceFile(io.RawIOBase):
+    """A source as a file object, for readers of the standard library."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._position = max((0, self._position, self._source.size)[whence] + offset, 0)
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        length = max(min(len(buffer), self._source.size - self._position), 0)
+        buffer[:length] = self._source.read_at(self._position, length) if length else b""
+        self._position += length
+        return length
+
+
+def _open_zip(source: Source) -> zipfile.ZipFile | None:
+    try:
+        return zipfile.ZipFile(io.BufferedReader(_SourceFile(source)))
+    except Exception:  # Whatever the reader of the standard library raises, it does not read this file.
+        return None
+
+
+def _is_zip_for_python(source: Source) -> bool:
+    """Return whether a reader that looks for a zip's directory at the end of a file finds one."""
+    at = max(source.size - _END_OF_ZIP, 0)
+    if END_MAGIC not in source.read_at(at, source.size - at):
+        return False
+    archive = _open_zip(source)
+    return archive is not None and bool(archive.infolist())
+
+
+def _content(source: Source, member: Member) -> bytes:
+    """Return the bytes of a member; its checksum is not compared, as torch does not compare it."""
+    if max(member.packed, member.size or 0) > MAX_PICKLE_BYTES:
+        raise LimitError(f"a member of {member.size} bytes, more than the limit of {MAX_PICKLE_BYTES}", rule="PT-17")
+    data = source.read_at(member.start, member.packed)
+    return inflate(data, member.size or 0, most=MAX_PICKLE_BYTES) if member.method == DEFLATED else data
+
+
+def _is_tar_header(head: bytes) -> bool:
+    """Return whether Python's reader takes these bytes for the header of a tar, which needs no magic number."""
+    try:
+        tarfile.TarInfo.frombuf(head, tarfile.ENCODING, "surrogateescape")
+    except tarfile.HeaderError:
+        return False
+    return True
+
+
+def _is_expression(text: str) -> bool:
+    text = re.sub(r"'\w*'", "q", text)  # The name of a symbol.
+    if not _EXPRESSION.fullmatch(text) or "__" in text or re.search(r"\.\s*[^\W\d]|[\w)]\s*\.\s*[^\W\d]", text):
+        return False
+    return all(name in _KNOWN_FUNCTIONS for name in re.findall(r"([^\W\d]\w*)\s*\(", text))
