@@ -4,6 +4,7 @@ SEED ?= 1
 MINUTES ?= 10
 MUTANTS ?= 5000000
 KILLS ?= 2000
+READS ?= 1000000
 BURN_VERSIONS ?= 0.19 0.20 0.21 0.22 0.23-pre
 
 BIN := .venv/bin
@@ -11,7 +12,7 @@ INSTALLED := .venv/installed
 DEMO := .venv-demo
 PIP := -m pip install --disable-pip-version-check
 
-.PHONY: demo test test-rest test-all docs architecture lint types contracts wheel bench fuzz fuzz-safetensors fuzz-pytorch kill interop \
+.PHONY: demo test test-rest test-all docs architecture lint types contracts wheel bench fuzz fuzz-safetensors fuzz-pytorch kill soak-shards interop \
   interop-all matrix bench-burn fuzz-interop clean
 
 # The main job, in an environment of its own with the package and its dependencies: no torch, nothing for tests.
@@ -66,6 +67,10 @@ fuzz-pytorch: $(INSTALLED)
 
 kill: $(INSTALLED)
 	$(BIN)/python tests/crash/kill.py --kills $(KILLS) --seed $(SEED) --minutes $(MINUTES)
+
+# Reads of a sharded set while two processes save it: none may mix two saves.
+soak-shards: $(INSTALLED)
+	$(BIN)/python tests/soak/shards.py --reads $(READS) --seed $(SEED)
 
 # Against real Burn: Rust is needed as well, and the first run builds Burn (minutes). See tests/interop.
 interop: $(INSTALLED)

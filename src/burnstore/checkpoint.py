@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from .tensor.torch import Device, Tensor
 
 
+_MOST_ATTEMPTS = 100  # to open a set of shards that is saved again and again meanwhile
+
+
 class Checkpoint(Mapping[str, TensorSnapshot]):
     """A file of tensors, opened: its names in the order of the data, each a `TensorSnapshot` that reads when asked.
 
@@ -340,14 +343,17 @@ def open_checkpoint(
 def _open_path(
     path: str, format: str | None, kind: type[FileSource], limits: Limits | None, options: dict[str, Any]
 ) -> Checkpoint:
-    file, found = locate(path)
-    try:
-        return _opened(kind(file), format, limits, {**found, **options})
-    except ChangedError:
-        if not file.endswith(INDEX_SUFFIX):
-            raise
-        # Its shards were exchanged with it while it was read: the new one is there now.
-        return _opened(kind(file), format, limits, options)
+    for attempt in range(_MOST_ATTEMPTS):
+        file, found = locate(path)
+        try:
+            return _opened(kind(file), format, limits, {**found, **options})
+        except ChangedError:  # an index whose shards were replaced with it: the new index is in place now
+            if not file.endswith(INDEX_SUFFIX) or attempt == _MOST_ATTEMPTS - 1:
+                raise
+        except FileNotFoundError:  # a single file that a set of shards has just replaced
+            if locate(path)[0] == file:
+                raise
+    raise AssertionError("unreachable")
 
 
 def _opened(source: Source, format: str | None, limits: Limits | None, options: dict[str, Any]) -> Checkpoint:

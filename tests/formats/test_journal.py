@@ -68,7 +68,7 @@ def test_a_failure_removes_all_shards_and_with_resume_keeps_what_is_complete(
     assert kept and (tmp_path / "m.safetensors.burnstore-resume.json").exists()
     assert not (tmp_path / "m.safetensors.index.json").exists()
     before = {name: (tmp_path / name).stat().st_ino for name in kept}
-    with pytest.raises(bs.errors.AlreadyExistsError, match="cut off here") as caught:
+    with pytest.raises(bs.errors.AlreadyExistsError, match="interrupted here") as caught:
         sharded(tensors, target, resume=False)
     assert "--resume" in str(caught.value)
     done = sharded(tensors, target, resume=True, digests=True)
@@ -105,9 +105,9 @@ def test_a_kept_shard_that_is_not_what_would_be_written_is_refused(
 def test_other_tensors_cannot_take_up_what_was_begun(tensors: list[TensorSnapshot], tmp_path: Path) -> None:
     target = tmp_path / "m.safetensors"
     kept = cut_off(tensors, target)
-    with pytest.raises(bs.errors.SaveError, match="cannot be taken up") as caught:
+    with pytest.raises(bs.errors.SaveError, match="cannot be resumed") as caught:
         sharded(tensors[:-1], target, resume=True)
-    assert "begin anew" in str(caught.value) and shards(tmp_path) == kept
+    assert "start over" in str(caught.value) and shards(tmp_path) == kept
     swapped = {"matrix.0": "matrix.1", "small.3": "small.4"}
     values = {tensor.path: tensor for tensor in tensors}
     other = [values[swapped.get(tensor.path, tensor.path)].with_path(tensor.path) for tensor in tensors]
@@ -121,7 +121,7 @@ def test_other_tensors_cannot_take_up_what_was_begun(tensors: list[TensorSnapsho
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"{}", b'{"schema": 1, "shards": [3]}', b"[" * 100_000, b"\xff"])
 def test_a_damaged_journal_is_refused(tensors: list[TensorSnapshot], tmp_path: Path, text: bytes) -> None:
     (tmp_path / "m.safetensors.burnstore-resume.json").write_bytes(text)
-    with pytest.raises(bs.errors.SaveError, match="cannot be taken up"):
+    with pytest.raises(bs.errors.SaveError, match="cannot be resumed"):
         sharded(tensors, tmp_path / "m.safetensors", resume=True)
     nothing_left(tmp_path, "m.safetensors.burnstore-resume.json")
 
@@ -131,7 +131,7 @@ def test_a_journal_cannot_name_files_elsewhere(tensors: list[TensorSnapshot], tm
     cut_off(tensors, target)
     journal = tmp_path / "m.safetensors.burnstore-resume.json"
     journal.write_text(journal.read_text().replace('"m-00001', '"../m-00001'))
-    with pytest.raises(bs.errors.SaveError, match="cannot be taken up"):
+    with pytest.raises(bs.errors.SaveError, match="cannot be resumed"):
         sharded(tensors, target, resume=True)
 
 

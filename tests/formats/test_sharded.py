@@ -16,12 +16,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import burnstore as bs
 from burnstore import SafetensorsStore, TensorSnapshot, nn
 from burnstore.errors import ChangedError, CorruptError, LimitError, ReadError, UnsafeContentError
 from burnstore.formats.sharded import read as sharded
+from burnstore.formats.sharded import write as sharded_write
 from burnstore.io.paths import plain_name
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -147,7 +149,7 @@ def test_a_set_without_an_index_is_read_if_it_is_complete(folder: Path) -> None:
         with pickle.loads(pickle.dumps(f)) as again:
             assert same(again.numpy(), {**ONE, **TWO})
     (folder / FIRST).unlink()
-    with pytest.raises(CorruptError, match="1 of 2 shards are there, number 1 is not") as caught:
+    with pytest.raises(CorruptError, match="1 of 2 shards are there, number 1 is missing") as caught:
         bs.open(folder)
     assert (caught.value.rule, caught.value.path) == ("SH-05", str(folder))
 
@@ -205,7 +207,7 @@ def refused(path: Path, kind: type[bs.BurnstoreError], rule: str, match: str | N
 
 def test_a_tensor_that_is_not_in_its_shard_is_reported(folder: Path) -> None:
     write_index(folder, {**weight_map(), "c": SECOND})
-    error = refused(folder / INDEX, CorruptError, "SH-04", "the index says that it lies in this shard")
+    error = refused(folder / INDEX, CorruptError, "SH-04", "the index names this shard for it")
     assert (error.tensor, error.path) == ("c", str(folder / SECOND))
     write_index(folder, {**weight_map(), "a.bias": SECOND})
     refused(folder / INDEX, CorruptError, "SH-04")
@@ -215,19 +217,19 @@ def test_a_tensor_that_the_index_does_not_name_is_reported(folder: Path) -> None
     given = weight_map()
     del given["a.bias"]
     write_index(folder, given)
-    error = refused(folder / INDEX, CorruptError, "SH-04", "the index does not say so")
+    error = refused(folder / INDEX, CorruptError, "SH-04", "the index does not name it")
     assert (error.tensor, error.path) == ("a.bias", str(folder / FIRST))
 
 
 def test_a_tensor_in_two_shards_is_reported(folder: Path) -> None:
     (folder / INDEX).unlink()
     save_file({**TWO, "a.bias": np.zeros(3, np.float32)}, folder / SECOND)
-    assert refused(folder, CorruptError, "SH-05", "too").tensor == "a.bias"
+    assert refused(folder, CorruptError, "SH-05", "it is also in").tensor == "a.bias"
 
 
 def test_a_shard_that_is_missing_is_reported(folder: Path) -> None:
     (folder / SECOND).unlink()
-    assert refused(folder / INDEX, CorruptError, "SH-03", f"{SECOND} is not there").path == str(folder / INDEX)
+    assert refused(folder / INDEX, CorruptError, "SH-03", f"{SECOND} is missing").path == str(folder / INDEX)
 
 
 def test_a_shard_that_is_damaged_is_reported_with_its_own_name(folder: Path) -> None:
@@ -429,8 +431,13 @@ def test_a_large_model_becomes_shards_with_hugging_face_s_names(tmp_path: Path) 
     names = [f"model-{n:05}-of-00003.safetensors" for n in (1, 2, 3)]
     assert sorted(os.listdir(tmp_path)) == [*names, INDEX]
     index = json.loads((tmp_path / INDEX).read_text())
+    identity = index["metadata"].pop("burnstore.set")
     assert index["metadata"] == {"total_size": 2400}
+    for name in names:
+        with safe_open(tmp_path / name, "np") as shard:
+            assert shard.metadata() == {"format": "pt", "burnstore.set": identity}
     assert index["weight_map"] == {f"layers.{n}.weight": names[n // 2] for n in range(6)}
+    index["metadata"]["burnstore.set"] = identity
     assert (tmp_path / INDEX).read_text() == json.dumps(index, indent=2, sort_keys=True) + "\n"
     assert same({k: v for name in names for k, v in load_file(tmp_path / name).items()}, model())
     for where in (path, tmp_path, tmp_path / INDEX):
@@ -613,7 +620,7 @@ def test_a_reader_whose_shards_are_replaced_meanwhile_opens_the_new_set(
 ) -> None:
     path = tmp_path / "model.safetensors"
     bs.save(model(), path, max_shard_size=1000, durable=False)
-    real, raced = sharded.read_weight_map, []
+    real, raced = sharded._read_index, []
 
     def racing(source: Any, limits: Any) -> Any:
         found = real(source, limits)
@@ -622,7 +629,7 @@ def test_a_reader_whose_shards_are_replaced_meanwhile_opens_the_new_set(
             bs.save(model(2.0), path, max_shard_size=1000, durable=False, overwrite=True)
         return found
 
-    monkeypatch.setattr(sharded, "read_weight_map", racing)
+    monkeypatch.setattr(sharded, "_read_index", racing)
     with bs.open(path) as f:
         assert same(f.numpy(), model(2.0))
 
@@ -682,3 +689,136 @@ def test_kills_at_random_instants_leave_the_old_set_or_the_new() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "damaged=0" in done.stdout
+
+
+# --- SH-07: one save, however many writers ----------------------------------------------------------------------------
+
+
+def identities(folder: Path) -> list[str | None]:
+    names = sorted(name for name in os.listdir(folder) if name.endswith(".safetensors"))
+    found = []
+    for name in names:
+        with safe_open(folder / name, "np") as shard:
+            found.append((shard.metadata() or {}).get("burnstore.set"))
+    return found
+
+
+def test_the_identity_is_no_metadata_of_the_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    bs.save(model(), path, max_shard_size=1000, metadata={"format": "pt"}, durable=False)
+    with bs.open(path) as f:
+        assert dict(f.metadata) == {"format": "pt"} and f.notes == []
+        bs.save(f, tmp_path / "again.safetensors", metadata=f.metadata, max_shard_size=1000, durable=False)
+    assert len(set(identities(tmp_path))) == 2
+    bs.save(model(), tmp_path / "bare.safetensors", max_shard_size=1000, durable=False)
+    with bs.open(tmp_path / "bare.safetensors") as f:
+        assert dict(f.metadata) == {}
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_a_shard_of_another_save_is_refused(tmp_path: Path, indexed: bool) -> None:
+    for folder, value in (("one", 1.0), ("two", 2.0)):
+        (tmp_path / folder).mkdir()
+        bs.save(model(value), tmp_path / folder / "model.safetensors", max_shard_size=1000, durable=False)
+    shard = "model-00002-of-00003.safetensors"
+    os.replace(tmp_path / "two" / shard, tmp_path / "one" / shard)
+    if not indexed:
+        (tmp_path / "one" / INDEX).unlink()
+    error = refused(tmp_path / "one", CorruptError, "SH-07", "of another save")
+    assert error.path == str(tmp_path / "one" / shard)
+
+
+def test_a_shard_without_an_identity_is_refused_beside_those_that_have_one(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    bs.save(model(), path, max_shard_size=1000, durable=False)
+    for name in ("model-00001-of-00003.safetensors", "model-00003-of-00003.safetensors"):
+        whole = (tmp_path / name).read_bytes()
+        save_file(load_file(tmp_path / name), tmp_path / name)
+        refused(path, CorruptError, "SH-07", "of another save")
+        index = (tmp_path / INDEX).read_text()
+        (tmp_path / INDEX).write_text(index.replace("burnstore.set", "another"))
+        refused(path, CorruptError, "SH-07", "of another save")
+        (tmp_path / INDEX).write_text(index)
+        (tmp_path / name).write_bytes(whole)
+    with bs.open(path) as f:
+        assert same(f.numpy(), model())
+
+
+def test_sets_that_others_index_or_write_open(folder: Path, tmp_path: Path) -> None:
+    with bs.open(folder) as f:  # no identity anywhere, as Hugging Face writes it
+        assert same(f.numpy(), {**ONE, **TWO})
+    path = tmp_path / "model.safetensors"
+    bs.save(model(), path, max_shard_size=1000, durable=False)
+    index = json.loads((tmp_path / INDEX).read_text())
+    for metadata in ({}, {"burnstore.set": None}, {"burnstore.set": 5}, None, "text", []):
+        (tmp_path / INDEX).write_text(json.dumps({"metadata": metadata, "weight_map": index["weight_map"]}))
+        with bs.open(path) as f:  # an index that somebody made of our shards
+            assert same(f.numpy(), model())
+    (tmp_path / INDEX).write_text(json.dumps({**index, "metadata": {"burnstore.set": "0" * 32}}))
+    refused(path, CorruptError, "SH-07", "of another save")
+
+
+def test_names_that_became_free_are_not_taken_again(tmp_path: Path) -> None:
+    """A save that stalls between publishing and removing must not find another's shards under the old names."""
+    path = tmp_path / "model.safetensors"
+    for value in (1.0, 2.0, 3.0):
+        bs.save(model(value), path, max_shard_size=1000, durable=False, overwrite=True)
+        named = set(json.loads((tmp_path / INDEX).read_text())["weight_map"].values())
+        plain = "model-00001-of-00003.safetensors" in named
+        assert plain == (value == 1.0)
+
+
+def test_a_save_removes_only_the_files_that_the_old_index_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another save takes the old names between the moment they are read and the moment they are removed."""
+    path = tmp_path / "model.safetensors"
+    bs.save(model(), path, max_shard_size=1000, durable=False)
+    real = sharded_write._named_by
+
+    def racing(*arguments: Any) -> Any:
+        found = real(*arguments)
+        for name in ("model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors"):
+            (tmp_path / name).unlink()
+            (tmp_path / name).write_bytes(b"another save's")
+        return found
+
+    monkeypatch.setattr(sharded_write, "_named_by", racing)
+    bs.save(model(2.0), path, max_shard_size=1000, durable=False, overwrite=True)
+    monkeypatch.undo()
+    for name in ("model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors"):
+        assert (tmp_path / name).read_bytes() == b"another save's"
+    assert not (tmp_path / "model-00003-of-00003.safetensors").exists()
+    with bs.open(path) as f:
+        assert same(f.numpy(), model(2.0))
+
+
+def test_an_index_without_identity_that_is_replaced_while_its_shards_are_opened_is_read_anew(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hugging Face's writers put new shards under the old names: of both sets, none has an identity."""
+    real, raced = sharded.sibling, []
+
+    def racing(source: Any, name: str) -> Any:
+        if name == SECOND and not raced:
+            raced.append(True)
+            save_file({name: array + 1 for name, array in ONE.items()}, folder / FIRST)
+            save_file({name: array + 1 for name, array in TWO.items()}, folder / SECOND)
+            (folder / "new").write_bytes((folder / INDEX).read_bytes())
+            os.replace(folder / "new", folder / INDEX)
+        return real(source, name)
+
+    monkeypatch.setattr(sharded, "sibling", racing)
+    with bs.open(folder / INDEX) as f:
+        assert same(f.numpy(), {name: array + 1 for name, array in {**ONE, **TWO}.items()})
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_reads_under_two_writers_are_never_mixed() -> None:
+    root = Path(__file__).parents[2]
+    command = [sys.executable, str(root / "tests" / "soak" / "shards.py"), "--reads", "300"]
+    command += ["--seed", str(time.time_ns() % 1_000_000)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(bs.__file__).parents[1])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "mixed=0 failed=0" in done.stdout

@@ -132,7 +132,9 @@ def _save_shards(
         overwrite=how.overwrite,
         durable=how.durable,
         progress=how.progress,
-        plan=lambda shard: chosen.plan(shard, metadata, limits, **how.for_format),
+        plan=lambda shard, own: chosen.plan(
+            shard, {**(metadata or {}), **own} if own else metadata, limits, **how.for_format
+        ),
         write=partial(write_file, durable=how.durable),
     )
 

@@ -113,7 +113,9 @@ def assemble(
             overwrite=overwrite,
             durable=durable,
             progress=progress,
-            plan=lambda shard: chosen.plan(shard, metadata, limits, **options),
+            plan=lambda shard, own: chosen.plan(
+                shard, {**(metadata or {}), **own} if own else metadata, limits, **options
+            ),
             write=builder.write,
             prove=builder.prove_again,
             journal=journal,

@@ -9,7 +9,6 @@ from typing import Any
 from ..checkpoint import open_checkpoint
 from ..errors import located
 from ..formats import pytorch
-from ..io.source import BytesSource, FileSource, Source
 from ..limits import Limits
 from ..tensor.snapshot import TensorSnapshot
 from .config import config_from_file
@@ -63,7 +62,6 @@ class PytorchReader:
         limits: Limits | None = None,
     ) -> None:
         options: dict[str, Any] = {} if top_level_key is None else {"top_level_key": top_level_key}
-        self._file = file
         self._limits = limits or Limits()
         self._checkpoint = open_checkpoint(file, format="pytorch", limits=self._limits, **options)
 
@@ -93,12 +91,8 @@ class PytorchReader:
 
     def metadata(self) -> PytorchMetadata:
         """Return the facts of the container."""
-        source = _source(self._file)
-        try:
-            with located(path=source.name):
-                file = pytorch.read_pickled(source, self._limits)
-        finally:
-            source.close()
+        with located(path=self._checkpoint.path):
+            file = pytorch.read_pickled(self._checkpoint._source, self._limits)
         embedded = file.container == "pickle"
         return PytorchMetadata(
             format_type=_FORMAT_TYPES[file.container],
@@ -148,7 +142,3 @@ class PytorchReader:
 
     def __repr__(self) -> str:
         return f"<PytorchReader {self._checkpoint.path!r}: {len(self)} tensors>"
-
-
-def _source(file: str | os.PathLike[str] | bytes) -> Source:
-    return BytesSource(file) if isinstance(file, bytes) else FileSource(file)

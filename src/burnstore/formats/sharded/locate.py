@@ -1,6 +1,6 @@
-"""Folder: which file, or set of files, a path stands for; asked for every path that is opened, so it imports little.
+"""Find the file or the set of files that a path stands for; called for every path, so it imports little.
 
-The rules of a set, SH-01 to SH-06, are in `burnstore.formats.sharded.read`.
+The rules of a set, SH-01 to SH-07, are in `burnstore.formats.sharded.read`.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _SHARD_SUFFIX = ".safetensors"
 
 
 def begins_like_index(head: bytes) -> bool:
-    """Whether a file with these first bytes may be an index: a JSON object, never the length of a header."""
+    """Tell whether a file with these first bytes may be an index: a JSON object, never the length of a header."""
     if not int.from_bytes(head[:8], "little") >> 48:
         return False
     return head.lstrip(b" \t\n\r")[:1] == b"{" and (b'"weight_map"' in head or b'"total_size"' in head)
 
 
 def locate(path: str) -> tuple[str, dict[str, Any]]:
-    """The file that a path stands for, and the options with which to read it.
+    """Return the file that a path stands for, and the options to read it with.
 
-    A folder stands for what is in it, and the name under which a set of shards was saved for its index.
+    A folder stands for the one checkpoint in it, and the name under which a set of shards was saved for its index.
     """
     if not os.path.isdir(path):
         index = path + INDEX_SUFFIX
@@ -56,7 +56,7 @@ def locate(path: str) -> tuple[str, dict[str, Any]]:
 
 
 def _complete_set(files: Sequence[str]) -> list[str]:
-    """The files, if they are numbered as one set and none is missing (SH-05)."""
+    """Return the files, if they are numbered as one set and none is missing (SH-05)."""
     found = [_NUMBERED.fullmatch(name) for name in files]
     sets = {(match[1], match[3]) if match else None for match in found}
     if None in sets or len(sets) != 1:
@@ -70,7 +70,7 @@ def _complete_set(files: Sequence[str]) -> list[str]:
     if sorted(numbers) != list(range(1, count + 1)):
         missing = sorted(set(range(1, min(count, MOST_SHARDS) + 1)) - set(numbers))
         raise CorruptError(
-            f"{len(numbers)} of {count} shards are there, number {missing[0] if missing else count} is not",
+            f"{len(numbers)} of {count} shards are there, number {missing[0] if missing else count} is missing",
             rule="SH-05",
         )
     return list(files)
