@@ -18,6 +18,7 @@ import burnstore as bs
 from burnstore import nn
 from burnstore.jobs import migrate as migration
 from burnstore.jobs.migrate import migrate_each
+from burnstore.pipeline import write
 from burnstore.stores.records import NamedMpkFileRecorder, NamedMpkGzFileRecorder, save_file
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "formats"))
@@ -135,18 +136,55 @@ def test_a_file_that_exists_is_replaced_only_when_asked(tmp_path: Path) -> None:
 
 
 def test_a_new_file_that_differs_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = migration.save
+    """And before it has its name: nothing is left of it, and a file that was there stays."""
+    real = write._write_together
 
-    def careless(tensors: Any, path: str, **options: Any) -> None:
-        real(tensors, path, **options)
-        data = bytearray(Path(path).read_bytes())
-        data[-1] ^= 1
-        Path(path).write_bytes(data)
+    def careless(portion: Any, run: Any) -> None:
+        real(portion, run)
+        last, offset = run[-1]
+        portion.write_at(offset + last.nbytes - 1, b"\xff")
 
-    monkeypatch.setattr(migration, "save", careless)
-    with pytest.raises(bs.errors.CorruptError, match="another value") as caught:
-        bs.migrate(of("0.21.0", "tiny", "namedmpk", "full"), tmp_path / "new.bpk")
-    assert caught.value.tensor == "fc.bias"
+    monkeypatch.setattr(write, "_write_together", careless)
+    for kept in (False, True):
+        if kept:
+            (tmp_path / "new.bpk").write_bytes(b"mine")
+        with pytest.raises(bs.errors.CorruptError, match="not what was read") as caught:
+            bs.migrate(of("0.21.0", "tiny", "namedmpk", "full"), tmp_path / "new.bpk", overwrite=True)
+        assert caught.value.tensor == "fc.bias"
+        assert os.listdir(tmp_path) == (["new.bpk"] if kept else [])
+    assert (tmp_path / "new.bpk").read_bytes() == b"mine"
+
+
+def test_limits_hold_for_the_new_file_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = of("0.21.0", "tiny", "namedmpk", "full")
+    read = migration.open_record
+    monkeypatch.setattr(migration, "open_record", lambda path, **options: read(path, **{**options, "limits": None}))
+    with pytest.raises(bs.errors.LimitError) as caught:
+        bs.migrate(record, tmp_path / "new.bpk", limits=bs.Limits(tensors=1))
+    assert caught.value.rule == "BP-07" and os.listdir(tmp_path) == []
+
+
+def test_a_record_is_never_replaced_by_its_own_migration(tmp_path: Path) -> None:
+    _scheduler(tmp_path / "s.mpk", 12)
+    before = digests(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path / "s.mpk")
+    for name in ("s.mpk", "link"):
+        with pytest.raises(bs.errors.SaveError, match="the record itself"):
+            bs.migrate(tmp_path / "s.mpk", tmp_path / name, scheduler="Cosine", overwrite=True)
+    (tmp_path / "link").unlink()
+    assert digests(tmp_path) == before
+
+
+def test_two_records_of_a_folder_that_would_get_one_name_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    for value, recorder in ((3, NamedMpkFileRecorder()), (4, NamedMpkGzFileRecorder())):
+        save_file(nn.Linear(value, 2), folder / "model", recorder, durable=False)
+    save_file(nn.Linear(5, 2), folder / "other", NamedMpkFileRecorder(), durable=False)
+    done = bs.migrate(folder, tmp_path / "new", overwrite=True, durable=False)
+    wrong = {Path(each.source).name: each.error for each in done.records if each.error is not None}
+    assert set(wrong) == {"model.mpk", "model.mpk.gz"}
+    assert all("model.mpk and model.mpk.gz would get the same name" in str(error) for error in wrong.values())
+    assert sorted(digests(tmp_path / "new")) == ["other.bpk"]
 
 
 @pytest.fixture

@@ -403,3 +403,15 @@ def test_memory_is_the_largest_tensor_and_64_megabytes(
     paths = tmp_path / "big.safetensors", tmp_path / "out.bpk"
     used = int(run_python(_MEASURED, *paths, repr({**options, "durable": False}), tmp_path / "small.safetensors"))
     assert used <= (0 if "copied" in str(options) else largest) + (64 << 20), f"{used / 2**20:.0f} MiB"
+
+
+def test_a_quantized_tensor_is_proved_in_whichever_style_it_is_written(tmp_path: Path) -> None:
+    for path in sorted((Path(__file__).parents[1] / "fixtures" / "burn").glob("0.2[01]*/quant_*.bpk")):
+        with bs.open(path) as old:
+            target = tmp_path / f"{path.parent.name}-{path.name}"
+            bs.convert(path, target, keep_layout=True, burn_version="0.22", durable=False)
+            with bs.open(target) as new:
+                assert {name: t.to_bytes() for name, t in new.items()} == {
+                    name: t.to_bytes() for name, t in old.items()
+                }
+    assert len(os.listdir(tmp_path)) >= 4

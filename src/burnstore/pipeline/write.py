@@ -19,7 +19,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any
+from itertools import dropwhile
+from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..errors import BurnstoreError, CorruptError, SaveError, located
@@ -44,6 +45,9 @@ from ..progress import Progress
 from ..tensor.dtype import DType
 from ..tensor.snapshot import TensorSnapshot, read_all
 from ..tensor.sources import ComputedData, SourceData
+
+if TYPE_CHECKING:
+    from ..tensor.quantization import QuantScheme
 
 # A task has about so many bytes: enough to be worth a file that is opened, few enough to be shared out evenly.
 _TASK_BYTES = 32 << 20
@@ -417,7 +421,16 @@ def _check_length(tensor: TensorSnapshot, given: int) -> None:
 
 def _alike(tensor: TensorSnapshot, written: TensorSnapshot) -> bool:
     same_dtype = _held_dtype(tensor.dtype) is _held_dtype(written.dtype)
+    if tensor.dtype.scheme is not None and written.dtype.scheme is not None:
+        same_dtype = _meaning(tensor.dtype.scheme) == _meaning(written.dtype.scheme)
     return same_dtype and tensor.shape == written.shape and tensor.nbytes == written.nbytes
+
+
+def _meaning(scheme: QuantScheme) -> tuple[Any, ...]:
+    """Return what a scheme says of its bytes, in whichever style it is spelled: axes of one element say nothing."""
+    block = scheme.block
+    size = None if block is None else tuple(dropwhile(lambda extent: extent == 1, block.size))
+    return scheme.value, scheme.store, scheme.mode, scheme.tensor, None if block is None else block.dtype, size
 
 
 def _held_dtype(dtype: DType) -> DType:
