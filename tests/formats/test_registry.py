@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import pickle
 import struct
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -26,7 +28,7 @@ from burnstore.errors import (
 )
 from burnstore.formats import registry
 from burnstore.formats.base import Contents, Table, WritePlan
-from burnstore.formats.registry import format_names, register_format
+from burnstore.formats.registry import format_for_bytes, format_names, register_format
 from burnstore.testing import FormatConformance
 
 
@@ -277,3 +279,93 @@ def test_the_conformance_tests_find_a_format_that_cheats() -> None:
 
     with pytest.raises(AssertionError):
         Suite().test_a_tensor_of_any_bits_comes_back_bit_for_bit(DType.F32, (6,))
+
+
+# --- one signature a file ---------------------------------------------------------------------------------------------
+
+
+def safetensors_of(length: int, first: bytes = b"{") -> bytes:
+    """A valid file whose header has this length, by white space and a name that is long enough."""
+    entry = b'"%s":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
+    header = first + entry % (b"n" * max(1, min(300, length - 60)))
+    return length.to_bytes(8, "little") + header.ljust(length) + b"\x07"
+
+
+@pytest.mark.parametrize("start", [b"(d", b"(l", b"}q", b"}(", b"]q", b"}.", b"].", b"\x80\0", b"\x80\2", b"\x80\5"])
+@pytest.mark.parametrize("more", [b"", b"\0", b"\1"])
+def test_the_length_of_a_safetensors_header_is_no_pickle(start: bytes, more: bytes) -> None:
+    data = safetensors_of(int.from_bytes(start + more, "little") if start + more != b"\x80\0" else 0x80)
+    assert data.startswith(start[:1])
+    with bs.open(data) as f:
+        assert f.format == "safetensors" and [t.to_bytes() for t in f.values()] == [b"\x07"]
+
+
+def test_every_length_of_two_bytes_is_a_safetensors_header() -> None:
+    for length in [*range(56, 400), *range(400, 65_536, 61)]:
+        assert format_for_bytes(safetensors_of(length)[:512]).name == "safetensors", length
+
+
+def test_the_word_of_a_tar_in_a_header_is_no_tar() -> None:
+    data = safetensors_of(600)
+    at = 257
+    marked = data[:at] + b"ustar" + data[at + 5 :]
+    with bs.open(marked) as f:
+        assert f.format == "safetensors" and "ustar" in next(iter(f))
+
+
+def test_a_header_whose_length_is_the_mark_of_a_zip_is_none() -> None:
+    head = int.from_bytes(b"PK\3\4", "little").to_bytes(8, "little") + b'{"a":'
+    assert format_for_bytes(head.ljust(512)).name == "safetensors"
+
+
+@pytest.mark.parametrize("key", ["{a", " {", "\t{", "plain"])
+@pytest.mark.parametrize("protocol", [0, 1, 2, 4])
+def test_a_pickle_is_no_safetensors_whatever_its_first_key(key: str, protocol: int) -> None:
+    data = pickle.dumps({key: np.zeros(2, np.float32)}, protocol)
+    assert format_for_bytes(data[:512]).name == "pytorch"
+    with bs.open(data) as f:
+        assert list(f) == [key]
+
+
+def test_a_burnpack_file_whose_length_spells_a_brace_is_no_safetensors() -> None:
+    head = b"NRUB\1\0" + (0x7B0000).to_bytes(4, "little")
+    assert format_for_bytes(head.ljust(512, b"\xa1")).name == "burnpack"
+
+
+def test_a_record_with_the_words_of_an_index_is_a_record() -> None:
+    model = {"total_size": np.zeros(1, np.float32), "weight_map": np.zeros(1, np.float32)}
+    with tempfile.TemporaryDirectory() as folder:
+        bs.save_file(model, f"{folder}/m", bs.PrettyJsonFileRecorder(), durable=False)
+        with bs.open(f"{folder}/m.json") as f:
+            assert f.format == "record" and sorted(f) == ["total_size", "weight_map"]
+
+
+# --- formats of other packages ----------------------------------------------------------------------------------------
+
+
+def test_a_format_is_found_through_an_entry_point(tmp_path: Path, run_python: Any) -> None:
+    package = tmp_path / "plugged-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: plugged\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[burnstore.formats]\nplugged = plugged:register\nbroken = nowhere:f\n")
+    (tmp_path / "plugged.py").write_text(
+        "import burnstore as bs\n"
+        "from burnstore.formats.base import Contents, Table\n"
+        "name = 'plugged'\n"
+        "def register():\n"
+        "    bs.register_format('plugged', 'plugged', suffixes=['.plug'], signature=b'PLUG')\n"
+        "def read(source, limits): return Contents(Table([], [], [], [], [], []))\n"
+        "def plan(*arguments): raise NotImplementedError\n"
+    )
+    run_python(
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import burnstore as bs\n"
+        "bs.open(bs.serialize({}, format='burnpack')).close()\n"
+        "assert 'plugged' not in sys.modules and 'importlib.metadata' not in sys.modules\n"
+        "with bs.open(b'PLUG and more') as f: assert f.format == 'plugged'\n"
+        "assert 'plugged' in bs.format_names()\n"
+        "try: bs.open(b'GIF8')\n"
+        "except bs.UnknownFormatError as error: assert 'nowhere:f' in error.hint, error.hint\n"
+        "else: raise AssertionError\n",
+        tmp_path,
+    )

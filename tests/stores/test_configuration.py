@@ -440,3 +440,52 @@ def test_a_pydantic_model_is_written(tmp_path: Path) -> None:
 
     save_config(Net(n_head=2), tmp_path / "x.json")
     assert config_from_file(tmp_path / "x.json", into=Net) == Net(n_head=2)
+
+
+# --- numbers and depth: what is written is what is read ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "number", [2**53 + 1, -(2**53) - 1, 2**63, 2**64 - 1, 2**64, 2**64 + 1, -(2**63) - 1, 10**30 + 7, 3**2000, 0, -1]
+)
+def test_an_integer_of_any_size_survives_a_configuration_file(number: int, tmp_path: Path) -> None:
+    save_config({"seed": number, "nested": [number]}, tmp_path / "c.json")
+    found = config_from_file(tmp_path / "c.json")
+    assert found == {"seed": number, "nested": [number]} and type(found["seed"]) is int
+    assert config_from_file(tmp_path / "c.json", "seed", into=int) == number
+    assert config_from_file(pickle.dumps({"seed": number}), "seed") == number
+
+
+@pytest.mark.parametrize("number", [2**53 + 1, -(2**64) - 1, 10**400])
+def test_an_integer_that_no_float_holds_is_no_float(number: int) -> None:
+    with pytest.raises(ConfigError, match="expected float"):
+        config_from_file(pickle.dumps({"rate": number}), into=dict[str, float])
+    assert config_from_file(pickle.dumps({"rate": 2**60}), into=dict[str, float]) == {"rate": 2.0**60}
+
+
+def test_integers_beyond_what_python_converts_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="too many digits"):
+        save_config({"seed": 1 << 40_000}, tmp_path / "c.json")
+    assert not (tmp_path / "c.json").exists()
+    (tmp_path / "c.json").write_text('{"seed": ' + "9" * 10_000 + "}")
+    with pytest.raises(bs.CorruptError, match="10000 digits"):
+        config_from_file(tmp_path / "c.json")
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for level in range(depth):
+        value = {"a": value} if level % 2 else [value]
+    return value
+
+
+def test_the_depth_that_is_written_is_read(tmp_path: Path) -> None:
+    for depth in (1, 16, 17, 199, 200):
+        save_config(nested(depth), tmp_path / "c.json", overwrite=True)
+        assert config_from_file(tmp_path / "c.json") == nested(depth)
+    with pytest.raises(ConfigError, match="nested more than 200 deep"):
+        save_config(nested(201), tmp_path / "c.json", overwrite=True)
+    assert config_from_file(tmp_path / "c.json") == nested(200)
+    (tmp_path / "c.json").write_text(json.dumps(nested(201)))
+    with pytest.raises(bs.LimitError, match="nested 201 deep"):
+        config_from_file(tmp_path / "c.json")

@@ -25,6 +25,8 @@ ENTRY_POINT_GROUP = "burnstore.formats"
 
 Signature = Callable[[bytes], bool]
 
+_PICKLES = (b"(d", b"(l", b"}q", b"}(", b"]q", b"}.", b"].", b"ccollections\n", b"L1195470")  # before protocol 2
+
 
 @dataclass(frozen=True, slots=True)
 class FormatEntry:
@@ -181,9 +183,16 @@ def _unknown(message: str, *, path: str | None = None, offset: int | None = None
 
 
 def _begins_like_safetensors(head: bytes) -> bool:
-    """Match a length that a file could have, then a JSON object; or the JSON of an index of such files."""
-    if len(head) < 8 or int.from_bytes(head[:8], "little") >> 48:
-        return begins_like_index(head)
+    """Match a length that a file could have, then a JSON object; or the JSON of an index of such files.
+
+    Two bytes of a length may spell the beginning of a pickle, a zip or a tar, so `_begins_like_pytorch` gives way to
+    this signature. A Burnpack file and a pickle of the first protocols may look like a length beyond any header.
+    """
+    length = int.from_bytes(head[:8], "little")
+    if len(head) < 8 or length >> 48:
+        return begins_like_index(head) and not _begins_like_a_record(head)
+    if length >> 32 and head.startswith((b"NRUB", *_PICKLES)):
+        return False
     return head[8:].lstrip(b" \t\n\r")[:1] in (b"{", b"")
 
 
@@ -200,13 +209,11 @@ def _begins_like_a_record(head: bytes) -> bool:
 
 def _begins_like_pytorch(head: bytes) -> bool:
     """Match a zip, a tar, or a pickle of any protocol; none of torch's containers has a signature of its own."""
+    if _begins_like_safetensors(head):
+        return False
     if head[:4] in (b"PK\3\4", b"PK\5\6") or head[257:262] == b"ustar" or head[4:8] == b"PTMF":
         return True
-    if head[:1] == b"\x80":
-        return len(head) > 1 and head[1] <= 5 and not _begins_like_safetensors(head)
-    return head[:2] in (b"(d", b"(l", b"}q", b"}(", b"]q", b"}.", b"].") or head.startswith(
-        (b"ccollections\n", b"L1195470")
-    )
+    return head.startswith(_PICKLES) or (head[:1] == b"\x80" and len(head) > 1 and head[1] <= 5)
 
 
 register_format("burnpack", "burnstore.formats.burnpack", suffixes=[".bpk"], signature=b"NRUB")

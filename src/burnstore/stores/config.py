@@ -69,7 +69,8 @@ def config_from_file(
     ``top_level_key`` names the part to read (dotted for a part of a part). Without ``into`` it comes as plain data:
     dicts, lists (also for tuples and sets), strings, numbers, dates; any other is an `Opaque`, which has its type.
     ``into`` is a dataclass, a TypedDict, a NamedTuple, a class with ``model_validate``, or a type such as ``dict[str,
-    int]``: then everything is checked, an integer is accepted for a float, and nothing else is converted.
+    int]``: then everything is checked, an integer is accepted for a float that holds it exactly, and nothing else
+    is converted.
     ``ignore_extra=True`` leaves out what the type does not have.
 
     Raises ConfigError with every problem and its place, TensorNotFoundError for a key that is not there, FormatError
@@ -99,10 +100,11 @@ def _read(source: Source, top_level_key: str | None, limits: Limits) -> Any:
         if source.size > _MOST_JSON_BYTES:
             raise LimitError(f"JSON of {source.size} bytes, more than {_MOST_JSON_BYTES}")
         raw = source.read_at(0, source.size)
-        return plain_value(
-            strict_json.parse(strict_json.decode(raw, most_nodes=_MOST_JSON_VALUES, most_strings=_MOST_JSON_VALUES)),
-            top_level_key,
+        text = strict_json.decode(
+            raw, most_nodes=_MOST_JSON_VALUES, most_strings=_MOST_JSON_VALUES, most_commas=_MOST_JSON_VALUES
         )
+        tree = strict_json.parse(text, depth=_DEEPEST, integer=strict_json.exact_integer)
+        return plain_value(tree, top_level_key)
     format_name = format_for_bytes(head).name
     if format_name != "pytorch":
         raise UnsupportedError(f"expected a PyTorch file or JSON, got a {format_name} file")
@@ -129,19 +131,21 @@ def save_config(config: Any, path: str | os.PathLike[str], *, overwrite: bool = 
 
 def to_json(config: Any) -> str:
     """Return a configuration as the text of a JSON file."""
-    text = json.dumps(_json_value(config, "", 0), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     try:
+        text = json.dumps(_json_value(config, "", 0), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         text.encode()
     except UnicodeEncodeError:
         raise ConfigError("it contains a lone surrogate; cannot encode as UTF-8") from None
+    except ConfigError:
+        raise
+    except ValueError:  # Python converts no integer of more than some thousand digits
+        raise ConfigError("it contains an integer of too many digits") from None
     return text
 
 
 def _json_value(value: Any, place: str, depth: int) -> Any:
     if depth > _DEEPEST:
-        raise ConfigError(
-            f"values nested more than {_DEEPEST} deep, or one that contains itself: {printable(place[:80])}"
-        )
+        raise _too_deep(place)
     if value is None or (isinstance(value, (bool, str)) and not isinstance(value, Enum)):
         return value
     if isinstance(value, Enum):
@@ -162,6 +166,8 @@ def _json_value(value: Any, place: str, depth: int) -> Any:
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     elif isinstance(value, tuple) and hasattr(value, "_asdict"):
         value = value._asdict()
+    if depth == _DEEPEST and isinstance(value, (Mapping, list, tuple, set, frozenset)):
+        raise _too_deep(place)
     if isinstance(value, Mapping):
         return _json_object(value, place, depth)
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -178,6 +184,11 @@ def _json_object(value: Mapping[Any, Any], place: str, depth: int) -> dict[str, 
             raise _not_json(place, f"a dict with the key {printable(str(key))!r} as a str and as a number")
         made[str(key)] = _json_value(held, below(place, key), depth + 1)
     return made
+
+
+def _too_deep(place: str) -> ConfigError:
+    shown = printable(place[:80])
+    return ConfigError(f"values nested more than {_DEEPEST} deep, or one that contains itself: {shown}")
 
 
 def _not_json(place: str, what: str) -> ConfigError:
@@ -249,7 +260,8 @@ class _Fitting:
         if hint in (bool, int, str, bytes):
             return value if type(value) is hint else self._expected(place, _name(hint), value)
         if hint is float:
-            return float(value) if type(value) in (int, float) else self._expected(place, "float", value)
+            fits = type(value) is float or (type(value) is int and _is_float(value))
+            return float(value) if fits else self._expected(place, "float", value)
         if origin is not None or hint in (list, tuple, dict, set, frozenset):
             return self._container(value, origin or hint, get_args(hint), place)
         return self._class(value, hint, place)
@@ -332,7 +344,10 @@ class _Fitting:
         return kind(made) if kind in (tuple, set, frozenset) else made
 
     def _expected(self, place: str, wanted: str, value: Any) -> Any:
-        shown = repr(value)
+        try:
+            shown = repr(value)
+        except ValueError:  # an integer of more digits than Python converts
+            shown = f"a {type(value).__name__}"
         if len(shown) > _LONGEST_SHOWN:
             shown = f"{shown[: _LONGEST_SHOWN - 1]}…"
         return self._unfit(place, f"expected {wanted}, found {printable(shown)}")
@@ -340,6 +355,14 @@ class _Fitting:
     def _unfit(self, place: str, problem: str) -> Any:
         self.problems.append(f"{printable(place)}: {problem}" if place else problem)
         return _UNFIT
+
+
+def _is_float(value: int) -> bool:
+    """Tell whether a float holds this integer exactly."""
+    try:
+        return int(float(value)) == value
+    except OverflowError:
+        return False
 
 
 def _named(kind: Any) -> _Named | None:

@@ -57,6 +57,14 @@ def serde_integer(text: str) -> int | float:
     return value if -(1 << 63) <= value < 1 << 64 else float(value)
 
 
+def exact_integer(text: str) -> int:
+    """Return an integer of any size that Python converts."""
+    try:
+        return int(text)
+    except ValueError:  # more digits than Python's limit, which bounds a conversion that takes quadratic time
+        raise CorruptError(f"an integer of {len(text)} digits") from None
+
+
 def integer_64(text: str) -> int:
     """Return an integer of at most 64 bits."""
     if len(text) > _LONGEST_INTEGER or not -(1 << 63) <= int(text) < 1 << 64:
