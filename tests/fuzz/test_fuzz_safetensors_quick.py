@@ -16,6 +16,7 @@ import pytest
 import burnstore as bs
 from burnstore.formats.safetensors import fast_header, reader
 
+from . import valid_safetensors
 from .oracle import ViolationError
 from .safetensors_corpus import SafetensorsCorpus, Tensor, pack, written
 from .safetensors_oracle import STRICTER, SafetensorsOracle
@@ -135,3 +136,9 @@ def test_the_oracle_sees_a_scan_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -
             suspicious.judge(pack(ONE, bytes(4)))
     finally:
         suspicious.close()
+
+
+def test_no_file_that_is_valid_for_the_package_is_refused() -> None:
+    counts, wrong = valid_safetensors.run(400, seed=20_261_116)
+    assert wrong == []
+    assert counts["package"] > 50 and counts["hand, some"] > 50 and counts["invalid"] < 40

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from burnstore.errors import BurnstoreError, CorruptError, LimitError, TruncatedError
-from burnstore.formats.codec.json_document import NumberText, encode_bytes, encode_scalar, parse_document, read_numbers
+from burnstore.formats.codec.json_document import NumberText, NumberTexts, encode_bytes, encode_scalar, parse_document
 from burnstore.formats.codec.numbers import NumberForm, Numbers
 from burnstore.io.spool import Spool
 
@@ -146,10 +146,13 @@ def test_text_beyond_the_limit_is_refused() -> None:
 def numbers(text: bytes, form: NumberForm) -> tuple[Numbers, np.ndarray]:
     spool = Spool()
     raw = b'{"v": ' + text + b"}"
-    place = parse_document(raw, ["v"], nodes=10, depth=3, longest_text=10)["v"]
+    place = parse_document(raw, ["v"], nodes=20, depth=3, longest_text=10)["v"]
     if not isinstance(place, NumberText):
         raise CorruptError("no array of numbers")
-    found = read_numbers(raw, place, form, spool)
+    texts = NumberTexts(raw, spool)
+    assert texts.nulls(place) is None
+    found = texts.decode(place, form)
+    assert found.count == texts.count(place)
     assert isinstance(found, Numbers)
     raw = spool.source("x").read_at(found.extent.offset, found.extent.nbytes)
     kept = {"float": form.floats, "bool": np.dtype(bool), "int": form.integers}[found.kind]

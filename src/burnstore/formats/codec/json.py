@@ -37,11 +37,11 @@ _NOT_BRACKETS = re.compile(r"[^][{}]+")
 def decode(raw: bytes, *, most_nodes: int, most_strings: int, most_commas: int | None = None) -> str:
     """Decode bytes that can be JSON of at most so many objects, arrays, strings and commas (all are upper bounds)."""
     # A text that is shorter than that cannot have so many: most need no counting.
-    if len(raw) > most_nodes and (nodes := _count(raw, b"{[")) > most_nodes:
+    if len(raw) > most_nodes and (nodes := count(raw, b"{[")) > most_nodes:
         raise LimitError(f"JSON with {nodes} brackets, more than the limit of {most_nodes}")
-    if len(raw) > 2 * most_strings and (quotes := _count(raw, b'"')) > 2 * most_strings:
+    if len(raw) > 2 * most_strings and (quotes := count(raw, b'"')) > 2 * most_strings:
         raise LimitError(f"JSON with {quotes} quotes, more than {most_strings} strings need")
-    if most_commas is not None and len(raw) > most_commas and (commas := _count(raw, b",")) > most_commas:
+    if most_commas is not None and len(raw) > most_commas and (commas := count(raw, b",")) > most_commas:
         raise LimitError(f"JSON with {commas} commas, more than the limit of {most_commas}")
     try:
         return raw.decode("utf-8")
@@ -91,7 +91,7 @@ def parse(
     with located(rule=rule):
         _check_depth(text, depth)
         try:
-            value = _decoder(rule_of_keys, integer, constant).decode(text)
+            value = decoder(rule_of_keys, integer, constant).decode(text)
         except json.JSONDecodeError as error:
             at = len(text[: error.pos].encode())
             if error.msg == "Extra data":
@@ -107,7 +107,7 @@ def parse(
 def parse_texts(text: str, start: int) -> tuple[dict[str, str], int] | None:
     """Parse the object of strings that begins at this place; return it and its end, None for anything else."""
     try:
-        value, end = _decoder().raw_decode(text, start)
+        value, end = decoder().raw_decode(text, start)
     except (json.JSONDecodeError, RecursionError):
         return None
     if type(value) is not dict or not all(type(each) is str for each in value.values()):
@@ -117,11 +117,12 @@ def parse_texts(text: str, start: int) -> tuple[dict[str, str], int] | None:
     return value, end
 
 
-def _decoder(
+def decoder(
     rule_of_keys: str | None = None,
     integer: Callable[[str], int | float] = serde_integer,
     constant: Callable[[str], Tree] | None = None,
 ) -> json.JSONDecoder:
+    """Return a decoder that refuses keys that come twice, NaN, and numbers beyond float64."""
     return json.JSONDecoder(
         object_pairs_hook=partial(_object, rule_of_keys),
         parse_int=integer,
@@ -135,11 +136,23 @@ def quote(text: str) -> str:
     return json.encoder.encode_basestring(text)
 
 
-def _count(raw: bytes, characters: bytes) -> int:
+def count(raw: bytes | memoryview, characters: bytes) -> int:
     """Count these bytes; in NumPy and by the piece, as `bytes.count` is slow where there are many."""
     whole = np.frombuffer(raw, np.uint8)
     pieces = [whole[start : start + _PIECE] for start in range(0, len(whole), _PIECE)]
     return sum(int(np.count_nonzero(piece == character)) for piece in pieces for character in characters)
+
+
+def places(raw: bytes, character: bytes, *, most: int) -> np.ndarray[Any, np.dtype[np.int64]] | None:
+    """Return the places of a byte, None where there are more than ``most``."""
+    whole = np.frombuffer(raw, np.uint8)
+    found, total = [np.empty(0, np.int64)], 0
+    for start in range(0, len(whole), _PIECE):
+        found.append(np.flatnonzero(whole[start : start + _PIECE] == ord(character)) + start)
+        total += len(found[-1])
+        if total > most:
+            return None
+    return np.concatenate(found)
 
 
 def _check_depth(text: str, most: int) -> None:

@@ -64,7 +64,10 @@ class Collector:
         if kind == "float":
             if form.floats is None:
                 raise CorruptError("expected an integer, found a float", offset=self._offset)
-            kept = np.ascontiguousarray(values, form.floats)
+            with np.errstate(over="ignore"):
+                kept = np.ascontiguousarray(values, form.floats)
+            if kept.itemsize < values.itemsize and np.isinf(kept).any():
+                raise CorruptError("a number that is too large for a float", offset=self._offset)
         elif kind == "bool":
             if not form.bools:
                 raise CorruptError("expected a number, found a bool", offset=self._offset)

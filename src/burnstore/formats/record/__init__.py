@@ -19,8 +19,8 @@ The rules. Errors and tests cite them; "stricter" marks what Burn's own readers 
     BR-01  The first bytes tell the encoding: a map that begins with ``metadata``, the text of such an object, or the
            float and int type in bincode; or a gzip member that holds one of these. The file's name plays no part.
     BR-02  A compressed record is one gzip member with the right checksum and length, and nothing after it (stricter).
-           It holds at most 200 times its size, or 256 MiB if that is more, unless ``Limits.header_bytes`` says
-           otherwise.
+           It holds at most 200 times its size, or 256 MiB (64 MiB of JSON) if that is more, unless
+           ``Limits.header_bytes`` states another number.
     BR-03  MessagePack: text keys in UTF-8, none twice in a map, no extension types (stricter: the keys), lengths that
            the file has room for, at most 256 levels and ten values for each tensor that `Limits` allows.
     BR-04  JSON: the grammar and nothing beside it, UTF-8, no lone surrogates, no key twice, the same bounds.

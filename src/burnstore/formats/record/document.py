@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from ...limits import Limits
 from ...tensor.data import Shape
 from ...tensor.dtype import DType, Kind
 from ...tensor.param_id import ParamId
+from ..codec.json_document import NumberText, NumberTexts, lost_number
 from ..codec.numbers import NumberForm, Numbers
 from ..codec.window import Extent
 from .declaration import below
@@ -25,6 +26,9 @@ from .spelling import dtype_from_tree
 MOST_TENSORS = 100_000
 NODES_PER_TENSOR = 10
 MOST_DEPTH = 256
+
+_NAMES_OF_FEW, _NAMES_PER_BYTE = 64 << 20, 32
+_BRANCHES = (dict, list, FoundParameter, Extent, Numbers, NumberText)
 
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _ID_LENGTH = 13
@@ -80,21 +84,34 @@ class Document:
     options: frozenset[str] = frozenset()
     """The paths at which a binary record marks an Option with a value; other encodings do not mark them."""
 
+    most_names: int = 1 << 62
+    """The most characters that all paths together may have (BR-14)."""
+
     def constants(self) -> dict[str, Any]:
         """Return everything but tensors, by path: numbers, strings, and None for a field that stores no value."""
-        return dict(_constants(self.item))
+        return {path: node for path, node in walk(self.item, self.most_names) if not isinstance(node, Leaf)}
 
 
-def _constants(item: Any) -> Iterator[tuple[str, Any]]:
-    stack: list[tuple[str, Any]] = [("", item)]
+def walk(item: Any, most_names: int) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of a tree with their paths, depth first; a list of nothing but constants is one.
+
+    Paths repeat the keys above them, so a small file may have paths without end: their total length is bounded.
+    """
+    stack: list[tuple[str, Iterator[tuple[Any, Any]]]] = [("", iter([("", item)]))]
     while stack:
-        path, node = stack.pop()
-        if isinstance(node, Leaf):
+        above, children = stack[-1]
+        segment, node = next(children, (None, None))
+        if segment is None:
+            stack.pop()
             continue
+        path = below(above, str(segment))
+        most_names -= len(path)
+        if most_names < 0:
+            raise LimitError("paths that are longer in total than a file of this size needs", rule="BR-14")
         if isinstance(node, list) and any(isinstance(each, (list, dict, Leaf)) for each in node):
-            stack += [(below(path, str(index)), each) for index, each in reversed(list(enumerate(node)))]
+            stack.append((path, iter(enumerate(node))))
         elif isinstance(node, dict) and node:
-            stack += [(below(path, key), each) for key, each in reversed(node.items())]
+            stack.append((path, iter(node.items())))
         else:
             yield path, node
 
@@ -126,12 +143,22 @@ def number_forms(precision: PrecisionSettings) -> Mapping[str, NumberForm]:
     return {"bytes": NumberForm(np.dtype("u1"), 0, 255), "value": elements}
 
 
-def check_size(dtype: DType, shape: Shape, nbytes: int, limits: Limits) -> None:
-    """Refuse a tensor whose bytes are not as many as its shape needs (BR-10, BR-11, BR-20)."""
+def _check_shape(shape: Shape, limits: Limits) -> None:
     if len(shape) > limits.rank:
         raise LimitError(f"{len(shape)} axes, more than the limit of {limits.rank}", rule="BR-10")
     if any(extent >= 1 << 63 for extent in shape) or math.prod(shape) * 8 >= 1 << 63:
         raise CorruptError(f"shape {list(shape)[:8]}: more elements than any file holds", rule="BR-10")
+
+
+def _check_count(shape: Shape, count: int, limits: Limits) -> None:
+    _check_shape(shape, limits)
+    if math.prod(shape) != count:
+        raise CorruptError(f"{count} elements, but shape {list(shape)} has {math.prod(shape)}", rule="BR-11")
+
+
+def check_size(dtype: DType, shape: Shape, nbytes: int, limits: Limits) -> None:
+    """Refuse a tensor whose bytes are not as many as its shape needs (BR-10, BR-11, BR-20)."""
+    _check_shape(shape, limits)
     if dtype.scheme is not None:
         with located(rule="BR-20"):
             dtype.scheme.check_length(shape, nbytes)
@@ -147,44 +174,57 @@ class Planter:
     """Turn a decoded tree into a document: find the tensors in it, check them and put leaves in their place.
 
     ``kinds`` has the family of the tensors at some paths, ``undecided`` is the dtype of those that neither the file nor
-    ``kinds`` determines; only Half records of Burn 0.13 leave that open (BR-13).
+    ``kinds`` determines; only Half records of Burn 0.13 leave that open (BR-13). ``size`` is that of the document,
+    ``texts`` the arrays of numbers that a JSON document has.
     """
 
-    def __init__(self, heading: Heading, limits: Limits, kinds: Mapping[str, Kind], undecided: DType | None) -> None:
+    def __init__(
+        self,
+        heading: Heading,
+        limits: Limits,
+        kinds: Mapping[str, Kind],
+        undecided: DType | None,
+        size: int,
+        texts: NumberTexts | None = None,
+    ) -> None:
         self._heading = heading
         self._limits = limits
         self._kinds = kinds
         self._undecided = undecided
+        self._most_names = _NAMES_OF_FEW + size * _NAMES_PER_BYTE
+        self._texts = texts
         self._rows = Rows()
 
     def document(self, tree: Any) -> Document:
-        """Return the document with this item; depth first, without recursion."""
+        """Return the document with this item; depth first, without recursion. Constants get no path here."""
         root = [tree]
-        stack: list[tuple[Any, Any, str]] = [(root, 0, "")]
+        stack: list[tuple[Any, Iterator[Any], str]] = [(root, iter([0]), "")]
+        left = self._most_names
         while stack:
-            container, key, path = stack.pop()
+            container, keys, above = stack[-1]
+            key = next(keys, None)
+            if key is None:
+                stack.pop()
+                continue
             node = container[key]
-            children: list[Any] = []
-            if isinstance(node, FoundParameter):
-                with located(tensor=path):
+            if not isinstance(node, _BRANCHES):
+                continue
+            path = "" if container is root else below(above, str(key))
+            left -= len(path)
+            if len(path) > self._limits.name_bytes or left < 0:
+                raise LimitError(f"a path of more than {self._limits.name_bytes} characters, or too many", rule="BR-14")
+            with located(tensor=path):
+                if isinstance(node, FoundParameter):
                     container[key] = self._rows.add(path, node.dtype, node.shape, node.extent, node.id, self._limits)
-            elif isinstance(node, dict):
-                with located(tensor=path):
-                    leaf = self._leaf(node, path)
-                if leaf is None:
-                    children = list(node)
-                else:
+                elif isinstance(node, list):
+                    stack.append((node, iter(range(len(node))), path))
+                elif not isinstance(node, dict):
+                    raise CorruptError("bytes that belong to no tensor", rule="BR-15")
+                elif (leaf := self._leaf(self._without_nulls(node), path)) is not None:
                     container[key] = leaf
-            elif isinstance(node, list):
-                children = [index for index, each in enumerate(node) if each is not None]
-            elif isinstance(node, (Extent, Numbers)):
-                raise CorruptError("bytes that belong to no tensor", tensor=path, rule="BR-15")
-            for segment in reversed(children):
-                child = below(path, str(segment))
-                if len(child) > self._limits.name_bytes:
-                    raise LimitError(f"a path of more than {self._limits.name_bytes} characters", rule="BR-14")
-                stack.append((node, segment, child))
-        return Document(self._heading, root[0], self._rows)
+                else:
+                    stack.append((node, iter(list(node)), path))
+        return Document(self._heading, root[0], self._rows, most_names=self._most_names)
 
     def _leaf(self, node: dict[str, Any], path: str) -> Leaf | None:
         if node.keys() == {"id", "param"} and (isinstance(node["id"], str) or _is_tensor(node["param"])):
@@ -200,17 +240,38 @@ class Planter:
         shape = node["shape"]
         if not isinstance(shape, list) or not all(type(extent) is int and extent >= 0 for extent in shape):
             raise CorruptError("the shape of a tensor is not an array of extents", rule="BR-09")
+        shape = tuple(shape)
         if "bytes" in node:
-            dtype, extent = dtype_from_tree(node["dtype"]), _bytes(node["bytes"])
+            dtype = dtype_from_tree(node["dtype"])
+            extent = _bytes(self._decoded(node, "bytes", lambda count: check_size(dtype, shape, count, self._limits)))
         else:
-            dtype, extent = self._elements(node["value"], path)
-        return self._rows.add(path, dtype, tuple(shape), extent, id_text, self._limits)
+            value = self._decoded(node, "value", lambda count: _check_count(shape, count, self._limits))
+            dtype, extent = self._elements(value, path)
+        return self._rows.add(path, dtype, shape, extent, id_text, self._limits)
+
+    def _without_nulls(self, node: dict[str, Any]) -> dict[str, Any]:
+        """Make lists of the arrays of a JSON document that hold nothing but null: they are constants."""
+        for key in ("bytes", "value"):
+            text = node.get(key)
+            if isinstance(text, NumberText) and self._texts is not None:
+                node[key] = self._texts.nulls(text) or text
+        return node
+
+    def _decoded(self, node: dict[str, Any], key: str, check: Callable[[int], None]) -> Any:
+        """Return the numbers of a tensor; those of a JSON document are decoded if there are as many as needed."""
+        value = node[key]
+        if isinstance(value, NumberText) and self._texts is not None:
+            check(self._texts.count(value))
+            value = self._texts.decode(value, number_forms(self._heading.precision)[key])
+        return value
 
     def _elements(self, value: Any, path: str) -> tuple[DType, Extent]:
         """Return the dtype and place of the elements of a tensor of Burn 0.13, which does not state their dtype."""
         precision = self._heading.precision
         if value == []:
             value = Numbers("int", 0, Extent(0, 0, spelled_out=True))
+        if isinstance(value, list) and None in value and self._texts is not None:
+            raise lost_number(None)
         if not isinstance(value, Numbers):
             raise CorruptError("the value of a tensor is not an array of numbers", rule="BR-09")
         if value.kind != "int":

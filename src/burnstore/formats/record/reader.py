@@ -18,18 +18,27 @@ from ..base import Contents, Part, Table
 from ..codec.bincode import BincodeReader
 from ..codec.gzip import MAGIC as GZIP
 from ..codec.gzip import begins, inflated
-from ..codec.json_document import NumberText, parse_document, read_numbers
+from ..codec.json_document import NumberTexts, parse_document
 from ..codec.window import Extent
 from .binary import Reading, read_nameless
 from .declaration import declare, parameters_of
-from .document import MOST_DEPTH, MOST_TENSORS, NODES_PER_TENSOR, Document, Planter, Rows, number_forms
+from .document import (
+    MOST_DEPTH,
+    MOST_TENSORS,
+    NODES_PER_TENSOR,
+    Document,
+    Planter,
+    Rows,
+    number_forms,
+)
 from .heading import Heading
 from .parameters import ParameterReader
 from .training import OPTIMIZERS, SCHEDULERS, read_optimizer, read_scheduler
 
 _LEAST_INFLATED = 256 << 20
+_LEAST_INFLATED_JSON = 64 << 20  # of text, which takes several times as long to read as bytes
 _MOST_RATIO = 200
-_HEAD = 64
+_HEAD = 512
 _LONGEST_TEXT = 256
 _COPIED_AT_ONCE = 8 << 20
 _UUID_LENGTH = 36
@@ -118,15 +127,15 @@ def read(source: Source, limits: Limits, *, like: Any = None, undecided: DType |
 
 def read_record(source: Source, limits: Limits, *, like: Any = None, undecided: DType | str | None = None) -> Opened:
     """Read a record as a document; decompressed and decoded bytes are in memory or in a temporary file."""
-    limits = limits.or_defaults(
-        header_bytes=max(_LEAST_INFLATED, _MOST_RATIO * source.size),  # of what a compressed file holds (BR-02)
-        tensors=MOST_TENSORS,
-    )
+    head = source.read_at(0, min(_HEAD, source.size))
+    compressed = head.startswith(GZIP)
+    least = _LEAST_INFLATED_JSON if _encoding_of(begins(head, _HEAD)) == "json" else _LEAST_INFLATED
+    # The bytes that a compressed file may hold (BR-02).
+    limits = limits.or_defaults(header_bytes=max(least, _MOST_RATIO * source.size), tensors=MOST_TENSORS)
     if isinstance(undecided, str):
         undecided = DType.parse(undecided)
     if source.size > limits.file_bytes:
         raise LimitError(f"{source.size} bytes, more than the limit of {limits.file_bytes}", rule="BR-02")
-    compressed = source.read_at(0, min(len(GZIP), source.size)) == GZIP
     plain = _unpacked(source, limits) if compressed else source
     decoded = Spool()
     try:
@@ -201,7 +210,7 @@ def _read_msgpack(source: Source, limits: Limits, decoded: Spool, like: Any, und
                 parts[key] = reader.tree(depth=MOST_DEPTH, longest_text=limits.name_bytes, forms=forms)
             else:
                 parts[key] = reader.tree(depth=1, longest_text=0)
-        document = _planted(heading, parts, limits, like, undecided)
+        document = _planted(heading, parts, limits, like, undecided, source.size)
         if not reader.at_end():
             raise CorruptError(f"{reader.left} bytes follow the record", rule="BR-16", offset=reader.position)
     return document
@@ -227,16 +236,9 @@ def _read_json(source: Source, limits: Limits, decoded: Spool, like: Any, undeci
             parts[key] = value
             if key == "metadata":
                 heading = Heading.from_tree(value)
-        if heading is not None:
-            forms = number_forms(heading.precision)
-            stack: list[Any] = [parts.get("item")]
-            while stack:
-                node = stack.pop()
-                for key, value in node.items() if isinstance(node, dict) else ():
-                    if isinstance(value, NumberText):
-                        node[key] = read_numbers(raw, value, forms[key], decoded)
-                stack += node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
-        return _planted(heading, parts, limits, like, undecided)
+        return _planted(
+            heading, parts, limits, like, undecided, source.size, NumberTexts(raw, decoded, most_nulls=nodes)
+        )
 
 
 def _check_key(key: str, parts: Mapping[str, Any]) -> None:
@@ -247,7 +249,13 @@ def _check_key(key: str, parts: Mapping[str, Any]) -> None:
 
 
 def _planted(
-    heading: Heading | None, parts: Mapping[str, Any], limits: Limits, like: Any, undecided: DType | None
+    heading: Heading | None,
+    parts: Mapping[str, Any],
+    limits: Limits,
+    like: Any,
+    undecided: DType | None,
+    size: int,
+    texts: NumberTexts | None = None,
 ) -> Document:
     if heading is None or "item" not in parts:
         raise CorruptError("a record without item", rule="BR-06")
@@ -256,7 +264,7 @@ def _planted(
     kinds: Mapping[str, Kind] = {}
     if like is not None and not isinstance(like, str):
         kinds = {path: parameter.kind for path, parameter in parameters_of(declare(like, heading.minor))}
-    return Planter(heading, limits, kinds, undecided).document(parts["item"])
+    return Planter(heading, limits, kinds, undecided, size, texts).document(parts["item"])
 
 
 def _read_binary(source: Source, limits: Limits, decoded: Spool, like: Any) -> Document:

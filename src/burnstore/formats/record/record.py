@@ -158,7 +158,7 @@ def leaves_of(item: Any) -> Iterator[tuple[str, RecordTensor]]:
         path, node = stack.pop()
         if isinstance(node, RecordTensor):
             yield path, node
-        elif isinstance(node, dict):
-            stack += [(below(path, key), each) for key, each in reversed(node.items())]
-        elif isinstance(node, list):
-            stack += [(below(path, str(index)), each) for index, each in reversed(list(enumerate(node)))]
+            continue
+        children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+        inner = [(key, each) for key, each in children if isinstance(each, (dict, list, RecordTensor))]
+        stack += [(below(path, str(key)), each) for key, each in reversed(inner)]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ...errors import CorruptError, UnsupportedError, located
+from ...errors import CorruptError, LimitError, UnsupportedError, located
 from ...limits import Limits
 from ...tensor.dtype import DType
 from ...tensor.scalar import Scalar, ScalarKind
@@ -88,6 +88,7 @@ def training_state(document: Document, *, scheduler: str | None = None) -> Train
         return TrainingState({}, _scheduler_scalars(document, scheduler))
     tensors: dict[str, tuple[int, int]] = {}
     scalars: dict[str, Scalar] = {}
+    left = document.most_names
     for text, versioned in document.item.items():
         identity = param_id(text)
         if identity is None:
@@ -98,16 +99,24 @@ def training_state(document: Document, *, scheduler: str | None = None) -> Train
             )
         [(rank, state)] = versioned["V1"].items()
         scalars[f"{identity}.__rank"] = Scalar("UInt", int(rank.removeprefix("Rank")))
-        stack: list[tuple[str, Any]] = [(str(identity), state)]
+        stack: list[tuple[str, Iterator[tuple[Any, Any]]]] = [("", iter([(identity, state)]))]
         while stack:
-            path, node = stack.pop()
+            above, children = stack[-1]
+            segment, node = next(children, (None, None))
+            if segment is None:
+                stack.pop()
+                continue
+            path = below(above, str(segment))
+            left -= len(path)
+            if left < 0:
+                raise LimitError("paths that are longer in total than a file of this size needs", rule="BR-14")
             if isinstance(node, Leaf):
                 tensors[path] = (node.row, identity)
             elif isinstance(node, dict):
-                stack += [(below(path, key), each) for key, each in reversed(node.items())]
+                stack.append((path, iter(node.items())))
             elif isinstance(node, list):
                 scalars[f"{path}.len"] = Scalar("UInt", len(node))
-                stack += [(f"{path}.{index}", each) for index, each in reversed(list(enumerate(node)))]
+                stack.append((path, iter(enumerate(node))))
             elif isinstance(node, int) and not isinstance(node, bool) and node >= 0:
                 scalars[path] = Scalar("UInt", node)
             elif node is not None:
