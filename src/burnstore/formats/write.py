@@ -13,6 +13,7 @@ from ..errors import CorruptError, located
 from ..io.atomic import atomic_file
 from ..io.sizes import CHUNK_BYTES
 from ..progress import Progress
+from ..tensor.data import check_bools
 from ..tensor.snapshot import TensorSnapshot
 from .base import WritePlan
 
@@ -77,4 +78,6 @@ def chunks_of_each(snapshots: Sequence[TensorSnapshot]) -> Iterator[Iterator[mem
 
 def _next_of(arriving: Iterator[memoryview], snapshot: TensorSnapshot) -> Iterator[memoryview]:
     with located(tensor=snapshot.path):
-        yield next(arriving)
+        chunk = next(arriving)
+        check_bools(chunk, snapshot.dtype)
+        yield chunk

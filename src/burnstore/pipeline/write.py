@@ -42,6 +42,7 @@ from ..io.workers import (
 )
 from ..limits import Limits
 from ..progress import Progress
+from ..tensor.data import check_bools
 from ..tensor.dtype import DType
 from ..tensor.snapshot import TensorSnapshot, read_all
 from ..tensor.sources import ComputedData, SourceData
@@ -325,6 +326,8 @@ class _Writer:
 def _write_one(portion: PortionWriter, tensor: TensorSnapshot, offset: int, room: MemoryBudget) -> None:
     position = offset
     for chunk in _chunks(tensor, room):
+        with located(tensor=tensor.path, path=tensor._data.file):
+            check_bools(chunk, tensor.dtype)
         portion.write_at(position, chunk)
         position += len(chunk)
         del chunk  # or it would live on while the next one is made
@@ -336,6 +339,8 @@ def _write_together(portion: PortionWriter, run: list[tuple[TensorSnapshot, int]
     start, (last, at) = run[0][1], run[-1]
     whole = bytearray(at + last.nbytes - start)
     for (tensor, offset), buffer in zip(run, _read(tensor for tensor, _ in run), strict=True):
+        with located(tensor=tensor.path, path=tensor._data.file):
+            check_bools(buffer, tensor.dtype)
         whole[offset - start : offset - start + tensor.nbytes] = memoryview(buffer)
     portion.write_at(start, whole)
 

@@ -45,6 +45,7 @@ class TensorData:
             raise CorruptError(
                 f"expected {need} bytes for {self.dtype.name} of shape {list(self.shape)}, got {len(self.raw)}"
             )
+        check_bools(self.raw, self.dtype)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TensorData.from_bytes, (bytes(self.raw), self.dtype, self.shape)
@@ -140,9 +141,20 @@ def quantized_from_bytes(raw: memoryview, dtype: DType, shape: Shape) -> Quantiz
     return quant.decode(raw, dtype.scheme, shape)
 
 
-def _bools(raw: memoryview | Array, dtype: DType, shape: Shape) -> Array:
-    # NumPy's bool is one byte that must be 0 or 1: any other would equal neither True nor False.
-    stored: Array = np.ndarray(shape, np.dtype("<u4") if dtype.bits == 32 else np.dtype("u1"), raw)
+def check_bools(raw: bytes | memoryview | Array, dtype: DType) -> None:
+    """Refuse bytes of bools that are neither 0 nor 1; bytes of other dtypes are not looked at.
+
+    NumPy and torch hold a bool in one byte: a third value would equal neither True nor False. So such bytes are neither
+    read nor written, wherever they come from.
+    """
+    if dtype.kind is not Kind.BOOL:
+        return
+    stored: Array = np.frombuffer(raw, np.dtype("<u4") if dtype.bits == 32 else np.dtype("u1"))
     if stored.size and stored.max() > 1:
         raise CorruptError(f"expected 0 or 1 in a {dtype.name}, found {int(stored.max())}")
+
+
+def _bools(raw: memoryview | Array, dtype: DType, shape: Shape) -> Array:
+    check_bools(raw, dtype)
+    stored: Array = np.ndarray(shape, np.dtype("<u4") if dtype.bits == 32 else np.dtype("u1"), raw)
     return stored.view(np.bool_) if dtype.bits == 8 else stored.astype(np.bool_)

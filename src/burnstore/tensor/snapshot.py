@@ -10,8 +10,17 @@ import numpy as np
 
 from ..errors import BurnstoreError, expect, located, printable
 from ..io.gather import gather
-from .data import Array, Shape, TensorData, array_from_bytes, checked_array, checked_shape, quantized_from_bytes
-from .dtype import DType
+from .data import (
+    Array,
+    Shape,
+    TensorData,
+    array_from_bytes,
+    check_bools,
+    checked_array,
+    checked_shape,
+    quantized_from_bytes,
+)
+from .dtype import DType, Kind
 from .param_id import ParamId
 from .sources import ArrayData, Data, HeldData, ProvidedData, SourceData
 
@@ -264,7 +273,9 @@ class TensorSnapshot:
     def to_bytes(self) -> bytes:
         """Return the bytes, row-major and little-endian, as Burn's TensorData has them."""
         with located(tensor=self._path, path=self._data.file):
-            return bytes(self._data.window(0, self._nbytes))
+            raw = bytes(self._data.window(0, self._nbytes))
+            check_bools(raw, self._dtype)
+            return raw
 
     def quantized(self) -> QuantizedTensor:
         """Return the codes and scales of a quantized tensor."""
@@ -274,7 +285,12 @@ class TensorSnapshot:
     def chunks(self) -> Iterator[memoryview]:
         """Yield the bytes in order, a few megabytes at a time where the data allow."""
         with located(tensor=self._path, path=self._data.file):
-            yield from self._data.chunks(self._nbytes)
+            if self._dtype.kind is not Kind.BOOL:
+                yield from self._data.chunks(self._nbytes)
+                return
+            for chunk in self._data.chunks(self._nbytes):
+                check_bools(chunk, self._dtype)
+                yield chunk
 
     def __getitem__(self, index: Any) -> Array:
         """Return a part of the values, by integers and slices; only the rows that it spans are read."""

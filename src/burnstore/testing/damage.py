@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from ..errors import BurnstoreError, FormatError, UnknownFormatError
-from .abilities import Abilities, f32
+from ..errors import BurnstoreError, CorruptError, FormatError, UnknownFormatError
+from ..tensor.data import TensorData
+from ..tensor.dtype import DType
+from .abilities import Abilities, f32, files_in
 
 
 class Damage(Abilities):
@@ -85,6 +89,39 @@ class Damage(Abilities):
             self._read_all(path, "cut")
         assert caught.value.path == str(path)
         assert str(path) in str(caught.value)
+
+    @pytest.mark.parametrize("zero_copy", [False, True], ids=["read", "zero-copy"])
+    def test_a_bool_that_is_neither_0_nor_1_is_neither_read_nor_copied(self, zero_copy: bool, tmp_path: Path) -> None:
+        given = {"b": np.ones((10, 100), np.bool_), "w": f32(1)}
+        data = bytearray(self.pack(given) if self._holds(DType.Bool) else b"")
+        at = data.find(b"\1" * 1000)
+        if at < 0:
+            pytest.skip("this format does not hold bools as bytes")
+        data[at + 999] = 2
+        with self.open(bytes(data), zero_copy=zero_copy) as f:
+            bools = f["b"]
+            reads: list[Callable[[], Any]] = [bools.numpy, bools.to_bytes, bools.to_data, lambda: bools[9], f.numpy]
+            reads += [lambda: list(bools.chunks()), lambda: self.save(f, tmp_path / f"copy{self.suffix}")]
+            reads += [lambda: self.pack({"b": bools}), lambda: self.save([bools], tmp_path / f"x{self.suffix}")]
+            for number, read in enumerate(reads):
+                with pytest.raises(CorruptError, match="expected 0 or 1") as caught:
+                    pytest.fail(f"read {number} gave {read()!r}"[:200])
+                assert caught.value.tensor == "b"
+            assert bools[:9].all()
+            assert f["w"][0] == 1
+        assert files_in(tmp_path) == []
+
+    def test_bools_in_memory_that_are_neither_0_nor_1_are_not_written(self, tmp_path: Path) -> None:
+        if not self._holds(DType.Bool):
+            pytest.skip("this format has no bools")
+        array = np.array([0, 1, 2, 255], np.uint8).view(np.bool_)
+        for give in (lambda: {"b": array}, lambda: {"b": TensorData.from_bytes(b"\0\2", DType.Bool, [2])}):
+            with pytest.raises(CorruptError, match="expected 0 or 1"):
+                self.save(give(), tmp_path / f"model{self.suffix}")
+        assert files_in(tmp_path) == []
+
+    def _holds(self, dtype: DType) -> bool:
+        return dtype in self.dtypes
 
     def _holds_u8(self) -> bool:
         return any(dtype.name == "U8" for dtype in self.dtypes)
