@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -110,18 +111,16 @@ class Data:
         return None
 
 
+@dataclass(slots=True, eq=False)
 class SourceData(Data):
     """A range of a source."""
 
-    __slots__ = ("nbytes", "offset", "source")
+    source: Source
+    offset: int
+    nbytes: int
 
     streams = True
     in_source = True
-
-    def __init__(self, source: Source, offset: int, nbytes: int) -> None:
-        self.source = source
-        self.offset = offset
-        self.nbytes = nbytes
 
     @property
     def file(self) -> str | None:
@@ -150,13 +149,11 @@ class SourceData(Data):
         return SourceData(runs, 0, runs.size)
 
 
+@dataclass(slots=True, eq=False)
 class ArrayData(Data):
     """An array in memory, of any strides and byte order."""
 
-    __slots__ = ("array",)
-
-    def __init__(self, array: Array) -> None:
-        self.array = array
+    array: Array
 
     def window(self, start: int, stop: int) -> memoryview:
         return bytes_of_array(self.array)[start:stop]
@@ -169,27 +166,23 @@ class ArrayData(Data):
         return ArrayData(self.array[(slice(None),) * part.axis + (slice(part.start, part.stop),)])
 
 
+@dataclass(slots=True, eq=False)
 class HeldData(Data):
     """Bytes in memory, in the order of a file."""
 
-    __slots__ = ("data",)
-
-    def __init__(self, data: TensorData) -> None:
-        self.data = data
+    data: TensorData
 
     def window(self, start: int, stop: int) -> memoryview:
         return self.data.raw[start:stop]
 
 
+@dataclass(slots=True, eq=False)
 class ProvidedData(Data):
     """The result of a function, which is called and checked for every read."""
 
-    __slots__ = ("dtype", "provide", "shape")
-
-    def __init__(self, provide: Callable[[], Any], dtype: DType, shape: Shape) -> None:
-        self.provide = provide
-        self.dtype = dtype
-        self.shape = shape
+    provide: Callable[[], Any]
+    dtype: DType
+    shape: Shape
 
     def window(self, start: int, stop: int) -> memoryview:
         given = self.provide()
@@ -215,19 +208,23 @@ class ProvidedData(Data):
         return data.raw[start:stop]
 
 
-class RangeData(Data):
-    """Some of the bytes of other data."""
+@dataclass(slots=True, eq=False)
+class WrappedData(Data):
+    """Data that are made from other data."""
 
-    __slots__ = ("data", "nbytes", "start")
-
-    def __init__(self, data: Data, start: int, nbytes: int) -> None:
-        self.data = data
-        self.start = start
-        self.nbytes = nbytes
+    data: Data
 
     @property
     def file(self) -> str | None:
         return self.data.file
+
+
+@dataclass(slots=True, eq=False)
+class RangeData(WrappedData):
+    """Some of the bytes of other data."""
+
+    start: int
+    nbytes: int
 
     @property
     def in_source(self) -> bool:
@@ -248,7 +245,10 @@ class ComputedData(Data):
 
     __slots__ = ()
 
-    nbytes: int
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes."""
+        raise NotImplementedError
 
     def window(self, start: int, stop: int) -> memoryview:
         return memoryview(self.owned(start, stop))
@@ -259,22 +259,18 @@ class ComputedData(Data):
         return buffer[start:stop]
 
 
-class CutData(ComputedData):
+@dataclass(slots=True, eq=False)
+class CutData(WrappedData, ComputedData):
     """One run of each of many rows of bytes that are in no source: some columns of a matrix."""
 
-    __slots__ = ("count", "data", "first", "nbytes", "row", "run")
-
-    def __init__(self, data: Data, first: int, row: int, run: int, count: int) -> None:
-        self.data = data
-        self.first = first
-        self.row = row
-        self.run = run
-        self.count = count
-        self.nbytes = run * count
+    first: int
+    row: int
+    run: int
+    count: int
 
     @property
-    def file(self) -> str | None:
-        return self.data.file
+    def nbytes(self) -> int:
+        return self.run * self.count
 
     def fill(self, buffer: Array) -> None:
         reach = (self.count - 1) * self.row + self.run
@@ -283,14 +279,15 @@ class CutData(ComputedData):
         buffer.reshape(self.count, self.run)[...] = runs
 
 
+@dataclass(slots=True, eq=False)
 class JoinedData(ComputedData):
     """The bytes of several data, one after the other."""
 
-    __slots__ = ("nbytes", "parts")
+    parts: Sequence[tuple[Data, int]]
 
-    def __init__(self, parts: Sequence[tuple[Data, int]]) -> None:
-        self.parts = parts
-        self.nbytes = sum(nbytes for _, nbytes in parts)
+    @property
+    def nbytes(self) -> int:
+        return sum(nbytes for _, nbytes in self.parts)
 
     @property
     def in_source(self) -> bool:
@@ -321,21 +318,17 @@ class JoinedData(ComputedData):
         return parts[0][0] if len(parts) == 1 else JoinedData(parts)
 
 
-class TransposedData(ComputedData):
+@dataclass(slots=True, eq=False)
+class TransposedData(WrappedData, ComputedData):
     """The elements of a matrix, column by column."""
 
-    __slots__ = ("columns", "data", "nbytes", "rows", "width")
-
-    def __init__(self, data: Data, rows: int, columns: int, width: int) -> None:
-        self.data = data
-        self.rows = rows
-        self.columns = columns
-        self.width = width
-        self.nbytes = rows * columns * width
+    rows: int
+    columns: int
+    width: int
 
     @property
-    def file(self) -> str | None:
-        return self.data.file
+    def nbytes(self) -> int:
+        return self.rows * self.columns * self.width
 
     @property
     def in_source(self) -> bool:

@@ -7,6 +7,7 @@ pinned memory where torch has it; small tensors are fetched together.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import BurnstoreError, DeviceError, ModelError
@@ -22,13 +23,11 @@ from .torch import TRANSFER_DEVICES, Device, Tensor, as_bits, torch_package
 _BATCH_BYTES = 4 << 20
 
 
+@dataclass(slots=True, eq=False)
 class TorchData(Data):
     """A tensor of any strides on any device, as row-major bytes; copied, if at all, when it is read."""
 
-    __slots__ = ("tensor",)
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+    tensor: Tensor
 
     def window(self, start: int, stop: int) -> memoryview:
         return memoryview(flat_bytes(self.tensor)[start:stop].cpu().numpy()) if stop > start else memoryview(b"")
@@ -66,7 +65,7 @@ class TorchData(Data):
 
     def transposed(self, rows: int, columns: int, width: int) -> Data:
         # A GPU transposes faster than the bus transfers.
-        return super().transposed(rows, columns, width) if self.tensor.is_cpu else TorchData(self.tensor.t())
+        return Data.transposed(self, rows, columns, width) if self.tensor.is_cpu else TorchData(self.tensor.t())
 
     def _sliced(self, part: AxisSlice) -> Data:
         pairs = DType.of(self.tensor.dtype) is DType.F4 and part.axis == self.tensor.dim() - 1

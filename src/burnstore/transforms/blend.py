@@ -80,7 +80,7 @@ def agreed(tensors: Sequence[TensorSnapshot]) -> TensorSnapshot:
     [3]
     """
     lead = tensors[0]
-    return _like(lead, AgreedData([tensor._data for tensor in tensors], lead.nbytes), lead.dtype)
+    return _like(lead, AgreedData([tensor._data for tensor in tensors]), lead.dtype)
 
 
 def arc_weights(first: TensorSnapshot, second: TensorSnapshot, t: float) -> tuple[float, float] | None:
@@ -138,16 +138,13 @@ class Term:
     weight: float
 
 
+@dataclass(slots=True, eq=False)
 class BlendedData(Data):
     """The weighted sum of several data."""
 
-    __slots__ = ("count", "dtype", "nbytes", "terms")
-
-    def __init__(self, terms: Sequence[Term], dtype: DType, count: int) -> None:
-        self.terms = tuple(terms)
-        self.dtype = dtype
-        self.count = count
-        self.nbytes = dtype.nbytes((count,))
+    terms: Sequence[Term]
+    dtype: DType
+    count: int
 
     @property
     def file(self) -> str | None:
@@ -159,7 +156,7 @@ class BlendedData(Data):
 
     def bytes_held(self, nbytes: int) -> int:
         sizes = ((term.data, term.dtype.nbytes((self.count,))) for term in self.terms)
-        return sum(_held(*each) for each in sizes) + min(self.nbytes, _READ_BYTES)
+        return sum(_held(*each) for each in sizes) + min(nbytes, _READ_BYTES)
 
     def window(self, start: int, stop: int) -> memoryview:
         return memoryview(self.owned(start, stop))
@@ -230,14 +227,11 @@ def _all_finite(values: Array, dtype: DType) -> bool:
     return bool((bits != exponent).all())
 
 
+@dataclass(slots=True, eq=False)
 class AgreedData(Data):
     """Data that must be equal in several sources."""
 
-    __slots__ = ("nbytes", "sources")
-
-    def __init__(self, sources: Sequence[Data], nbytes: int) -> None:
-        self.sources = tuple(sources)
-        self.nbytes = nbytes
+    sources: Sequence[Data]
 
     @property
     def file(self) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from ..io.sizes import CHUNK_BYTES
 from ..tensor.data import Array, array_from_bytes, bytes_of_array
 from ..tensor.dtype import DType, Kind
 from ..tensor.snapshot import TensorSnapshot
-from ..tensor.sources import AxisSlice, Data
+from ..tensor.sources import AxisSlice, Data, WrappedData
 
 BURN_FLOATS = (DType.F64, DType.F32, DType.Flex32, DType.F16, DType.BF16)
 
@@ -38,20 +39,13 @@ def cast(snapshot: TensorSnapshot, dtype: DType) -> TensorSnapshot:
     return snapshot.replace(dtype=dtype, data=data)
 
 
-class CastData(Data):
+@dataclass(slots=True, eq=False)
+class CastData(WrappedData):
     """The values of other data in another float dtype; a few megabytes at a time where those stream."""
 
-    __slots__ = ("count", "data", "dtype", "given")
-
-    def __init__(self, data: Data, given: DType, dtype: DType, count: int) -> None:
-        self.data = data
-        self.given = given
-        self.dtype = dtype
-        self.count = count
-
-    @property
-    def file(self) -> str | None:
-        return self.data.file
+    given: DType
+    dtype: DType
+    count: int
 
     @property
     def streams(self) -> bool:

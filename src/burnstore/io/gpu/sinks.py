@@ -1,13 +1,14 @@
 """Sinks: where bytes of a file end in the memory of a device, and what happens to them on arrival.
 
 `DirectSink` copies bytes unchanged, `NewSink` into memory that it makes. The others go through staging memory on the
-device: `RowsSink` fills a tensor of other strides (a transposed one), `CastSink` one of another dtype, `ScatterSink`
-many small tensors from one range. `MinMaxSink` keeps nothing: it finds the bounds of the values.
+device: `RowsSink` fills a tensor of other strides (a transposed one) or of another dtype, `ScatterSink` many small
+tensors from one range. `MinMaxSink` keeps nothing: it finds the bounds of the values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from .casts import Cast
@@ -55,52 +56,37 @@ class NewSink:
             sink = sink._next
 
 
+@dataclass(slots=True, eq=False)
 class DirectSink:
     """The memory of an existing tensor, as a flat tensor of bytes."""
 
-    __slots__ = ("_memory", "_staging")
-
-    def __init__(self, staging: TensorStaging, memory: Tensor) -> None:
-        self._staging = staging
-        self._memory = memory
+    staging: TensorStaging
+    target: Tensor
 
     def write(self, memory: Tensor, offset: int) -> None:
-        self._staging.copy(self._memory[offset : offset + memory.numel()], memory)
+        self.staging.copy(self.target[offset : offset + memory.numel()], memory)
 
 
+@dataclass(slots=True, eq=False)
 class RowsSink:
-    """A tensor of any strides, filled by whole rows of its first axis."""
+    """A tensor of any strides, filled by whole rows of its first axis; with a cast by values of another dtype."""
 
-    __slots__ = ("_row_bytes", "_staging", "_target")
-
-    def __init__(self, staging: TensorStaging, target: Tensor, row_bytes: int) -> None:
-        self._staging = staging
-        self._target = target
-        self._row_bytes = row_bytes
-
-    def rows(self, memory: Tensor, offset: int) -> Tensor:
-        first = offset // self._row_bytes
-        return self._target[first : first + memory.numel() // self._row_bytes]
+    staging: TensorStaging
+    target: Tensor
+    row_bytes: int
+    cast: Cast | None = None
 
     def write(self, memory: Tensor, offset: int) -> None:
-        self._staging.copy_rows(self.rows(memory, offset), memory, self._target.dtype)
+        first = offset // self.row_bytes
+        rows = self.target[first : first + memory.numel() // self.row_bytes]
+        if self.cast is None:
+            self.staging.copy_rows(rows, memory, self.target.dtype)
+        else:
+            values = self.staging.stage(memory).view(self.cast.given).view(rows.shape)
+            self.cast.fill(rows, values, self.staging.scratch())
 
 
-class CastSink(RowsSink):
-    """A tensor of any strides, filled by whole rows of its first axis with values of another dtype."""
-
-    __slots__ = ("_cast",)
-
-    def __init__(self, staging: TensorStaging, target: Tensor, row_bytes: int, cast: Cast) -> None:
-        super().__init__(staging, target, row_bytes)
-        self._cast = cast
-
-    def write(self, memory: Tensor, offset: int) -> None:
-        rows = self.rows(memory, offset)
-        values = self._staging.stage(memory).view(self._cast.given).view(rows.shape)
-        self._cast.fill(rows, values, self._staging.scratch())
-
-
+@dataclass(slots=True, eq=False)
 class ScatterSink:
     """Contiguous tensors that are near each other in the file; gaps between them are dropped on the device.
 
@@ -108,24 +94,19 @@ class ScatterSink:
     With a cast the whole range is cast, so places must be multiples of an element's width.
     """
 
-    __slots__ = ("_cast", "_places", "_staging", "_targets")
-
-    def __init__(
-        self, staging: TensorStaging, targets: Sequence[Tensor], places: Sequence[int], cast: Cast | None = None
-    ) -> None:
-        self._staging = staging
-        self._targets = targets
-        self._places = places
-        self._cast = cast
+    staging: TensorStaging
+    targets: Sequence[Tensor]
+    places: Sequence[int]
+    cast: Cast | None = None
 
     def write(self, memory: Tensor, offset: int) -> None:
-        staged = self._staging.stage(memory)
-        if self._cast is not None:
-            self._write_cast(staged, self._cast)
+        staged = self.staging.stage(memory)
+        if self.cast is not None:
+            self._write_cast(staged, self.cast)
             return
         batches: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
         typed: dict[Any, Tensor] = {}
-        for target, at in zip(self._targets, self._places, strict=True):
+        for target, at in zip(self.targets, self.places, strict=True):
             dtype = target.dtype
             width = target.element_size()
             if at % width:  # no view of the staged bytes can begin here
@@ -139,36 +120,34 @@ class ScatterSink:
             into.append(target)
             given.append(values)
         for into, given in batches.values():
-            self._staging.torch._foreach_copy_(into, given)
+            self.staging.torch._foreach_copy_(into, given)
 
     def _write_cast(self, staged: Tensor, cast: Cast) -> None:
         width = cast.given.itemsize
-        values = cast.cast(staged.view(cast.given), self._staging.scratch())
+        values = cast.cast(staged.view(cast.given), self.staging.scratch())
         first = values.storage_offset()
         given = [
             values.as_strided(target.shape, target.stride(), first + at // width)
-            for target, at in zip(self._targets, self._places, strict=True)
+            for target, at in zip(self.targets, self.places, strict=True)
         ]
-        self._staging.torch._foreach_copy_(self._targets, given)
+        self.staging.torch._foreach_copy_(self.targets, given)
 
 
+@dataclass(slots=True, eq=False)
 class MinMaxSink:
     """The least and the greatest of the values that arrive.
 
     With spans only these bytes of the range count, which then is a single unit.
     """
 
-    __slots__ = ("_dtype", "_spans", "_staging", "found")
-
-    def __init__(self, staging: TensorStaging, dtype: Any, spans: Sequence[tuple[int, int]] = ()) -> None:
-        self._staging = staging
-        self._dtype = dtype
-        self._spans = spans
-        self.found: list[Tensor] = []
-        """The least and the greatest value of each write; NaN if there is one."""
+    staging: TensorStaging
+    dtype: Any
+    spans: Sequence[tuple[int, int]] = ()
+    found: list[Tensor] = field(default_factory=list)
+    """The least and the greatest value of each write; NaN if there is one."""
 
     def write(self, memory: Tensor, offset: int) -> None:
-        torch, staged = self._staging.torch, self._staging.stage(memory)
-        if self._spans:
-            staged = torch.cat([staged[first:last] for first, last in self._spans])
-        self.found += torch.aminmax(staged.view(self._dtype))
+        torch, staged = self.staging.torch, self.staging.stage(memory)
+        if self.spans:
+            staged = torch.cat([staged[first:last] for first, last in self.spans])
+        self.found += torch.aminmax(staged.view(self.dtype))

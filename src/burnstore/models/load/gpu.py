@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from ...io.gpu.casts import MAX_CAST, Cast
 from ...io.gpu.chunks import Range, max_unit
-from ...io.gpu.sinks import CastSink, DirectSink, MinMaxSink, RowsSink, ScatterSink
+from ...io.gpu.sinks import DirectSink, MinMaxSink, RowsSink, ScatterSink
 from ...io.gpu.staging import TensorStaging
 from ...io.gpu.transfer import transfer
 from ...io.joined import part_of
@@ -278,9 +278,7 @@ class _Planner:
             for row, each in enumerate(target):
                 self._add_whole(source, offset + row * row_bytes, each, name)
             return
-        sink = RowsSink(self._staging, target, row_bytes)
-        if self._cast is not None:
-            sink = CastSink(self._staging, target, row_bytes, self._cast)
+        sink = RowsSink(self._staging, target, row_bytes, self._cast)
         self._ranges.append(Range(source, offset, target.shape[0] * row_bytes, sink, name, row_bytes))
 
     def _bits(self, target: Tensor) -> Tensor:
