@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
+import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from burnstore.errors import ChangedError, ClosedError, ReadError, TruncatedError
+from burnstore.io import parallel
 from burnstore.io.gpu import readers
 from burnstore.io.gpu.buffers import TransferSettings
 from burnstore.io.gpu.chunks import Chunk, Range, Sink, max_unit, split_chunks
@@ -33,9 +35,13 @@ DATA = np.random.default_rng(1).integers(0, 256, 40 * SIZE, np.uint8).tobytes()
 
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Iterator[None]:
-    before = threading.active_count()
+    before = len(os.listdir("/proc/self/task"))
     yield
-    assert threading.active_count() == before
+    for _ in range(100):  # the system takes a moment to remove a thread that has ended
+        if len(os.listdir("/proc/self/task")) <= before:
+            return
+        time.sleep(0.01)
+    raise AssertionError("a thread is left")
 
 
 class Into:
@@ -516,20 +522,20 @@ def test_a_file_that_is_changed_meanwhile_is_reported(source: FileSource) -> Non
 def test_one_reader_is_enough_where_the_system_gives_no_more(
     source: FileSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start, started = threading.Thread.start, []
+    start, started = parallel.start_new_thread, []
 
-    def few(self: threading.Thread) -> None:
+    def few(*arguments: Any) -> int:
         if started:
             raise RuntimeError("can't start new thread")
-        started.append(self)
-        start(self)
+        started.append(True)
+        return start(*arguments)
 
     without_the_kernel(monkeypatch)
-    monkeypatch.setattr(threading.Thread, "start", few)
+    monkeypatch.setattr(parallel, "start_new_thread", few)
     sink = Into(len(DATA))
     transfer([Range(source, 0, len(DATA), sink)], ring(), readers=4)
     assert sink.memory == DATA
-    with pytest.raises(RuntimeError, match="new thread"):
+    with pytest.raises(ReadError, match="starts no thread"):
         transfer([Range(source, 0, len(DATA), sink)], ring(), readers=4)
 
 
@@ -537,35 +543,40 @@ def test_one_reader_is_enough_where_the_system_gives_no_more(
 def test_an_interrupt_while_readers_are_awaited_waits_for_them_all_the_same(
     source: FileSource, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
 ) -> None:
-    join, interrupted = threading.Thread.join, []
-
-    def interrupt(self: threading.Thread, timeout: float | None = None) -> None:
-        if not interrupted:
-            interrupted.append(True)
-            raise kind
-        join(self, timeout)
-
     without_the_kernel(monkeypatch)
-    slow = threading.Event()
+    reading, most = [], []
 
     class Slow(Into):
         def write(self, memory: Any, place: int) -> None:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
             raise RuntimeError("stop")
 
     real: Any = source.read_pages
 
     def read(offset: int, length: int, pages: memoryview) -> None:
+        reading.append(offset)
         if offset:
-            slow.wait(0.2)
+            time.sleep(0.3)
         real(offset, length, pages)
+        reading.remove(offset)
+        most.append(offset)
+
+    def interrupt(*_: object) -> None:
+        raise kind
 
     monkeypatch.setattr(source, "read_pages", read)
-    monkeypatch.setattr(threading.Thread, "join", interrupt)
-    with pytest.raises(kind):
-        transfer([Range(source, 0, len(DATA), Slow(len(DATA)))], ring(), readers=4)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with pytest.raises(kind):
+            transfer([Range(source, 0, len(DATA), Slow(len(DATA)))], ring(), readers=4)
+        assert len(most) > 1
+        assert not reading
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
-def test_a_landing_is_all_that_land_needs() -> None:
+def test_a_sink_is_all_that_write_needs() -> None:
     memory = Into(4)
     sink: Sink = memory
     transfer([Range(BytesSource(b"abcd"), 0, 4, sink)], HostStaging(), readers=1)

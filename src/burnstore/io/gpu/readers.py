@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from threading import Thread
 from typing import Protocol
 
 import numpy as np
 
 from ...errors import ReadError
 from ..kernel_reads import KernelReads, kernel_reads
+from ..parallel import ThreadGroup
 from ..sizes import GPU_READ_BYTES, PAGE
 from ..source import KernelReadable, Source
 from .chunks import Chunk, page_windows
@@ -155,7 +155,7 @@ class ThreadReaders:
         self.workers = workers
         self.ahead = 2 * workers
         self.under_way = 0
-        self._threads: list[Thread] = []
+        self._threads = ThreadGroup()
         self._left: dict[int, int] = {}
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._done: SimpleQueue[_Job | Exception] = SimpleQueue()
@@ -167,19 +167,10 @@ class ThreadReaders:
         for job in jobs:
             self.under_way += 1
             self._jobs.put(job)
-            if len(self._threads) < min(self.under_way, self.workers):
-                self._start()
-
-    def _start(self) -> None:
-        thread = Thread(target=self._read, daemon=True)
-        self._threads.append(thread)
-        try:
-            thread.start()
-        except RuntimeError:  # the system starts no more threads; one is enough
-            self._threads.pop()
-            self.workers = len(self._threads)
-            if not self._threads:
-                raise
+            if len(self._threads) < min(self.under_way, self.workers) and not self._threads.start(self._read):
+                self.workers = len(self._threads)  # one is enough
+                if not self.workers:
+                    raise ReadError("the system starts no thread to read with")
 
     def _read(self) -> None:
         while (job := self._jobs.get()) is not None and not self._has_ended:
@@ -206,17 +197,7 @@ class ThreadReaders:
         return filled
 
     def close(self) -> None:
-        try:
-            self._end()
-        except BaseException:  # raised by a signal's handler: pass it on when no thread reads any more
-            self.close()
-            raise
-
-    def _end(self) -> None:
-        """Wait for all threads: one that still reads would write into a buffer that others use by then."""
         self._has_ended = True
-        for _ in self._threads:
+        for _ in range(len(self._threads)):
             self._jobs.put(None)
-        for thread in self._threads:
-            if thread.is_alive():
-                thread.join()
+        self._threads.wait()
