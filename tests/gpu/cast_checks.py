@@ -26,6 +26,7 @@ ON_THE_HOST = {
     *(("float64", held) for held in ("float16", "bfloat16", *EIGHTS)),
     *(("float32", held) for held in EIGHTS),
     *((given, "float8_e8m0fnu") for given in (*FLOATS, *EIGHTS)),
+    ("float8_e8m0fnu", "float16"),
     *((given, held) for given in EIGHTS for held in EIGHTS),
     *((given, held) for given in ("uint64", "uint32") for held in INTEGERS),
     *(("uint16", held) for held in ("int16", "int8", "uint8")),
@@ -84,7 +85,7 @@ def patterns(dtype: str) -> torch.Tensor:
 
 
 def holdable(values: torch.Tensor, dtype: str) -> torch.Tensor:
-    """Which of the values a tensor of that dtype takes: integers in range, floats that stay finite if they are."""
+    """Which of the values a tensor of that dtype takes: integers in range, floats that are at most rounded."""
     given = DType.of(values.dtype)
     wanted = DType.of(getattr(torch, dtype))
     array = np.frombuffer(bits(values).numpy(), given.numpy)
@@ -94,9 +95,10 @@ def holdable(values: torch.Tensor, dtype: str) -> torch.Tensor:
     with np.errstate(all="ignore"):
         wide = array.astype(np.float64)
         cast = (array.astype(np.float32) if given.bits == 8 else array).astype(wanted.numpy).astype(np.float64)
-    if wanted is DType.F8_E8M0:
-        return torch.from_numpy(cast == wide)
-    return torch.from_numpy(np.isfinite(cast) | ~np.isfinite(wide) | np.bool_(wanted.bits > given.bits))
+    if DType.F8_E8M0 in (given, wanted):
+        return torch.from_numpy((cast == wide) | (np.isnan(cast) & np.isnan(wide)))
+    same = (np.isnan(cast) & np.isnan(wide)) | (np.isinf(cast) & np.isinf(wide))
+    return torch.from_numpy(np.isfinite(cast) | same)
 
 
 @check

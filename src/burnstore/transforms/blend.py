@@ -22,6 +22,7 @@ from ..tensor.dtype import DType, Kind
 from ..tensor.snapshot import TensorSnapshot
 from ..tensor.sources import Data
 from ..tensor.upcast import upcast
+from .precision import converted_array
 
 # The bytes read of each source at a time, and the elements computed at a time, which stay in the cache.
 _READ_BYTES = 1 << 20
@@ -193,9 +194,9 @@ class BlendedData(Data):
                 for values, weight in zip(parts[1:], weights[1:], strict=True):
                     np.multiply(values, weight, out=scaled, dtype=precise)
                     np.add(block, scaled, out=block)
-                rounded[...] = block
+                rounded[...] = block if block.dtype == np.float32 else converted_array(block, self.dtype)
                 if not _all_finite(rounded, self.dtype):
-                    self._check_range(rounded, parts)
+                    self._check_range(rounded, block, parts)
 
     def _precision(self) -> np.dtype[Any]:
         if self.dtype.kind is Kind.COMPLEX:
@@ -203,14 +204,14 @@ class BlendedData(Data):
         narrow = all(dtype.bits <= 16 for dtype in (self.dtype, *(term.dtype for term in self.terms)))
         return np.dtype(np.float32 if narrow else np.float64)
 
-    def _check_range(self, sums: Array, given: Sequence[Array]) -> None:
-        """Raise DTypeError where finite values have a sum that is not."""
-        odd = ~np.isfinite(sums)
+    def _check_range(self, rounded: Array, sums: Array, given: Sequence[Array]) -> None:
+        """Raise DTypeError where finite values have a sum that is not, or an infinite sum became NaN."""
+        odd = ~np.isfinite(rounded)
         lost = np.logical_and.reduce([np.isfinite(values[odd]) for values in given])
+        lost |= np.isnan(rounded[odd]) & ~np.isnan(sums[odd])
         if lost.any():
             raise DTypeError(
-                f"{int(lost.sum())} sums of finite values are too large for {self.dtype.name}",
-                hint="use cast= with a wider dtype",
+                f"{int(lost.sum())} sums are too large for {self.dtype.name}", hint="use cast= with a wider dtype"
             )
 
 

@@ -20,7 +20,8 @@ BURN_FLOATS = (DType.F64, DType.F32, DType.Flex32, DType.F16, DType.BF16)
 def cast(snapshot: TensorSnapshot, dtype: DType) -> TensorSnapshot:
     """Return the tensor in another float dtype, rounded to nearest even.
 
-    A finite value that the dtype cannot represent would become infinite; reading it raises DTypeError instead.
+    Reading raises DTypeError for a value that would become something else than a rounded number: a finite one that is
+    too large, an infinity where the dtype has none, and any rounding from or to F8_E8M0, which has powers of two only.
 
     >>> half = cast(TensorSnapshot.from_numpy("w", np.float32([1.0, 2.5])), DType.F16)
     >>> str(half.dtype), half.nbytes, half.numpy().tolist()
@@ -84,63 +85,122 @@ class CastData(WrappedData):
             del chunk, raw  # or they would stay while the next is made
 
     def _cast(self, values: Array) -> Array:
-        converted = _converted(values, self.dtype)
-        if _lost(values, converted).any():
-            raise self._too_large()
+        converted = converted_array(values, self.dtype)
+        if _changed(values, converted).any():
+            raise self._refusal()
         return converted
 
-    def _too_large(self) -> DTypeError:
+    def _refusal(self) -> DTypeError:
         """Return the error about the whole tensor, whichever part of it was read."""
-        count, largest = 0, 0.0
+        refused = _Refused()
         for values in self._values():
-            lost = _lost(values, _converted(values, self.dtype))
-            if lost.any():
-                count += int(lost.sum())
-                largest = max(largest, _largest(values[lost]))
-        return _too_large(count, largest, self.dtype)
+            refused.add(values, converted_array(values, self.dtype))
+        return refused.error(self.given, self.dtype)
 
 
 def cast_array(values: Array, dtype: DType) -> Array:
-    """Return the values in that dtype; DTypeError where a finite one does not fit."""
-    converted = _converted(values, dtype)
-    lost = _lost(values, converted)
-    if lost.any():
-        raise _too_large(int(lost.sum()), _largest(values[lost]), dtype)
+    """Return the values in that dtype, rounded to nearest even; DTypeError where one becomes something else."""
+    converted = converted_array(values, dtype)
+    if _changed(values, converted).any():
+        refused = _Refused()
+        refused.add(values, converted)
+        raise refused.error(DType.of(values.dtype), dtype)
     return converted
 
 
-def _converted(values: Array, dtype: DType) -> Array:
-    with np.errstate(over="ignore", invalid="ignore"):
+def converted_array(values: Array, dtype: DType) -> Array:
+    """Return the nearest values of a dtype, ties to even; what it cannot represent becomes an infinity or NaN."""
+    target = dtype.numpy
+    with np.errstate(all="ignore"):
+        if values.dtype == np.float64 and dtype.bits <= 16 and dtype is not DType.F16:
+            values = _round_to_odd(values)  # ml_dtypes rounds by way of float32: twice
         try:
-            return values.astype(dtype.numpy)
+            return values.astype(target)
         except TypeError:  # between F8_E8M0 and other 8-bit floats: F32 has all numbers of both
-            return values.astype(np.float32).astype(dtype.numpy)
+            return values.astype(np.float32).astype(target)
 
 
-def _lost(values: Array, converted: Array) -> Array:
-    """Return where a finite value became something else; empty where none can."""
+def _round_to_odd(values: Array) -> Array:
+    """Return float64 values as float32 such that a second rounding to fewer bits gives the nearest value.
+
+    An inexact value becomes the neighbour whose last bit is 1: it stays on its side of every tie of narrower dtypes.
+    """
+    single: Array = values.astype(np.float32)
+    wide = single.astype(np.float64)
+    inexact = (wide != values) & ~np.isnan(values)
+    bits = single.view(np.uint32)
+    bits[inexact & (np.abs(wide) > np.abs(values))] -= 1  # towards zero, also from infinity
+    bits[inexact] |= 1
+    return single
+
+
+_NONE = np.empty(0, np.bool_)
+
+
+def _changed(values: Array, converted: Array) -> Array:
+    """Return where a value became something else than a rounded number; empty where none can.
+
+    That is a finite value which became infinite or NaN, and an infinity which became NaN. F8_E8M0 has powers of two
+    only, neither zero nor signs: casts from and to it must be exact.
+    """
+    if DType.F8_E8M0 in (DType.of(values.dtype), DType.of(converted.dtype)):
+        with np.errstate(all="ignore"):
+            given, found = values.astype(np.float64), converted.astype(np.float64)
+            differs: Array = (given != found) & ~(np.isnan(given) & np.isnan(found))
+            return differs
     if converted.dtype.itemsize > values.dtype.itemsize:  # F16 has the width of BF16 and not its range
-        return np.empty(0, np.bool_)
-    with np.errstate(invalid="ignore"):  # ml_dtypes' isfinite raises the flag for a signalling NaN
-        lost = ~np.isfinite(converted)
-        return lost & np.isfinite(values) if lost.any() else lost
+        return _NONE
+    with np.errstate(all="ignore"):  # ml_dtypes' isfinite raises a flag for a signalling NaN
+        odd = ~np.isfinite(converted)
+        if odd.any():
+            odd &= np.isnan(converted) ^ np.isnan(values) | np.isfinite(values)
+        return odd
 
 
-def _largest(values: Array) -> float:
-    return float(np.abs(values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)).max())
+@dataclass(slots=True)
+class _Refused:
+    """The values of a tensor that a dtype cannot represent."""
 
+    count: int = 0
+    infinite: int = 0
+    smallest: float = np.inf
+    largest: float = 0.0
 
-def _too_large(count: int, largest: float, dtype: DType) -> DTypeError:
-    return DTypeError(
-        f"{count} finite values, up to {largest:g}, are too large for {dtype.name}",
-        hint="BF16 has the range of F32" if dtype is DType.F16 else None,
-    )
+    def add(self, values: Array, converted: Array) -> None:
+        changed = _changed(values, converted)
+        if not changed.any():
+            return
+        with np.errstate(all="ignore"):
+            sizes = np.abs(values[changed].astype(np.complex128 if values.dtype.kind == "c" else np.float64))
+        finite = sizes[np.isfinite(sizes)]
+        self.count += len(finite)
+        self.infinite += len(sizes) - len(finite)
+        if len(finite):
+            self.smallest = min(self.smallest, float(finite.min()))
+            self.largest = max(self.largest, float(finite.max()))
+
+    def error(self, given: DType, dtype: DType) -> DTypeError:
+        if dtype is DType.F8_E8M0:
+            return DTypeError(
+                f"{self.count + self.infinite} values are not powers of two, which is all that F8_E8M0 has"
+            )
+        if given is DType.F8_E8M0:
+            return DTypeError(
+                f"{self.count} powers of two, from {self.smallest:g} to {self.largest:g}, do not fit {dtype.name}",
+                hint="BF16 and F32 have all values of F8_E8M0",
+            )
+        if not self.count:
+            return DTypeError(f"{self.infinite} values are infinite, and {dtype.name} has no infinities")
+        return DTypeError(
+            f"{self.count} finite values, up to {self.largest:g}, are too large for {dtype.name}",
+            hint="BF16 has the range of F32" if dtype is DType.F16 else None,
+        )
 
 
 def held_as(values: Array, dtype: DType) -> Array:
     """Return the values in the dtype of a target that keeps its own: floats are rounded, integers must fit.
 
-    F8_E8M0 has powers of two and nothing else, not even zero: values must be such. DTypeError otherwise.
+    DTypeError where a value does not fit, see `cast_array`.
 
     >>> held_as(np.array([1, 255]), DType.U8).tolist()
     [1, 255]
@@ -150,9 +210,4 @@ def held_as(values: Array, dtype: DType) -> Array:
         if values.size and (int(values.min()) < range_.min or int(values.max()) > range_.max):
             raise DTypeError(f"integers from {int(values.min())} to {int(values.max())} do not fit {dtype.name}")
         return values.astype(dtype.numpy)
-    if dtype.is_bool:
-        return values.astype(dtype.numpy)
-    converted = cast_array(values, dtype)
-    if dtype is DType.F8_E8M0 and not np.array_equal(converted.astype(np.float64), values.astype(np.float64)):
-        raise DTypeError("F8_E8M0 has powers of two only; other values do not fit")
-    return converted
+    return values.astype(dtype.numpy) if dtype.is_bool else cast_array(values, dtype)

@@ -100,8 +100,11 @@ def casting(given: DType, held: DType) -> Casting | None:
         return None
     if given.kind in _INTEGERS and held.kind in _INTEGERS:
         return _of_integers(given, held)
-    # F8_E8M0 does not represent all values of any range.
-    return _of_floats(given, held) if given.is_float and held.is_float and held is not DType.F8_E8M0 else None
+    if not (given.is_float and held.is_float) or held is DType.F8_E8M0:  # it does not have all values of any range
+        return None
+    if given is DType.F8_E8M0 and held not in (DType.BF16, DType.F32, DType.Flex32, DType.F64):  # these have all of its
+        return None
+    return _of_floats(given, held)
 
 
 def _of_bools(given: DType) -> Casting | None:
