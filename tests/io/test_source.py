@@ -180,7 +180,7 @@ def test_a_file_that_cannot_be_mapped_is_a_read_error_and_leaves_nothing_open(
         def fail(*_: object, failure: Exception = failure, **__: object) -> None:
             raise failure
 
-        monkeypatch.setattr(source_module.mmap, "mmap", fail)
+        monkeypatch.setattr(source_module, "FileMap", fail)
         with pytest.raises(ReadError, match="cannot be mapped") as caught:
             MmapSource(path)
         assert caught.value.path == str(path)

@@ -10,7 +10,9 @@ from __future__ import annotations
 import mmap
 import os
 import stat
+import weakref
 from _thread import allocate_lock
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -22,6 +24,7 @@ from .pages import is_cached, open_direct, read_cached, read_directly
 from .parallel import for_each
 from .sizes import PAGE, PARALLEL_BYTES, SYSCALL_BYTES
 
+_MAX_PRIVATE_MAPS = 16  # of one file at a time: each has a descriptor
 _OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -328,16 +331,17 @@ class FileSource:
 class MmapSource(FileSource):
     """A regular file, mapped; views share the mapping. Truncating the file under it kills the process.
 
-    The mapping is private: views are read-only, and memory that must be writable (a torch tensor cannot be read-only)
-    can be handed out without changing the file.
+    The mapping is read-only: no view can change what others see. Memory that must be writable (a torch tensor cannot
+    be read-only) comes from `FileMap.writable`.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
-        self._map: mmap.mmap | None = None
+        self._map: FileMap | None = None
         try:
             if self.size:
-                self._map = _private_map(self._fd, self.size)
+                self._map = FileMap(self._fd, self.size, access=mmap.ACCESS_READ)
+                self._map.source = weakref.ref(self)
         except (OSError, ValueError) as error:  # ValueError: the file was cut since its size was taken
             self.close()
             raise ReadError(f"the file cannot be mapped: {error}", path=self.name, hint="zero_copy=False") from error
@@ -348,18 +352,45 @@ class MmapSource(FileSource):
         self.check_unchanged()  # a cut after this line still kills the process; an earlier one is reported
         if mapped is None:
             return memoryview(b"")
-        return memoryview(mapped).toreadonly()[offset : offset + length]
+        return memoryview(mapped)[offset : offset + length]
 
     def close(self) -> None:
         super().close()
         self._map = None  # not closed: views may still point into it, and the last one frees it
 
 
-def _private_map(fd: int, size: int) -> mmap.mmap:
-    try:
-        return mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
-    except OSError:  # the system reserves no memory for so many private pages: map read-only
-        return mmap.mmap(fd, size, access=mmap.ACCESS_READ)
+class FileMap(mmap.mmap):
+    """A read-only mapping of a file, and private ones beside it whose memory can be written.
+
+    A private mapping shares the file's pages until they are written. Each of its bytes is handed out once: a second
+    request gets another mapping, so that nobody sees what another one writes.
+    """
+
+    source: weakref.ref[MmapSource]
+    _private: mmap.mmap | None = None
+
+    def writable(self, offset: int, length: int) -> memoryview | None:
+        """Return the file's bytes as writable memory that nobody else has; None where the system grants none."""
+        source = self.source()
+        if source is None or source._fd < 0:
+            return None
+        with source._close_lock:
+            if self._private is None:
+                self._lent: list[tuple[int, int]] = []
+                self._alive: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+            at = bisect_right(self._lent, (offset, offset))
+            near = self._lent[max(at - 1, 0) : at + 1]
+            if self._private is None or any(first < offset + length and offset < last for first, last in near):
+                if len(self._alive) >= _MAX_PRIVATE_MAPS:
+                    return None
+                try:
+                    self._private = mmap.mmap(source._fd, len(self), access=mmap.ACCESS_COPY)
+                except (OSError, ValueError):  # no memory or descriptor for it, or the file was cut
+                    return None
+                self._alive.add(self._private)
+                self._lent, at = [], 0
+            self._lent.insert(at, (offset, offset + length))
+            return memoryview(self._private)[offset : offset + length]
 
 
 def _stamp_of(status: os.stat_result) -> tuple[int, int, int, int]:

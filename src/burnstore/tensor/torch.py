@@ -1,14 +1,13 @@
 """Torch tensors from bytes. The only file that imports torch, and only when a function here is called.
 
-A tensor cannot be read-only. So it shares memory only where writing to it does no harm: memory that is writable anyway,
-and a mapped file, because files are mapped privately (a write stays in this process and never reaches the file). Memory
-that must not change, such as ``bytes`` or a read-only array, is copied.
+A tensor cannot be read-only. So it shares memory only where writing to it changes nothing for others: memory that was
+read for it, an array of the caller's, and for a mapped file a private mapping that no other tensor has (a write never
+reaches the file). Memory that must not change, such as ``bytes``, a bytearray or a read-only array, is copied.
 """
 
 from __future__ import annotations
 
 import functools
-import mmap
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -31,7 +30,7 @@ from ..io.gpu.staging import CudaStaging, TensorStaging
 from ..io.gpu.transfer import transfer
 from ..io.joined import part_of
 from ..io.sizes import GPU_SMALL_BYTES
-from ..io.source import Source
+from ..io.source import FileMap, Source
 from .data import Array, Shape, array_from_bytes, checked_array, little_endian
 from .dtype import DType, Kind
 
@@ -286,32 +285,19 @@ def _writable(raw: memoryview | Array) -> Array:
 
 
 def _alias(raw: memoryview | Array) -> Array | None:
-    """Return this memory as bytes that a tensor may write to; None if it must not change.
-
-    A source gives read-only views of a private mapping or of the caller's bytearray. A read-only array must not change,
-    unless it shows such a mapping.
-    """
+    """Return this memory, or a private mapping of the same bytes, for a tensor to write to; or None."""
     view = memoryview(raw)
     if not view.nbytes:
         return np.empty(0, np.uint8)
     seen: Array = np.frombuffer(view, np.uint8)
     if seen.flags.writeable:
         return seen
-    held: Any = view.obj
-    owner = _shown(held) if isinstance(held, np.ndarray) else held
-    if not isinstance(owner, (mmap.mmap, bytearray)):
+    owner: Any = view.obj
+    while isinstance(owner, (np.ndarray, memoryview)):  # through any number of views
+        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
+    if not isinstance(owner, FileMap):
         return None
-    whole: Array = np.frombuffer(owner, np.uint8)
-    if not whole.flags.writeable:
-        return None
-    start = seen.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
-    return whole[start : start + view.nbytes]
-
-
-def _shown(array: Array) -> mmap.mmap | None:
-    """Return the mapping that an array shows, through any number of views."""
-    base: Any = array
-    while isinstance(base, np.ndarray):
-        base = base.base
-    owner = base.obj if isinstance(base, memoryview) else base
-    return owner if isinstance(owner, mmap.mmap) else None
+    mapped = np.frombuffer(owner, np.uint8)
+    start = seen.__array_interface__["data"][0] - mapped.__array_interface__["data"][0]
+    private = owner.writable(start, view.nbytes)
+    return None if private is None else np.frombuffer(private, np.uint8)
