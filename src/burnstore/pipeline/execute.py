@@ -10,6 +10,7 @@ from ..io.gc_pause import gc_paused
 from ..models.binding import KeepsPartIds, Slot
 from ..models.load.casting import value_for
 from ..models.load.in_place import DirectRead, Matched, direct_reads, failed_load, read_directly
+from ..models.load.ties import Group, Value, changed_with_others, disagreeing, overlapping
 from ..models.result import ApplyResult, MissingTensor
 from ..tensor.data import Array, TensorData, bytes_of_array
 from ..tensor.snapshot import TensorSnapshot, read_all
@@ -70,12 +71,16 @@ def execute(plan: Plan, pipeline: Pipeline, *, in_place: bool = True) -> ApplyRe
         moves: list[Matched] = [
             (move.slot, move.snapshot, move.param_id) for move in plan.moves if move.slot is not None
         ]
+        overlaps = overlapping(plan.slots)
+        shared = {identity for group in overlaps for identity in group}
         try:
-            straight, others = direct_reads(moves, plan.followers) if in_place else ([], moves)
+            straight, others = direct_reads(moves, plan.followers, shared) if in_place else ([], moves)
         except DeviceError as error:
             raise failed_load(error, plan.result, unchanged=True) from error
         read = [slot for each in straight for slot, _ in each.holders]
         values = _with_shared(plan, _read(others, plan.result), apart_from=set(map(id, read)))
+        if overlaps:
+            values = _without_conflicts(plan, values, overlaps)
         raise_if_refused(plan.result, pipeline)
         _assign(values, straight, plan.result)
         for slot in (*(slot for slot, _, _ in values), *read) if plan.part_ids else ():
@@ -96,12 +101,9 @@ def raise_if_refused(result: ApplyResult, pipeline: Pipeline) -> None:
         )
 
 
-_Value = tuple[Slot, Array | TensorData, "int | None"]
-
-
-def _read(matched: Sequence[Matched], result: ApplyResult) -> list[_Value]:
+def _read(matched: Sequence[Matched], result: ApplyResult) -> list[Value]:
     """Return the values of matched tensors; those that cannot be read become errors of the result."""
-    values: list[_Value] = []
+    values: list[Value] = []
     raws = read_all([snapshot for _, snapshot, _ in matched])
     for row, (slot, snapshot, param_id) in enumerate(matched):
         raw, raws[row] = raws[row], None
@@ -121,7 +123,7 @@ def _refuse(result: ApplyResult, slot: Slot, why: object) -> None:
     result.errors.append(load_error(slot.path, why))
 
 
-def _with_shared(plan: Plan, values: list[_Value], *, apart_from: Collection[int]) -> list[_Value]:
+def _with_shared(plan: Plan, values: list[Value], *, apart_from: Collection[int]) -> list[Value]:
     """Return the values with one for every slot that shares its tensor with another; two that differ are an error.
 
     ``apart_from`` are the ids of the slots that are read in place.
@@ -129,8 +131,8 @@ def _with_shared(plan: Plan, values: list[_Value], *, apart_from: Collection[int
     identities = {slot.identity() for slot, _, _ in values}
     if len(identities) == len(values) and not plan.followers:
         return values  # nothing is shared
-    first: dict[int, _Value] = {}
-    kept: list[_Value] = []
+    first: dict[int, Value] = {}
+    kept: list[Value] = []
     for slot, value, param_id in values:
         leader = first.setdefault(slot.identity(), (slot, value, param_id))
         if leader[0] is slot or _same_bits(leader[1], value):
@@ -150,7 +152,18 @@ def _with_shared(plan: Plan, values: list[_Value], *, apart_from: Collection[int
     return kept
 
 
-def _assign(values: Sequence[_Value], straight: Sequence[DirectRead], result: ApplyResult) -> None:
+def _without_conflicts(plan: Plan, values: list[Value], overlaps: Sequence[Group]) -> list[Value]:
+    """Refuse values that differ from others in memory that both share; note slots that change with others."""
+    conflicts = disagreeing(overlaps, values)
+    for slot, _, _ in values:
+        if slot.identity() in conflicts:
+            _refuse(plan.result, slot, conflicts[slot.identity()])
+    kept = [each for each in values if each[0].identity() not in conflicts]
+    plan.result.notes += changed_with_others(overlaps, {slot.identity() for slot, _, _ in kept})
+    return kept
+
+
+def _assign(values: Sequence[Value], straight: Sequence[DirectRead], result: ApplyResult) -> None:
     # A tuple's arrays can only be filled; wherever else such an array is held, it must be filled too to stay the same.
     fixed = {slot.identity() for slot, _, _ in values if slot.fixed}
     filled = {row for row, (slot, _, _) in enumerate(values) if slot.identity() in fixed} if fixed else set()

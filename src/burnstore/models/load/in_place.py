@@ -61,10 +61,13 @@ class _Tensor:
         return found + [(slot, found[0][1]) for slot in self.followers] if self.followers else found
 
 
-def direct_reads(matched: Sequence[Matched], followers: Iterable[Slot] = ()) -> tuple[list[DirectRead], list[Matched]]:
+def direct_reads(
+    matched: Sequence[Matched], followers: Iterable[Slot] = (), overlapping: Collection[int] = ()
+) -> tuple[list[DirectRead], list[Matched]]:
     """Return the tensors that can be read directly into the model, and all others.
 
-    ``followers`` are slots that get the tensor of another slot with which they share theirs.
+    ``followers`` are slots that get the tensor of another slot with which they share theirs. ``overlapping`` are the
+    identities of slots that share bytes otherwise: their values must be compared before one is written.
     """
     tensors: dict[int, _Tensor] = {}
     for each in matched:
@@ -77,7 +80,8 @@ def direct_reads(matched: Sequence[Matched], followers: Iterable[Slot] = ()) -> 
         if slot.identity() in tensors:
             tensors[slot.identity()].followers.append(slot)
     for tensor in tensors.values():
-        tensor.memory = _memory_for(tensor)
+        if not overlapping or tensor.matched[0][0].identity() not in overlapping:
+            tensor.memory = _memory_for(tensor)
     _exclude_by_values(tensors.values())
     reads = [_read(tensor, tensor.memory) for tensor in tensors.values() if tensor.memory is not None]
     if len(reads) == len(tensors):

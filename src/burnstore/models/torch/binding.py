@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from ...errors import BurnstoreError, DeviceError, ModelError, located
 from ...tensor.data import Array, Shape, TensorData
 from ...tensor.dtype import DType
@@ -40,6 +42,7 @@ from ...tensor.torch_source import TorchData, flat_bytes
 from ...transforms.layout import ModuleKind
 from .. import plain
 from ..binding import Slot
+from ..load.ties import Memory
 from .kinds import kind_of
 
 layout = "torch"
@@ -60,6 +63,7 @@ class TensorSlot:
         "_identity",
         "_meta_device",
         "_replacements",
+        "_start",
         "container_stack",
         "dtype",
         "path",
@@ -82,6 +86,7 @@ class TensorSlot:
         self.put = put
         self._identity = id(tensor)
         self._meta_device: Device = None
+        self._start = 0
         try:
             self.dtype, self.shape = described(tensor)
         except BurnstoreError:
@@ -95,13 +100,28 @@ class TensorSlot:
         self._arrivals = others.arrivals
         if tensor.is_meta or not tensor.numel():
             return
-        first = others.by_address.setdefault(tensor.data_ptr(), self)
+        self._start = tensor.data_ptr()
+        first = others.by_address.setdefault(self._start, self)
         if first is not self:  # tensors at one address may still differ
             others.identities.setdefault(first._memory(), first._identity)
             self._identity = others.identities.setdefault(self._memory(), id(tensor))
 
     def _memory(self) -> tuple[Any, ...]:
-        return self.tensor.data_ptr(), self.shape, self.tensor.stride(), self.dtype, self.tensor.device
+        tensor = self.tensor
+        lazy = tensor.is_conj(), tensor.is_neg()
+        return tensor.data_ptr(), self.shape, tensor.stride(), self.dtype, tensor.device, lazy
+
+    def span(self) -> tuple[int, int] | None:
+        start, tensor = self._start, self.tensor
+        if self.put is not None or not start:
+            return None
+        return start, start + tensor.nbytes if tensor.is_contiguous() else self.memory().stop
+
+    def memory(self) -> Memory:
+        tensor = self.tensor
+        width = tensor.element_size()
+        strides = tuple(step * width for step in tensor.stride())
+        return Memory(tensor.device, tensor.data_ptr(), width, tuple(tensor.shape), strides)
 
     def snapshot(self) -> TensorSnapshot:
         given = getattr(self.tensor, _ID, None)
@@ -344,9 +364,23 @@ def _held_by(module: Module, container: str) -> plain.Children:
 
 
 def _overlaps(tensor: Tensor) -> bool:
-    """Return whether several elements share memory."""
-    steps = tensor.stride()
-    return 0 in steps and any(step == 0 and extent > 1 for step, extent in zip(steps, tensor.shape, strict=True))
+    """Return whether several elements share memory; True where there are too many to find out."""
+    if tensor.is_contiguous():
+        return False
+    reach = 0
+    axes = sorted((step, extent) for step, extent in zip(tensor.stride(), tensor.shape, strict=True) if extent > 1)
+    for step, extent in axes:
+        if step <= reach or not step:
+            break
+        reach += step * (extent - 1)
+    else:
+        return False
+    if axes[0][0] == 0 or tensor.numel() > 1 << 22:
+        return True
+    places = np.zeros(1, np.int64)
+    for step, extent in axes:
+        places = (places[:, None] + np.arange(extent) * step).reshape(-1)
+    return len(np.unique(places)) < len(places)
 
 
 def _tensor(value: Array | TensorData) -> Tensor:
