@@ -9,7 +9,7 @@ import pytest
 
 from burnstore import nn
 from burnstore.errors import ModelError
-from burnstore.models.plain import walk
+from burnstore.models.plain import left_out, walk
 from burnstore.pipeline.save import collect
 
 
@@ -176,3 +176,128 @@ def test_collecting_draws_nothing():
     assert not module.weight.is_initialized
     snapshots[0].numpy()
     assert module.weight.is_initialized
+
+
+# --- what a walk leaves out (law 2: written, refused or listed) -------------------------------------------------------
+
+
+class Hiding:
+    def __init__(self, **hidden):
+        self.weight = np.zeros((2, 3), np.float32)
+        self.__dict__.update(hidden)
+
+
+class Mangled:
+    def __init__(self):
+        self.weight = np.zeros(1)
+        self.__secret = np.ones(2)
+
+
+class PrivateSlots:
+    __slots__ = ("_state", "weight")
+
+    def __init__(self):
+        self.weight, self._state = np.zeros(1), np.ones(2)
+
+
+class Labelled(dict):
+    pass
+
+
+class Rows(list):
+    pass
+
+
+class Choice(nn.Enum):
+    Only = nn.variant()
+
+
+def with_attribute(owner, **attributes):
+    owner.__dict__.update(attributes)
+    return owner
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (Hiding(_cache=np.ones(2)), ["_cache: 1 tensor in a private attribute"]),
+        (Hiding(_parts=[np.ones(2), {"a": np.ones(1)}]), ["_parts: 2 tensors in a private attribute"]),
+        (Hiding(_inner=Linear()), ["_inner: 3 tensors in a private attribute"]),
+        (Hiding(_param=nn.Param([2])), ["_param: 1 tensor in a private attribute"]),
+        (Mangled(), ["_Mangled__secret: 1 tensor in a private attribute"]),
+        (PrivateSlots(), ["_state: 1 tensor in a private attribute"]),
+        (
+            with_attribute(Labelled(w=np.zeros(1)), extra=np.ones(2)),
+            ["extra: 1 tensor in an attribute of a container"],
+        ),
+        (
+            SimpleNamespace(rows=with_attribute(Rows([np.zeros(1)]), scale=np.ones(2))),
+            ["rows.scale: 1 tensor in an attribute of a container"],
+        ),
+        (Hiding(group=frozenset([Linear()])), ["group.(set): 3 tensors in a set, which has no order"]),
+        (
+            Hiding(choice=with_attribute(Choice.Only(nn.Param([1])), extra=np.ones(1))),
+            ["choice.extra: 1 tensor in an attribute of a struct that does not store it"],
+        ),
+        (
+            Hiding(ff=nn.PositionWiseFeedForward(2, 4, activation="PRelu")),
+            ["ff.activation: 1 tensor in an attribute of a struct that does not store it"],
+        ),
+        (
+            {"layer": {"w": np.zeros(1), "lr": 0.1, "name": "x", "none": None}, "steps": [1, 2, 3, 4, np.zeros(1)]},
+            [
+                "layer: 3 items that are not tensors (lr, name, none)",
+                "steps: 4 items that are not tensors (0, 1, 2, ...)",
+            ],
+        ),
+        ({"w": np.zeros(1), "epoch": 3}, ["(the mapping): 1 item that is not a tensor (epoch)"]),
+    ],
+)
+def test_tensors_and_items_that_are_left_out_are_listed(model, expected):
+    assert left_out(model) == expected
+
+
+def test_what_is_written_under_another_name_is_not_left_out():
+    weight = np.zeros((2, 3))
+    model = SimpleNamespace(weight=weight, _alias=weight, _view=weight.T[1:], _again=[weight[0]])
+    model._parent = {"me": model}
+    model._empty = np.zeros(0)
+    assert left_out(model) == []
+    param = nn.Param([2])
+    assert left_out(SimpleNamespace(a=param, _b=param)) == []
+
+
+def test_settings_of_objects_and_skipped_fields_are_not_left_out():
+    assert left_out(SimpleNamespace(a=np.zeros(1), sizes=[1, 2], name="x", config={"lr": 0.1})) == []
+    assert left_out(Holding()) == []
+    for model in (nn.TransformerEncoder(4, 8, 2, 2), nn.BiLstm(2, 3, True), nn.BatchNorm(3)):
+        assert left_out(model) == []
+
+
+def test_hidden_cycles_depth_and_hostile_attributes_end():
+    class Hostile:
+        def __init__(self):
+            self.weight = np.zeros(1)
+            self._deep = self._loop = []
+            self._loop.append(self._loop)
+
+        @property
+        def broken(self):
+            raise RuntimeError
+
+    model = Hostile()
+    for _ in range(50_000):
+        model._deep = [model._deep]
+    assert left_out(model) == []
+    model._loop.append(np.ones(3))
+    assert left_out(model) == ["_deep: 1 tensor in a private attribute", "_loop: 1 tensor in a private attribute"]
+
+
+def test_a_shared_owner_is_listed_once():
+    shared = Hiding(_cache=np.ones(2))
+    assert left_out({"a": shared, "b": [shared]}) == ["a._cache: 1 tensor in a private attribute"]
+
+
+def test_a_masked_array_is_refused():
+    with pytest.raises(ModelError, match="mask of a masked array"):
+        paths({"w": np.ma.array([1.0, 2.0], mask=[True, False])})

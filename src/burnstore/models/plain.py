@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 import types
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
 
@@ -22,6 +24,8 @@ layout = "burn"
 _CONSTANTS = (type(None), bool, int, float, complex, str, bytes, bytearray, memoryview, range, np.generic, np.dtype)
 _CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, functools.partial)
 Setter = Callable[[Any], None]
+# A search for hidden tensors ends here: an attribute may lead to anything, and notes are not worth minutes.
+_MOST_SEARCHED = 1_000_000
 
 
 class _PlainSlot:
@@ -193,6 +197,95 @@ def walk(model: Any, *, skip_enum_variants: bool = False) -> Iterator[Slot]:
         raise
 
 
+def left_out(model: Any) -> list[str]:
+    """Return what `walk` does not visit although it holds tensors, or is an item of a mapping or list of tensors.
+
+    Each line is a path and a reason. A walk covers public attributes, stored fields and items. Tensors elsewhere are
+    listed: in private attributes, in attributes of a container, in fields that a struct does not store, in a set. So
+    are constants in nested mappings and lists, where they look like tensors; constants of objects are settings. Fields
+    that a module names in ``skipped``, code, and memory that is written under another name are not listed.
+
+    >>> class Net:
+    ...     def __init__(self):
+    ...         self.weight, self._cache = np.zeros(3), np.zeros(2)
+    >>> left_out(Net())
+    ['_cache: 1 tensor in a private attribute']
+    """
+    written = {_memory(slot, slot.identity()) for slot in walk(model)}
+    notes: list[str] = []
+    met = {id(model)}
+    pending: list[tuple[str, Any, bool]] = [("", model, True)]
+    while pending:
+        path, value, is_data = pending.pop()
+        is_data = is_data and isinstance(value, (Mapping, Sequence)) and not isinstance(value, (Struct, Variant))
+        prefix = f"{path}." if path else ""
+        for name, hidden, reason in _hidden(value):
+            count = _unwritten(hidden, written)
+            if count:
+                notes.append(f"{prefix}{name}: {count} {'tensor' if count == 1 else 'tensors'} {reason}")
+        constants, below = [], []
+        for segment, _, child, _ in _children(type(value))(value):
+            kind = _KINDS[type(child)]
+            if kind is None:
+                constants.append(segment)
+            elif not isinstance(kind, type) and id(child) not in met:
+                met.add(id(child))
+                below.append((prefix + segment, child, is_data))
+        if constants and is_data:
+            shown = ", ".join(constants[:3]) + (", ..." if len(constants) > 3 else "")
+            items = (
+                "1 item that is not a tensor" if len(constants) == 1 else f"{len(constants)} items that are not tensors"
+            )
+            notes.append(f"{path or '(the mapping)'}: {items} ({shown})")
+        pending += reversed(below)
+    return notes
+
+
+def _hidden(value: Any) -> Iterator[tuple[str, Any, str]]:
+    """Yield what `children` does not yield of a value: a name, the hidden value and the reason."""
+    visible = {id(child) for _, _, child, _ in _children(type(value))(value)}
+    skipped = getattr(value, "skipped", ()) if isinstance(value, Struct) else ()
+    for name in (*getattr(value, "__dict__", ()), *_SLOT_NAMES[type(value)]):
+        child = getattr(value, name, None)
+        if id(child) not in visible and name not in skipped:
+            is_private = name.startswith("_") and not isinstance(value, (Struct, Variant))
+            owner = "container" if isinstance(value, (Mapping, Sequence)) else "struct that does not store it"
+            yield name, child, "in a private attribute" if is_private else f"in an attribute of a {owner}"
+    if isinstance(value, (set, frozenset)):
+        yield "(set)", list(value), "in a set, which has no order"
+    elif isinstance(value, (Struct, Variant)) and isinstance(value, (Mapping, Sequence)):
+        yield "(items)", list(value.values()) if isinstance(value, Mapping) else list(value), "among a struct's items"
+
+
+def _unwritten(value: Any, written: set[Any]) -> int:
+    """Return how many tensors are reachable from a value that are not written; never raise, whatever the value is."""
+    count, pending = 0, [value]
+    met: dict[int, Any] = {}
+    while pending and len(met) < _MOST_SEARCHED:
+        each = pending.pop()
+        kind = _KINDS[type(each)]
+        if kind is None or id(each) in met:
+            continue
+        met[id(each)] = each  # The reference keeps the id from being used again.
+        if isinstance(kind, type):
+            slot = kind("", (), each, None)
+            count += math.prod(slot.shape) > 0 and _memory(slot, slot.identity()) not in written
+        elif isinstance(each, Mapping):
+            pending += each.values()
+        elif isinstance(each, (list, tuple, set, frozenset, deque)):
+            pending += each
+        pending += (getattr(each, name, None) for name in (*getattr(each, "__dict__", ()), *_SLOT_NAMES[type(each)]))
+    return count
+
+
+def _memory(slot: Any, identity: Any) -> Any:
+    """Return the identity of the memory behind a slot: that of the array that owns it, for a view."""
+    array = getattr(slot, "array", None)
+    while isinstance(array, np.ndarray) and isinstance(array.base, np.ndarray):
+        array, identity = array.base, id(array.base)
+    return identity
+
+
 # Options that change what a recurrent layer computes, with the values that equal PyTorch's behaviour.
 _TORCH_OPTIONS = {
     "reset_after": True,
@@ -286,6 +379,8 @@ def _kind(kind: type) -> Any:
         found = find(kind)
         if found is not None:
             return found
+    if issubclass(kind, np.ma.MaskedArray):
+        return _refuse_masked
     if issubclass(kind, np.ndarray):
         return ArraySlot
     if issubclass(kind, Holder):
@@ -332,6 +427,10 @@ def _refused(value: Any) -> Children:
     raise ModelError(
         f"cannot see the tensors of a {kind.__module__}.{kind.__qualname__}", hint="use NumPy arrays in its place"
     )
+
+
+def _refuse_masked(value: Any) -> Children:
+    raise ModelError("the mask of a masked array cannot be saved", hint="use array.filled(value), or array.data")
 
 
 def _payload(value: Variant) -> Children:
