@@ -593,3 +593,22 @@ def test_the_text_has_a_line_for_all_that_is_not_equal() -> None:
 def test_a_status_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="a status must be one of"):
         bs.diff({}, {}).of("equals")  # type: ignore[arg-type]
+
+
+# --- data without a name ----------------------------------------------------------------------------------------------
+
+
+def test_files_with_data_that_cannot_be_compared_are_not_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.bpk", "b.bpk"):
+        bs.save({"w": rand(3)}, tmp_path / name)
+    assert bs.diff(tmp_path / "a.bpk", tmp_path / "b.bpk").is_equal
+    notes = ("read with care", "left out: the storage '3': the saved object does not refer to it")
+    monkeypatch.setattr(bs.Checkpoint, "notes", property(lambda checkpoint: notes))
+    found = bs.diff(tmp_path / "a.bpk", tmp_path / "b.bpk")
+    assert not found.is_equal and found.counts["equal"] == 1
+    assert found.uncompared == tuple(f"{tmp_path / name}: {notes[1]}" for name in ("a.bpk", "b.bpk"))
+    assert found.notes == tuple(f"{tmp_path / name}: {notes[0]}" for name in ("a.bpk", "b.bpk"))
+    assert str(found).count("not compared: ") == 2 and len(found.to_dict()["uncompared"]) == 2
+    assert bs.diff(tmp_path / "a.bpk", {"w": rand(3)}).uncompared == found.uncompared[:1]
+    with bs.open(tmp_path / "a.bpk") as same:
+        assert bs.diff(same, same).is_equal  # One file is equal to itself, whatever it contains.

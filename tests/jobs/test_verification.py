@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -329,6 +330,175 @@ def test_a_folder_without_files_of_tensors_is_not_ok(tmp_path: Path) -> None:
     (tmp_path / "readme.md").write_text("nothing here")
     found = bs.verify(tmp_path)
     assert not found.ok and found.warnings == ("the folder contains no files of tensors",)
+
+
+def test_a_folder_that_cannot_be_listed_is_not_ok(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "sub").mkdir()
+    scandir = os.scandir
+
+    def refusing(path: Any) -> Any:
+        if str(path).endswith("sub"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    found = bs.verify(folder)
+    assert [file.ok for file in found.files] == [True, True, False] and not found.ok
+    assert found.files[2].warnings == ("the folder cannot be listed: Permission denied",)
+    assert bs.verify(folder / "sub").warnings == found.files[2].warnings
+
+
+def test_progress_over_a_folder_is_one(folder: Path) -> None:
+    reports: list[tuple[int, int]] = []
+    bs.verify(folder, progress=lambda done, total: reports.append((done, total)))
+    sizes = sum(file.stat().st_size for file in folder.iterdir())
+    assert reports == sorted(reports) and reports[-1] == (sizes, sizes)
+
+
+# --- every tensor of a PyTorch file -----------------------------------------------------------------------------------
+
+
+def test_tensors_beside_the_model_are_verified_too(tmp_path: Path) -> None:
+    import torch
+
+    state = {"state": {0: {"exp_avg": torch.tensor([1.0, float("nan")])}}, "param_groups": []}
+    torch.save({"model": {"w": torch.ones(3)}, "optimizer": state, "epoch": 3}, tmp_path / "m.pt")
+    with bs.open(tmp_path / "m.pt") as f:
+        assert list(f) == ["w"]
+    found = bs.verify(tmp_path / "m.pt")
+    assert {tensor.name: tensor.nan_count for tensor in found.tensors} == {
+        "model.w": 0,
+        "optimizer.state.0.exp_avg": 1,
+    }
+    assert not found.ok and found.is_whole
+
+
+def test_a_file_whose_rest_cannot_be_read_is_verified_as_far_as_it_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from burnstore.jobs.verify import verify as module
+
+    torch.save({"w": torch.ones(3)}, tmp_path / "m.pt")
+    opened = module.open_checkpoint
+
+    def refusing(path: Any, **options: Any) -> Any:
+        if "top_level_key" in options:
+            raise bs.LimitError("too deep")
+        return opened(path, **options)
+
+    monkeypatch.setattr(module, "open_checkpoint", refusing)
+    found = bs.verify(tmp_path / "m.pt")
+    assert [tensor.name for tensor in found.tensors] == ["w"] and found.is_whole and not found.ok
+    assert "too deep" in found.warnings[0]
+
+
+# --- the budget: tensors that share bytes -----------------------------------------------------------------------------
+
+
+class Counted:
+    """How many bytes verify looks at."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from burnstore.jobs.verify import verify as module
+
+        self.nbytes = 0
+        count = module.count_specials
+
+        def counting(raw: Any, dtype: Any) -> tuple[int, int]:
+            self.nbytes += memoryview(raw).nbytes
+            return count(raw, dtype)
+
+        monkeypatch.setattr(module, "count_specials", counting)
+
+
+@pytest.fixture
+def small_budget(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    monkeypatch.setattr("burnstore.jobs.budget.FREE_BYTES", 1 << 16)
+    return Counted(monkeypatch)
+
+
+def views_of(kind: str) -> dict[str, Any]:
+    import torch
+
+    storage = torch.arange(1000, dtype=torch.float32)
+    made = {
+        "expanded": lambda at: storage[:1].expand(1000 + at),
+        "expanded rows": lambda at: storage.expand(10 + at, 1000),
+        "windows": lambda at: storage.as_strided((900 - at, 100), (1, 1)),
+        "slices": lambda at: storage[at:],
+        "reversed axes": lambda at: storage.view(10, 100).t()[at % 50 :],
+        "copies": lambda at: storage.view(10, 100),
+    }[kind]
+    return {f"v{at}": made(at) for at in range(500)}
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("kind", ["expanded", "expanded rows", "windows", "slices", "reversed axes", "copies"])
+def test_the_work_is_bound_by_the_bytes_that_views_share(
+    kind: str, special: bool, compressed: bool, tmp_path: Path, small_budget: Counted
+) -> None:
+    import torch
+
+    views = views_of(kind)
+    if special:
+        views["v499"].as_strided((1,), (1,), 0)[0] = float("nan")
+        views["v499"].as_strided((1,), (1,), 999)[0] = float("inf")
+    torch.save(views, tmp_path / "m.pt")
+    if compressed:
+        with zipfile.ZipFile(tmp_path / "m.pt") as archive:
+            held = {name: archive.read(name) for name in archive.namelist()}
+        with zipfile.ZipFile(tmp_path / "m.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, data in held.items():
+                archive.writestr(name, data)
+    found = bs.verify(tmp_path / "m.pt")
+    assert small_budget.nbytes <= (1 << 16) + 6 * 4000 * 2  # the budget, and the storage once more
+    assert len(found.tensors) == 500 and found.is_whole
+    counts = {name: (int(view.isnan().sum()), int(view.isinf().sum())) for name, view in views.items()}
+    for tensor in found.tensors:  # What is counted is right; what is not counted is an error, and only if it matters.
+        assert tensor.error is not None or (tensor.nan_count, tensor.inf_count) == counts[tensor.name]
+        assert tensor.error is None or special
+    assert found.ok == (not special or not any(map(sum, counts.values())))
+    if kind in ("expanded", "expanded rows", "copies"):
+        assert all(tensor.error is None for tensor in found.tensors)
+
+
+def test_statistics_have_the_same_budget(tmp_path: Path, small_budget: Counted) -> None:
+    import torch
+
+    torch.save(views_of("expanded"), tmp_path / "m.pt")
+    rows = bs.inspect(tmp_path / "m.pt", stats=True).tensors
+    counted = [row for row in rows if row.stats is not None]
+    assert 10 < len(counted) < 500 and {row.stats.max for row in counted} == {0.0}
+    assert all("exceed 4 times" in str(row.problem) for row in rows if row.stats is None)
+    torch.save(views_of("copies"), tmp_path / "c.pt")
+    assert all(
+        row.stats is not None and row.stats.max == 999 for row in bs.inspect(tmp_path / "c.pt", stats=True).tensors
+    )
+
+
+def test_tied_tensors_are_read_once_and_have_one_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    weight = torch.randn(300, 200)
+    torch.save({"a": weight, "b": weight, "t": weight.T, "row": weight[3]}, tmp_path / "m.pt")
+    counted = Counted(monkeypatch)
+    found = {tensor.name: tensor for tensor in bs.verify(tmp_path / "m.pt", digests=True).tensors}
+    assert counted.nbytes == 2 * weight.nbytes + 800
+    assert found["a"].digest == found["b"].digest != found["t"].digest
+    assert found["t"].shape == (200, 300)
+    assert found["t"].digest == f"sha256:{hashlib.sha256(weight.T.contiguous().numpy().tobytes()).hexdigest()}"
+
+
+def test_views_beyond_the_budget_have_no_digest_and_a_note(tmp_path: Path, small_budget: Counted) -> None:
+    import torch
+
+    torch.save(views_of("expanded"), tmp_path / "m.pt")
+    found = bs.verify(tmp_path / "m.pt", digests=True)
+    without = sum(tensor.digest is None for tensor in found.tensors)
+    assert found.ok and without > 400 and found.notes[-1].startswith(f"{without} tensors have no digest")
 
 
 # --- whoever does it --------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ examples:
 
 exit codes:
   0  equal, or within the tolerance
-  1  different, or --filter matched no tensor
+  1  different, or --filter matched no tensor, or a file stores data without a name, which cannot be compared
   2  an error: a file that cannot be read, layouts that cannot be compared, or wrong arguments
 
 Tensors are equal if their bytes are: NaN equals NaN of the same bits, 0.0 and -0.0 differ (0 ulp). DIFFERING counts the
@@ -106,6 +106,7 @@ def _lines(found: Diff, arguments: argparse.Namespace, screen: Screen) -> Iterat
     yield f"  {_summary(found)}"
     if found.layout is not None:
         yield f"  compared in {found.layout.capitalize()}'s layout"
+    yield from (f"  {screen.paint('not compared', '1;33')}: {escape(note)}" for note in found.uncompared)
     yield from (f"  note: {escape(note)}" for note in found.notes)
     yield from _other_differences(found, screen)
     shown = [tensor for tensor in found.tensors if tensor.status not in ("equal", "close")]

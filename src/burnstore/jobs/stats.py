@@ -24,6 +24,7 @@ from ..tensor.data import Array, Shape, array_from_bytes
 from ..tensor.dtype import DType, Kind
 from ..tensor.snapshot import TensorSnapshot
 from ..tensor.upcast import upcast
+from .budget import plan_reads, too_much
 from .json_output import Plain
 
 # A float64 copy of this many elements (2 MiB) fits into a core's own cache.
@@ -123,16 +124,21 @@ def accumulate(
 
     ``new`` makes an empty accumulator and must be picklable for worker processes. The rest is as for `all_stats`.
     """
-    pieces = [(at, piece) for at, snapshot in enumerate(snapshots) for piece in _pieces(snapshot)]
+    plan = plan_reads(snapshots)
+    pieces = [(at, piece) for at in plan.alone for piece in _pieces(snapshots[at])]
     tasks = list(in_batches(pieces, lambda numbered: numbered[1].nbytes, CHUNK_BYTES))
-    total, done = sum(snapshot.nbytes for snapshot in snapshots), 0
+    total, done = sum(snapshots[at].nbytes for at in plan.alone), 0
     found: list[tuple[int, Gathered | BurnstoreError]] = []
     for task, results in zip(tasks, run_tasks(functools.partial(_accumulate_pieces, new), tasks, workers), strict=True):
         found += results
         done += sum(piece.nbytes for _, piece in task)
         if progress is not None:
             progress(done, total)
-    return [_merge_parts(part for _, part in parts) for _, parts in groupby(found, itemgetter(0))]
+    by_place: dict[int, Gathered | BurnstoreError] = {
+        at: _merge_parts(part for _, part in parts) for at, parts in groupby(found, itemgetter(0))
+    }
+    by_place.update({at: too_much(snapshots[at]) for shared in plan.shared for at in shared.places})
+    return [by_place[plan.copies.get(at, at)] for at in range(len(snapshots))]
 
 
 @dataclass(frozen=True, slots=True)

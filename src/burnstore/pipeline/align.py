@@ -90,10 +90,10 @@ def align(first: Input, second: Input, pipeline: Pipeline, like: Any = None) -> 
     Burn does not keep are left over; they are compared where the other side recorded them. Renames apply to the first
     side, the filter to the names under which tensors are compared.
     """
-    notes = [f"{side.name}: {note}" for side in (first, second) for note in side.notes]
+    notes: list[str] = []
     if pipeline.rename is not None:
         named = rename_tensors(first, pipeline)
-        first, notes = replace(first, snapshots=named.snapshots), [*notes, *named.notes]
+        first, notes = replace(first, snapshots=named.snapshots), list(named.notes)
     aligned = _in_one_layout(first, second, pipeline, like)
     aligned.notes[:0] = notes
     return _filtered(aligned, pipeline)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -91,6 +91,22 @@ def _compare(found: int, member: Member) -> None:
         )
 
 
+class Reached(NamedTuple):
+    """The bytes behind a view: a range of a storage, and how often each of its elements occurs (None: not equally).
+
+    ``cost`` is how many bytes every read takes at least; views of one range with one ``identity`` have equal values.
+    ``plain`` is False if the bytes are not the values' own (big-endian).
+    """
+
+    storage: Data
+    start: int
+    stop: int
+    times: int | None
+    cost: int
+    identity: Hashable
+    plain: bool
+
+
 class StridedData(Data):
     """The values of a view in row-major order, little-endian, with torch's lazy bits applied.
 
@@ -115,6 +131,20 @@ class StridedData(Data):
         first, last = start // row_bytes, -(-stop // row_bytes)
         values = memoryview(self._rows(first, last))
         return values[start - first * row_bytes : stop - first * row_bytes]
+
+    def reached(self) -> Reached:
+        """Return what the view reads."""
+        tensor, item = self.tensor, ITEM_SIZES[self.tensor.dtype]
+        start, stop, elements = tensor.offset, tensor.offset, 1
+        if tensor.nbytes:
+            stop = last_element(tensor.offset, tensor.shape, tensor.strides) + 1
+        for stride, extent in sorted(zip(tensor.strides, tensor.shape, strict=True)):
+            if stride and extent > 1:
+                elements = elements * extent if stride == elements else 0
+        times = math.prod(tensor.shape) // elements if elements and elements == stop - start else None
+        cost = 0 if isinstance(self.storage, SourceData) or tensor.storage is None else tensor.storage.nbytes
+        identity = (tensor.shape, tensor.strides, tensor.conjugated, tensor.negated)
+        return Reached(self.storage, start * item, stop * item, times, cost, identity, not self.big_endian)
 
     def permuted(self) -> tuple[SourceData, tuple[int, ...]] | None:
         """Return where the values are stored without gaps, and the order of the axes there; None if they are not."""

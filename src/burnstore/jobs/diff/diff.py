@@ -29,6 +29,9 @@ from .compare import Comparison, Pair, pieces_of
 from .difference import Difference, Tolerance
 from .result import Diff, Status, TensorDiff
 
+LEFT_OUT = "left out:"
+"""The beginning of a reader's note about stored data that has no name and so cannot be compared."""
+
 
 def diff(
     a: Any,
@@ -90,6 +93,8 @@ def diff(
 
         found = work.run(Comparison([*work.pairs, *work.apart], executor, advance))
         notes = [*tensors.notes, *_notes_on_ids(work.pairs)]
+        sides = [first] if first.snapshots is second.snapshots else [first, second]
+        read_notes = [(side.name, note) for side in sides for note in side.notes]
         return Diff(
             first.name,
             second.name,
@@ -98,7 +103,8 @@ def diff(
             tuple(found),
             _differing(first.metadata, second.metadata),
             _differing(first.scalars, second.scalars),
-            tuple(notes),
+            (*notes, *(f"{name}: {note}" for name, note in read_notes if not note.startswith(LEFT_OUT))),
+            tuple(f"{name}: {note}" for name, note in read_notes if note.startswith(LEFT_OUT) and len(sides) == 2),
         )
 
 

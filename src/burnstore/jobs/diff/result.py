@@ -73,7 +73,8 @@ class Diff(Plain):
 
     ``tensors`` are in the order of the first side, added ones at the end. ``layout`` is the layout of the comparison,
     if it is not that of both sides. ``metadata`` and ``scalars`` have only differing entries: both values, None for a
-    side without one. ``notes`` concern the comparison.
+    side without one. ``notes`` concern the comparison and how each file was read. ``uncompared`` are data that a file
+    stores without a name, so that nothing can be compared with them.
 
     >>> import numpy as np, burnstore as bs
     >>> found = bs.diff({"a": np.ones(2), "b": np.ones(3)}, {"a": np.ones(2)})
@@ -89,14 +90,15 @@ class Diff(Plain):
     metadata: Mapping[str, tuple[str | None, str | None]] = field(default_factory=dict)
     scalars: Mapping[str, tuple[Scalar | None, Scalar | None]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    uncompared: tuple[str, ...] = ()
 
     @property
     def is_equal(self) -> bool:
-        """Whether all tensors are equal, or close if a tolerance was given, and all scalars are equal.
+        """Whether all data were compared, all tensors are equal (or close, with a tolerance) and all scalars.
 
         ``metadata`` does not count: it states which program wrote a file, and when.
         """
-        return not self.scalars and all(tensor.status in _EQUAL for tensor in self.tensors)
+        return not self.scalars and not self.uncompared and all(tensor.status in _EQUAL for tensor in self.tensors)
 
     def of(self, *statuses: Status) -> list[TensorDiff]:
         """Return the tensors with one of these statuses."""
@@ -138,6 +140,7 @@ class Diff(Plain):
         counted = [f"{count} {status}" for status, count in self.counts.items() if count]
         lines = [f"{len(self.tensors)} tensors: {', '.join(counted) or 'none'}"]
         lines += [_line(tensor) for tensor in self.tensors if tensor.status not in _EQUAL]
+        lines += [f"not compared: {printable(note)}" for note in self.uncompared]
         return "\n".join(lines)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...checkpoint import Checkpoint, open_checkpoint
@@ -42,6 +42,7 @@ from ...tensor.data import Shape
 from ...tensor.dtype import DType
 from ...tensor.snapshot import TensorSnapshot, read_all
 from ...tensor.stream import ByteStream
+from ..budget import Shared, plan_reads, too_much
 from ..json_output import Plain
 from ..stats import count_special_values, count_specials, value_runs
 
@@ -139,7 +140,8 @@ def verify(
 ) -> Verification:
     """Read a file, a set of shards or every file below a folder completely, and report what is wrong.
 
-    Every rule of the format and every checksum is checked, every tensor is read, NaN and infinities are counted.
+    Every rule of the format and every checksum is checked, every tensor is read (also those of a PyTorch file that are
+    not the model's, under their full names), NaN and infinities are counted.
     ``digest`` is the expected digest of one file (``"sha256:..."`` or ``"sha512:..."``). ``digests=True`` returns the
     SHA-256 of each file and tensor. ``executor`` is None for threads, a number of processes, or an executor like those
     of ``concurrent.futures``.
@@ -197,11 +199,30 @@ def _scaled(report: Progress, before: int, nbytes: int, total: int) -> Progress:
 def _verify_one(
     path: str, expected: str | None, digests: bool, executor: Workers, report: Progress | None, limits: Limits | None
 ) -> Verification:
+    warnings: list[str] = []
     try:
-        with open_checkpoint(path, limits=limits) as checkpoint, located(path=path):
-            return _Work(checkpoint, expected, digests=digests).run(path, executor, report)
+        with located(path=path), _open_all(path, limits, warnings) as checkpoint:
+            found = _Work(checkpoint, expected, digests=digests).run(path, executor, report)
+            return replace(found, warnings=(*found.warnings, *warnings))
     except BurnstoreError as error:
         return Verification(path, errors=(error,), expected=expected)
+
+
+def _open_all(path: str, limits: Limits | None, warnings: list[str]) -> Checkpoint:
+    """Open a file with all of its tensors: of a PyTorch file also those that are not the model's (optimizer states)."""
+    model = open_checkpoint(path, limits=limits)
+    if model.format != "pytorch":
+        return model
+    try:
+        everything = open_checkpoint(path, limits=limits, top_level_key="")
+    except BurnstoreError as error:
+        warnings.append(f"only the model was verified, the rest of the file cannot be read: {error.message}")
+        return model
+    if set(everything) == set(model):
+        everything.close()
+        return model
+    model.close()
+    return everything
 
 
 def parse_digest(text: str) -> str:
@@ -310,6 +331,7 @@ class _Work:
     def __init__(self, checkpoint: Checkpoint, expected: str | None, *, digests: bool) -> None:
         self._checkpoint = checkpoint
         self._expected = expected
+        self._digests = digests
         self.tasks: list[_Task] = []
         if expected is not None or digests:
             algorithm = "sha256" if expected is None else expected.partition(":")[0]
@@ -322,10 +344,13 @@ class _Work:
                 )
         checks = sorted(checkpoint.checks(), key=lambda check: -check.nbytes)  # the longest first, for balance
         self.tasks += [_Checks(batch) for batch in in_batches(checks, lambda check: check.nbytes, _TASK_BYTES)]
-        tensors = list(checkpoint.values())
+        every = list(checkpoint.values())
+        self._plan = plan_reads(every)
+        tensors = [every[at] for at in self._plan.alone]
         room = MemoryBudget(max((tensor.bytes_held for tensor in tensors), default=0) + _SPARE)
         batches = in_batches(tensors, lambda tensor: tensor.nbytes, _TASK_BYTES)
         self.tasks += [_Tensors(batch, digests, room) for batch in batches]
+        self.tasks += [_SharedTensors(shared, [every[at] for at in shared.places]) for shared in self._plan.shared]
 
     def run(self, path: str, executor: Workers, report: Progress | None) -> Verification:
         total, done = sum(task.nbytes for task in self.tasks), 0
@@ -336,19 +361,28 @@ class _Work:
             if report is not None and task.nbytes:
                 report(done, total)
         checkpoint = self._checkpoint
+        names = list(checkpoint)
+        by_name = {tensor.name: tensor for tensor in found.tensors}
+        for at, other in self._plan.copies.items():
+            by_name[names[at]] = replace(by_name[names[other]], name=names[at], shape=checkpoint[names[at]].shape)
         return Verification(
             path,
             checkpoint.format,
             checkpoint.variant,
             checkpoint.layout,
             checkpoint.file_size,
-            tuple(found.tensors),
+            tuple(by_name[name] for name in names),
             tuple(found.errors),
             tuple(found.warnings),
-            tuple(checkpoint.notes),
+            (*checkpoint.notes, *self._notes()),
             found.digest,
             self._expected,
         )
+
+    def _notes(self) -> Iterator[str]:
+        count = sum(len(shared.places) for shared in self._plan.shared)
+        if count and self._digests:
+            yield f"{count} tensors have no digest: they share bytes, and would take more than four times these bytes"
 
 
 @dataclass(slots=True)
@@ -452,7 +486,32 @@ class _Tensors:
         return TensorCheck(tensor.path, tensor.dtype, tensor.shape, tensor.nbytes, nans, infinities, hexed, error)
 
 
-_Task = _FileDigest | _Checks | _Tensors
+@dataclass(frozen=True, slots=True)
+class _SharedTensors:
+    """Tensors beyond the budget, whose bytes are read once for all of them."""
+
+    shared: Shared
+    tensors: Sequence[TensorSnapshot]
+
+    @property
+    def nbytes(self) -> int:
+        return self.shared.nbytes
+
+    def __call__(self) -> _Found:
+        dtype = self.tensors[0].dtype
+        # The codes and scales of quantized tensors are meaningful only together.
+        readable = self.shared.range.plain and not dtype.is_quantized
+        counts = [count_specials(block, dtype) for block in (self.shared.range.blocks() if readable else ())]
+        nans, infinities = sum(count[0] for count in counts), sum(count[1] for count in counts)
+        found = []
+        for tensor, times in zip(self.tensors, self.shared.times, strict=True):
+            known = readable and (times is not None or not (nans or infinities))
+            finding = (nans * (times or 0), infinities * (times or 0), None, None if known else too_much(tensor))
+            found.append(TensorCheck(tensor.path, tensor.dtype, tensor.shape, tensor.nbytes, *finding))
+        return _Found(found)
+
+
+_Task = _FileDigest | _Checks | _Tensors | _SharedTensors
 
 
 def _run(task: _Task) -> _Found:
