@@ -16,18 +16,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .checkpoint import Checkpoint
-from .checkpoint import open_checkpoint as open
-from .errors import BurnstoreError
-from .limits import Limits
-from .tensor.data import TensorData
-from .tensor.dtype import DType
-from .tensor.param_id import ParamId
-from .tensor.scalar import Scalar
-from .tensor.snapshot import TensorSnapshot
-
 if TYPE_CHECKING:
+    from . import errors as errors
     from . import nn as nn
+    from .checkpoint import Checkpoint as Checkpoint
+    from .checkpoint import open_checkpoint as open
+    from .errors import BurnstoreError as BurnstoreError
     from .jobs.convert.convert import ConvertResult as ConvertResult
     from .jobs.convert.convert import convert as convert
     from .jobs.convert.convert import replay as replay
@@ -48,6 +42,7 @@ if TYPE_CHECKING:
     from .jobs.scan.scan import scan as scan
     from .jobs.verify.verify import Verification as Verification
     from .jobs.verify.verify import verify as verify
+    from .limits import Limits as Limits
     from .loading import load as load
     from .models.result import ApplyResult as ApplyResult
     from .pipeline.execute import apply as apply
@@ -63,6 +58,11 @@ if TYPE_CHECKING:
     from .stores.pytorch import PytorchStore as PytorchStore
     from .stores.pytorch_reader import PytorchReader as PytorchReader
     from .stores.safetensors import SafetensorsStore as SafetensorsStore
+    from .tensor.data import TensorData as TensorData
+    from .tensor.dtype import DType as DType
+    from .tensor.param_id import ParamId as ParamId
+    from .tensor.scalar import Scalar as Scalar
+    from .tensor.snapshot import TensorSnapshot as TensorSnapshot
     from .transforms.adapters import BurnToPyTorchAdapter as BurnToPyTorchAdapter
     from .transforms.adapters import ChainAdapter as ChainAdapter
     from .transforms.adapters import FloatCastAdapter as FloatCastAdapter
@@ -76,8 +76,16 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Opening a file does not need these: each room is imported when one of its names is first asked for.
+# Each room is imported when one of its names is first used: the command line handles Ctrl-C before it imports NumPy.
 _ROOMS = {
+    "checkpoint": ("Checkpoint",),
+    "errors": ("BurnstoreError",),
+    "limits": ("Limits",),
+    "tensor.data": ("TensorData",),
+    "tensor.dtype": ("DType",),
+    "tensor.param_id": ("ParamId",),
+    "tensor.scalar": ("Scalar",),
+    "tensor.snapshot": ("TensorSnapshot",),
     "jobs.convert.convert": ("ConvertResult", "convert", "replay"),
     "jobs.diff.diff": ("diff",),
     "jobs.diff.result": ("Diff",),
@@ -117,8 +125,11 @@ _LATER = {name: room for room, names in _ROOMS.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "nn":
-        return import_module(".nn", __name__)
+    if name in ("errors", "nn"):
+        return import_module(f".{name}", __name__)
+    if name == "open":
+        value = globals()[name] = import_module(".checkpoint", __name__).open_checkpoint
+        return value
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=import_module(__name__))
     value = globals()[name] = getattr(import_module(f".{_LATER[name]}", __name__), name)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
-from burnstore.cli import main
-
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        from burnstore.cli import command
+
+        command()
+    except KeyboardInterrupt:  # before the command could handle it
+        raise SystemExit(130) from None

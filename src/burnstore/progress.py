@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -95,3 +96,26 @@ class _BarDisplay:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+_phase: ContextVar[str] = ContextVar("burnstore_phase", default="")
+
+
+@contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Name the work that a job does in this block, such as ``"write"``, for whoever shows its progress.
+
+    >>> with phase("verify"):
+    ...     current_phase()
+    'verify'
+    """
+    token = _phase.set(name)
+    try:
+        yield
+    finally:
+        _phase.reset(token)
+
+
+def current_phase() -> str:
+    """Return the name of the phase in which a job reports progress; empty if it has none."""
+    return _phase.get()

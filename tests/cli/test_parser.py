@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from terminal import environment
@@ -31,7 +33,7 @@ def imported_by(*given: str) -> set[str]:
 
 @pytest.mark.parametrize("given", [["--help"], ["--version"], ["inspekt"], []])
 def test_no_verb_is_imported_unless_it_is_called(given: list[str]) -> None:
-    assert imported_by(*given) == {"parser", "text"}
+    assert imported_by(*given) == {"errors", "parser", "text"}
 
 
 def test_only_the_verb_that_is_called_is_imported() -> None:
@@ -91,3 +93,42 @@ def test_shared_arguments_are_read_and_refused_alike(capsys: Captured) -> None:
         with pytest.raises(SystemExit):
             shared.parse_args(wrong)
         assert f"argument {wrong[0]}: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["convert", "none.pt", "out.bpk"],
+        ["convert", "only.pt"],
+        ["convert", "a.pt", "b.bpk", "--no-such-option"],
+        ["merge", "none.bpk", "out.bpk"],
+        ["merge", "a.bpk"],
+        ["diff", "none.bpk", "other.bpk"],
+        ["explain", "none.pt"],
+        ["explain", "a.pt", "--into", "nowhere:Net"],
+        ["report", "none.bpk"],
+        ["inspect", "a.bpk", "--depth", "1"],
+        ["verify", "a.bpk", "b.bpk", "--digest", "0" * 64],
+    ],
+    ids=" ".join,
+)
+def test_errors_are_json_too(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*arguments, "--json"]) == 2
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    error = document["error"]
+    assert document["schema"] == 1 and error["kind"] and error["message"]
+    assert err.count("\n") == 1 and error["message"].splitlines()[0] in err
+    assert main(arguments) == 2
+    assert capsys.readouterr().out == ""  # without --json it is on stderr alone
+
+
+@pytest.mark.parametrize("verb", ["inspect", "verify"])
+def test_verbs_of_many_files_have_their_errors_beside_the_files(verb: str, tmp_path: Path, capsys: Captured) -> None:
+    assert main([verb, str(tmp_path / "caf\udce9.bpk"), "--json"]) == 2
+    (file,) = json.loads(capsys.readouterr().out)["files"]
+    error = file["error"] if verb == "inspect" else file["errors"][0]
+    assert error["kind"] == "FileNotFoundError" and error["message"] == "no such file"

@@ -10,13 +10,25 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TextIO
+from typing import Any, NoReturn, TextIO
 
 OK = 0
 FOUND = 1
 ERROR = 2
 _INTERRUPTED = 128 + 2
 _NO_READER = 128 + 13
+
+
+def command() -> NoReturn:
+    """Run the command line as a process; a Ctrl-C while the interpreter ends is ignored."""
+    try:
+        code = main()
+        import signal
+
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except KeyboardInterrupt:  # in one of the few steps outside of main
+        code = _INTERRUPTED
+    sys.exit(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     burnstore ...
     0
     """
+    parsed: list[Any] = []
     try:
         # Names are escaped before they are printed; the rest fails only on terminals with few characters.
         for stream in (sys.stdout, sys.stderr):
@@ -33,39 +46,73 @@ def main(argv: Sequence[str] | None = None) -> int:
                 stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         if sys.stdout is None:
             return _fail("standard output is closed")
-        code = _run(argv)
+        code = _run(sys.argv[1:] if argv is None else argv, parsed)
         sys.stdout.flush()  # here, where a failure can be reported, not when the interpreter ends
         return code
     except BrokenPipeError:
         _silence(sys.stdout, sys.stderr)
         return _NO_READER
     except KeyboardInterrupt:
-        _silence(sys.stdout)
-        return _INTERRUPTED
+        return _interrupted(parsed)
     except OSError as error:  # The verbs handle errors of files, so this one is of stdout.
         _silence(sys.stdout)
         return _fail(f"cannot write the output: {error.strerror or error}")
-    except Exception:
-        import traceback
-
-        traceback.print_exc()
-        return _fail("this is a bug in burnstore; please report it with the lines above")
+    except Exception as error:
+        return _report_bug(error)
 
 
-def _run(argv: Sequence[str] | None) -> int:
+def _run(argv: Sequence[str], parsed: list[Any]) -> int:
+    from .errors import write_errors_as_json
     from .parser import build_parser
 
+    write_errors_as_json("--json" in argv)
     try:
         arguments = build_parser().parse_args(argv)
     except SystemExit as end:  # after --help, --version or a usage error
         return end.code if isinstance(end.code, int) else ERROR
+    parsed.append(arguments)
     code: int = arguments.run(arguments)
     return code
 
 
+def _interrupted(parsed: list[Any]) -> int:
+    """Say after Ctrl-C what is left on the disk, if the verb writes files; another Ctrl-C meanwhile changes nothing."""
+    import signal
+
+    before = None
+    with suppress(ValueError, OSError):  # not in the main thread
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        _silence(sys.stdout)
+        describe = getattr(sys.modules.get(parsed[0].run.__module__), "interrupted", None) if parsed else None
+        if describe is not None:
+            with suppress(OSError, ValueError):
+                print(f"burnstore: interrupted: {describe(parsed[0])}", file=sys.stderr)
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
+    return _INTERRUPTED
+
+
+def _report_bug(error: Exception) -> int:
+    """Print an unexpected exception on one line; nobody but a developer wants its traceback."""
+    import traceback
+
+    if os.environ.get("BURNSTORE_TRACEBACK"):
+        traceback.print_exc()
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{os.path.basename(place.filename)}:{place.lineno}"
+    hint = "report this line as a bug in burnstore; BURNSTORE_TRACEBACK=1 adds the traceback"
+    return _fail(f"internal error: {type(error).__name__}: {error} ({where}); hint: {hint}")
+
+
 def _fail(message: str) -> int:
+    from .errors import print_json_error
+    from .text import escape_controls
+
     with suppress(OSError, ValueError):
-        print(f"burnstore: error: {message}", file=sys.stderr)
+        print_json_error({"kind": "Error", "message": message})
+        print(f"burnstore: error: {escape_controls(message)}", file=sys.stderr)
     return ERROR
 
 

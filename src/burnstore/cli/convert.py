@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from ..errors import AmbiguousError
+from ..formats.sharded.journal import JOURNAL_SUFFIX
 from ..jobs.convert.convert import ConvertResult, convert, replay
 from ..jobs.json_output import json_text
 from ..transforms.guess import Guess
@@ -17,6 +19,8 @@ from .errors import JOB_ERRORS, fail, misuse
 from .options import add_like, add_pipeline_options, add_top_level_key, like_from, pipeline_from
 from .progress import shown_progress
 from .text import counted, escape, escape_controls, print_json, size
+
+_GUESS_ADVICE = re.compile(r"guess=True[^,]*, ")
 
 DESCRIPTION = """\
 Write the tensors of files of any format, also of sharded ones, into a file whose suffix gives the format (.bpk,
@@ -105,12 +109,25 @@ def run(arguments: argparse.Namespace) -> int:
     except (*JOB_ERRORS, ValueError, TypeError) as error:
         if isinstance(error, AmbiguousError) and not arguments.json:
             print("\n".join(_evidence(error.guess)))
+        if isinstance(error, AmbiguousError) and arguments.guess and error.hint is not None:
+            error.hint = _GUESS_ADVICE.sub("", error.hint)  # The guess has just failed.
         return fail(error, subject)
     if arguments.json:
         print_json(_as_json(done))
     else:
         print("\n".join(_summary(done)))
     return OK
+
+
+def interrupted(arguments: argparse.Namespace) -> str:
+    """Return what is left on the disk after Ctrl-C, and how to continue."""
+    target = arguments.paths[-1] if arguments.paths else ""
+    journal = target + JOURNAL_SUFFIX
+    if os.path.exists(journal):
+        start_over = f"delete {escape(journal)} to start over"
+        return f"complete shards are kept; run the same command with --resume to continue, or {start_over}"
+    again = "; with --resume complete shards would be kept" if arguments.shard is not None else ""
+    return f"{escape(target) or 'the target'} is {'unchanged' if os.path.exists(target) else 'not written'}{again}"
 
 
 def _convert(arguments: argparse.Namespace, progress: Any) -> ConvertResult:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from ..errors import BurnstoreError, printable
 from . import ERROR
-from .text import escape_controls
+from .text import escape_controls, print_json
 
 JOB_ERRORS = (BurnstoreError, OSError, MemoryError)
 """The exceptions of a job; any other exception is a bug."""
 
+_json_wanted = False
 _PHRASES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"rules=\{pattern: kind\}"), "--rules FILE"),
     (re.compile(r"like= a model or declaration"), "--like MODULE:NAME"),
@@ -35,15 +38,43 @@ def print_error(error: BaseException, path: str, *, label: str = "error") -> Non
 
 
 def fail(error: BaseException, path: str) -> int:
-    """Print an error and return the exit code."""
+    """Print an error, with ``--json`` also as a document on stdout, and return the exit code."""
     print_error(error, path)
+    print_json_error(error_facts(error, path))
     return ERROR
 
 
 def misuse(message: str, verb: str) -> int:
     """Print an error about arguments that do not combine, and return the exit code."""
-    print(f"burnstore: error: {message}; hint: burnstore {verb} --help", file=sys.stderr)
+    hint = f"burnstore {verb} --help" if verb else "burnstore --help"
+    print(f"burnstore: error: {escape_controls(message)}; hint: {hint}", file=sys.stderr)
+    print_json_error({"kind": "UsageError", "message": message, "hint": hint})
     return ERROR
+
+
+def write_errors_as_json(wanted: bool) -> None:
+    """Choose whether `fail` and `misuse` also write a JSON document to stdout."""
+    global _json_wanted
+    _json_wanted = wanted
+
+
+def print_json_error(facts: Mapping[str, Any]) -> None:
+    """Print an error as the JSON document of a verb that has no other, if ``--json`` was given."""
+    if _json_wanted:
+        print_json({"error": facts})
+
+
+def error_facts(error: BaseException, path: str) -> dict[str, Any]:
+    """Return an error as data for JSON, with the hint in the words of the command line."""
+    shown = as_burnstore_error(error, path)
+    hint = None if shown.hint is None else hint_with_options(shown.hint)
+    facts = {name: _valid(getattr(shown, name)) for name in ("message", "path", "tensor", "rule", "offset")}
+    return {"kind": type(error).__name__, **facts, "hint": hint}
+
+
+def _valid(value: Any) -> Any:
+    """Return text without lone surrogates, which strict JSON readers refuse."""
+    return value.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(value, str) else value
 
 
 def in_one_line(message: str) -> str:

@@ -102,6 +102,12 @@ def run(arguments: argparse.Namespace) -> int:
     return OK
 
 
+def interrupted(arguments: argparse.Namespace) -> str:
+    """Return what is left on the disk after Ctrl-C."""
+    target = arguments.paths[-1]
+    return f"{escape(target)} is {'unchanged' if os.path.exists(target) else 'not written'}"
+
+
 def _sources(paths: list[str], arguments: argparse.Namespace) -> list[MergeSource]:
     filters: list[list[str]] = [[] for _ in paths]
     renames: list[list[str]] = [[] for _ in paths]

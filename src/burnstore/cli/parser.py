@@ -7,11 +7,11 @@ A verb's file has ``DESCRIPTION`` and ``EXAMPLES`` (with its exit codes), ``add_
 from __future__ import annotations
 
 import argparse
-import sys
 from importlib import import_module
 from typing import Any, NoReturn
 
-from .text import escape_controls, terminal_columns
+from .errors import misuse
+from .text import terminal_columns
 
 VERBS = {
     "convert": "write tensors into another format or layout",
@@ -35,8 +35,7 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=_Formatter, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        print(f"burnstore: error: {escape_controls(message)}; hint: {self.prog} --help", file=sys.stderr)
-        raise SystemExit(2)
+        raise SystemExit(misuse(message, self.prog.removeprefix("burnstore").strip()))
 
 
 class VerbParser(_Parser):

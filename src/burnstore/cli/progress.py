@@ -8,12 +8,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
-from ..progress import Progress
-from .text import escape, shorten, size
+from ..progress import Progress, current_phase
+from .text import can_show, escape, shorten, size, terminal_columns, width
 
 _WIDEST_LABEL = 32
+_BAR_CELLS = 24
+_LEAST_BAR_CELLS = 4
+_LONGEST_SHOWN = 100 * 3600  # A longer remaining time is a guess that helps nobody.
+_SETTLED = 1.0  # seconds of work before its speed means something
+_HIDE_CURSOR, _SHOW_CURSOR, _CLEAR_LINE = "\x1b[?25l", "\x1b[?25h", "\r\x1b[2K"
 
 
 @contextmanager
@@ -26,27 +31,34 @@ def shown_progress(label: str, *, quiet: bool = False) -> Iterator[Progress]:
 class ProgressDisplay:
     """Show the progress of work that takes a moment; stdout is never touched.
 
-    For several jobs in sequence, `clear` ends one, so that the caller can print, and begins the next.
+    The clock starts with the first report, and each phase has its own, so that neither opening files nor another phase
+    enters the speed. For several jobs in sequence, `clear` ends one, so that the caller can print, and begins the next.
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._face: _Face | None = None if quiet or sys.stderr is None else _Bar() if _draws_bars() else _Lines()
-        self._begun = self._drawn = time.monotonic()
+        self._phase: str | None = None
+        self._spent: dict[str, tuple[int, float]] = {}  # the bytes and seconds of each phase
+        self._last: tuple[int, float] = (0, 0.0)
+        self._drawn = time.monotonic()
         self._visible = False
 
     def show(self, label: str, done: int, total: int) -> None:
         """Show the bytes done and the total."""
         if self._face is None:
             return
-        now = time.monotonic()
+        now, phase = time.monotonic(), current_phase()
+        if phase == self._phase and done >= self._last[0]:
+            nbytes, seconds = self._spent.get(phase, (0, 0.0))
+            self._spent[phase] = (nbytes + done - self._last[0], seconds + now - self._last[1])
+        self._phase, self._last = phase, (done, now)
         if now - self._drawn < (self._face.between if self._visible else self._face.patience):
             return
         self._drawn, self._visible = now, True  # before drawing, which Ctrl-C may interrupt
-        label = shorten(escape(label), _WIDEST_LABEL)
+        label = shorten(escape(label), _WIDEST_LABEL) + (f": {phase}" if phase else "")
+        text = _describe(done, total, *self._spent.get(phase, (0, 0.0)))
         try:
-            self._face.draw(label, done, total, _describe(done, total, now - self._begun))
-        except ImportError:  # without rich, print lines
-            self._face = _Lines()
+            self._face.draw(label, done / total if total else 0.0, text)
         except (OSError, ValueError):  # A closed stderr must not stop the work.
             self._face = None
 
@@ -55,8 +67,8 @@ class ProgressDisplay:
         if self._face is not None and self._visible:
             with suppress(OSError, ValueError):
                 self._face.clear()
-        self._begun = self._drawn = time.monotonic()
-        self._visible = False
+        self._phase, self._visible, self._drawn = None, False, time.monotonic()
+        self._spent.clear()
 
     def __enter__(self) -> ProgressDisplay:
         return self
@@ -71,7 +83,7 @@ class _Face(Protocol):
     patience: float
     between: float
 
-    def draw(self, label: str, done: int, total: int, text: str) -> None: ...
+    def draw(self, label: str, part: float, text: str) -> None: ...
 
     def clear(self) -> None: ...
 
@@ -79,7 +91,7 @@ class _Face(Protocol):
 class _Lines:
     patience = between = 5.0
 
-    def draw(self, label: str, done: int, total: int, text: str) -> None:
+    def draw(self, label: str, part: float, text: str) -> None:
         print(f"burnstore: {label}: {text}", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
@@ -91,56 +103,49 @@ class _Bar:
     between = 0.1
 
     def __init__(self) -> None:
-        self._bars: Any = None
-        self._task: Any = None
+        self._drawn = False
+        self._cells = ("━", "─") if can_show("━─", sys.stderr) else ("#", "-")
 
-    def draw(self, label: str, done: int, total: int, text: str) -> None:
-        if self._bars is None:
-            self._bars = _rich_bars()
-            self._task = self._bars.add_task(label, text=text)
-            self._bars.start()
-        self._bars.update(self._task, description=label, completed=done, total=total, text=text)
-        self._bars.refresh()
+    def draw(self, label: str, part: float, text: str) -> None:
+        columns = terminal_columns(sys.stderr) - 1
+        cells = min(_BAR_CELLS, columns - width(label) - width(text) - 2)
+        if cells >= _LEAST_BAR_CELLS:
+            full = round(min(max(part, 0.0), 1.0) * cells)
+            line = f"{label} {self._cells[0] * full}{self._cells[1] * (cells - full)} {text}"
+        else:  # no room for a bar
+            line = shorten(f"{label} {text}", columns)
+        sys.stderr.write(f"{'' if self._drawn else _HIDE_CURSOR}{_CLEAR_LINE}{line}")
+        self._drawn = True
+        sys.stderr.flush()
 
     def clear(self) -> None:
-        if self._bars is not None:
-            self._bars.stop()
-            self._bars = None
-
-
-def _rich_bars() -> Any:
-    from rich.console import Console  # not at import: only long work in a terminal needs it
-    from rich.progress import BarColumn, TextColumn
-    from rich.progress import Progress as Bars
-
-    return Bars(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[text]}", markup=False),
-        console=Console(file=sys.stderr),
-        auto_refresh=False,  # no thread: drawn on updates
-        transient=True,
-        redirect_stdout=False,
-        redirect_stderr=False,
-    )
+        sys.stderr.write(f"{_SHOW_CURSOR}{_CLEAR_LINE}")
+        sys.stderr.flush()
+        self._drawn = False
 
 
 def _draws_bars() -> bool:
-    return sys.stderr.isatty() and (os.name == "nt" or os.environ.get("TERM", "") not in ("", "dumb"))
+    if not sys.stderr.isatty():
+        return False
+    return "WT_SESSION" in os.environ if os.name == "nt" else os.environ.get("TERM", "") not in ("", "dumb")
 
 
-def _describe(done: int, total: int, seconds: float) -> str:
-    """Return how much is done, the speed, and the remaining time at that speed.
+def _describe(done: int, total: int, measured: int, seconds: float) -> str:
+    """Return how much is done, the speed of the bytes measured, and the remaining time at that speed.
 
-    >>> _describe(1 << 30, 3 << 30, 2.0)
+    >>> _describe(1 << 30, 3 << 30, 1 << 30, 2.0)
     '1.0 of 3.0 GiB, 0.54 GB/s, 4 s left'
+    >>> _describe(1 << 30, 3 << 30, 0, 2.0)
+    '1.0 of 3.0 GiB'
     """
     whole = size(total)
-    part = size(done).removesuffix(f" {whole.rpartition(' ')[2]}")
-    if done <= 0 or seconds <= 0:
-        return f"{part} of {whole}"
-    text = f"{part} of {whole}, {done / 1e9 / seconds:.2f} GB/s"
-    return text if done >= total else f"{text}, {_duration((total - done) * seconds / done)} left"
+    unit = whole.rpartition(" ")[2]
+    text = f"{size(done).removesuffix(f' {unit}')} of {whole}"
+    if measured <= 0 or seconds < _SETTLED:
+        return text
+    text += f", {measured / 1e9 / seconds:.2f} GB/s"
+    left = (total - done) * seconds / measured
+    return text if done >= total or left > _LONGEST_SHOWN else f"{text}, {_duration(left)} left"
 
 
 def _duration(seconds: float) -> str:

@@ -189,10 +189,10 @@ def print_json(document: Mapping[str, Any]) -> None:
     print(json.dumps({"burnstore": __version__, "schema": SCHEMA, **document}, allow_nan=False))
 
 
-def can_show(text: str) -> bool:
-    """Return whether the encoding of stdout has all of these characters."""
+def can_show(text: str, stream: Any = None) -> bool:
+    """Return whether the encoding of a stream (default: stdout) has all of these characters."""
     try:
-        text.encode(sys.stdout.encoding or "utf-8")  # A StringIO has no encoding.
+        text.encode((stream or sys.stdout).encoding or "utf-8")  # A StringIO has no encoding.
     except (UnicodeEncodeError, LookupError):
         return False
     return True
@@ -219,7 +219,7 @@ class Screen:
         return f"\x1b[{style}m{text}\x1b[0m" if self.colour and style and text else text
 
 
-def terminal_columns() -> int:
+def terminal_columns(stream: Any = None) -> int:
     """Return the width of the terminal, 80 if there is none; like shutil, whose import is slow."""
     try:
         columns = int(os.environ.get("COLUMNS", ""))
@@ -227,7 +227,7 @@ def terminal_columns() -> int:
         columns = 0
     if columns <= 0:
         try:
-            columns = os.get_terminal_size(sys.stdout.fileno()).columns
+            columns = os.get_terminal_size((stream or sys.stdout).fileno()).columns
         except (OSError, ValueError, AttributeError):
             columns = 0
     return columns if columns > 0 else 80

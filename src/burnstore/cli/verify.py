@@ -15,7 +15,7 @@ from ..jobs.json_output import json_text
 from ..jobs.verify.verify import Verification, parse_digest, verify_each
 from . import ERROR, FOUND, OK
 from .arguments import add_options
-from .errors import JOB_ERRORS, as_burnstore_error, misuse, print_error
+from .errors import JOB_ERRORS, as_burnstore_error, error_facts, misuse, print_error
 from .progress import ProgressDisplay
 from .text import Screen, counted, escape, print_json, size
 
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         except JOB_ERRORS as error:
             code = ERROR
             print_error(error, path)
-            files.append({"path": json_text(path), "ok": False, "errors": [str(as_burnstore_error(error, path))]})
+            files.append({"path": json_text(path), "ok": False, "errors": [error_facts(error, path)]})
     document: dict[str, Any] = {"files": files}
     for wanted, step in ((arguments.receipt, _check_receipt), (arguments.clean, _clean)):
         if wanted:

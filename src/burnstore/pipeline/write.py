@@ -41,7 +41,7 @@ from ..io.workers import (
     run_tasks,
 )
 from ..limits import Limits
-from ..progress import Progress
+from ..progress import Progress, phase
 from ..tensor.data import check_bools
 from ..tensor.dtype import DType
 from ..tensor.snapshot import TensorSnapshot, read_all
@@ -198,10 +198,12 @@ class _Builder:
                 portion.write_at(0, plan.header)
             batches = list(in_batches(placed, lambda item: item[0].nbytes, _TASK_BYTES))
             writer = _Writer(place, room, self.flush_apart)
-            for batch, _ in zip(batches, run_tasks(writer, batches, self.workers), strict=True):
-                report.advance(sum(tensor.nbytes for tensor, _ in batch))
+            with phase("write"):
+                for batch, _ in zip(batches, run_tasks(writer, batches, self.workers), strict=True):
+                    report.advance(sum(tensor.nbytes for tensor, _ in batch))
             if self.verify:
                 with (
+                    phase("verify"),
                     _flushing(place, wanted=self.durable),
                     open_checkpoint(place.path, format=self.format.name, limits=self.limits) as written,
                 ):
@@ -219,7 +221,7 @@ class _Builder:
         with located(path=path, hint=hint):
             if not _begins_as(plan, path):
                 raise CorruptError("it is not the shard that would be written")
-            with open_checkpoint(path, format=self.format.name, limits=self.limits) as found:
+            with phase("verify"), open_checkpoint(path, format=self.format.name, limits=self.limits) as found:
                 wrong = self._first_wrong(plan.tensors, found, _room_for(plan), report)
             if wrong is not None:
                 raise CorruptError(wrong[1], tensor=wrong[0])
