@@ -68,8 +68,8 @@ pub type IntTensor<const D: usize> = Tensor<Cpu, D, Int>;
 pub type BoolTensor<const D: usize> = Tensor<Cpu, D, Bool>;
 
 /// Every module of this program.
-pub trait AnyModule: burn::module::Module<Cpu> + Debug {}
-impl<M: burn::module::Module<Cpu> + Debug> AnyModule for M {}
+pub trait AnyModule: burn::module::Module<Cpu> + burn::module::ModuleDisplay + Debug {}
+impl<M: burn::module::Module<Cpu> + burn::module::ModuleDisplay + Debug> AnyModule for M {}
 
 pub fn seed(device: &Device) {
     Cpu::seed(device, 42);

@@ -61,8 +61,8 @@ pub type IntTensor<const D: usize> = Tensor<D, Int>;
 pub type BoolTensor<const D: usize> = Tensor<D, Bool>;
 
 /// Every module of this program.
-pub trait AnyModule: burn::module::Module + Debug {}
-impl<M: burn::module::Module + Debug> AnyModule for M {}
+pub trait AnyModule: burn::module::Module + burn::module::ModuleDisplay + Debug {}
+impl<M: burn::module::Module + burn::module::ModuleDisplay + Debug> AnyModule for M {}
 
 pub fn seed(device: &Device) {
     device.seed(42);

@@ -177,6 +177,17 @@ pub fn save(name: &str, from: &Path, to: &Path, options: &Options) -> Result<Val
     Ok(json!({"ok": true, "error": null}))
 }
 
+/// Saves the outline of an untrained model, by the crate or by the snippet that is pasted.
+pub fn outline(name: &str, to: &Path, snippet: bool) -> Result<(), String> {
+    let device = Device::default();
+    let site = zoo::Site {
+        device: &device,
+        salt: 0,
+    };
+    let model = zoo::build(name, &site).ok_or(format!("no model {name}"))?;
+    model.outline(to, snippet)
+}
+
 /// Answers each line of the input with one line of JSON.
 fn answer_lines(answer: impl Fn(&str) -> Value) -> Result<(), String> {
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());

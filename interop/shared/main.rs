@@ -7,6 +7,17 @@ mod entry;
 mod forward;
 mod model;
 mod modules;
+#[rustfmt::skip] // it is kept short, to be pasted
+#[cfg(feature = "since_0_20")]
+#[cfg_attr(
+    feature = "since_0_22",
+    path = "../../src/burnstore/jobs/outline/snippet.rs"
+)]
+#[cfg_attr(
+    not(feature = "since_0_22"),
+    path = "../../src/burnstore/jobs/outline/snippet_backend.rs"
+)]
+mod outline_snippet;
 mod panics;
 mod quant;
 mod stores;
@@ -28,7 +39,7 @@ use serde_json::{Value, json};
 use stores::{Options, UNSUPPORTED};
 
 const USAGE: &str = "burn-interop version | gen DIR | load MODEL FILE [options] | \
-    save MODEL IN OUT [options] | read | write | forward MODEL FILE INPUTS | bench DIR [options]";
+    save MODEL IN OUT [options] | outline MODEL OUT [--snippet] | read | write | forward MODEL FILE INPUTS | bench DIR [options]";
 
 fn run(words: &[&str], options: &Options) -> Result<Option<Value>, String> {
     match words {
@@ -37,6 +48,9 @@ fn run(words: &[&str], options: &Options) -> Result<Option<Value>, String> {
         ["load", model, file] => commands::load(model, Path::new(file), options).map(Some),
         ["save", model, from, to] => {
             commands::save(model, Path::new(from), Path::new(to), options).map(Some)
+        }
+        ["outline", model, to] => {
+            commands::outline(model, Path::new(to), options.snippet).map(|()| None)
         }
         ["read"] => commands::read_packs().map(|()| None),
         ["write"] => commands::write_packs().map(|()| None),

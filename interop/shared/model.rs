@@ -1,6 +1,7 @@
 //! A zoo model whose type is forgotten: what the commands do with any of them.
 
 use std::cell::RefCell;
+use std::path::Path;
 
 use burn_store::{ApplyResult, ModuleSnapshot, PathFilter};
 use serde_json::{Value, json};
@@ -27,6 +28,7 @@ pub trait Model {
     fn fill(&mut self, like: &dyn Model, salt: u64);
     fn save(&self, store: Store) -> Result<(), String>;
     fn load(&mut self, store: Store) -> Result<ApplyResult, String>;
+    fn outline(&self, to: &Path, snippet: bool) -> Result<(), String>;
 }
 
 impl<M: AnyModule> Model for M {
@@ -64,6 +66,19 @@ impl<M: AnyModule> Model for M {
             Store::Safetensors(mut store) => self.load_from(&mut store).map_err(|e| e.to_string()),
             Store::Pytorch(mut store) => self.load_from(&mut store).map_err(|e| e.to_string()),
         }
+    }
+
+    #[cfg(feature = "since_0_20")]
+    fn outline(&self, to: &Path, snippet: bool) -> Result<(), String> {
+        if snippet {
+            return crate::outline_snippet::save(self, to.to_str().ok_or("the path is not UTF-8")?);
+        }
+        burnstore_outline::save(self, to).map_err(|error| error.to_string())
+    }
+
+    #[cfg(not(feature = "since_0_20"))]
+    fn outline(&self, _to: &Path, _snippet: bool) -> Result<(), String> {
+        Err(format!("{} outline", crate::stores::UNSUPPORTED))
     }
 }
 

@@ -28,6 +28,7 @@ pub struct Options {
     pub zero_copy: bool,
     pub bytes: bool,
     pub metadata: Vec<(String, String)>,
+    pub snippet: bool,
 }
 
 impl Options {
@@ -50,6 +51,7 @@ impl Options {
                 "--top-level-key" => options.top_level_key = Some(next()?),
                 "--zero-copy" => options.zero_copy = true,
                 "--bytes" => options.bytes = true,
+                "--snippet" => options.snippet = true,
                 "--metadata" => options.metadata.push((next()?, next()?)),
                 other if other.starts_with("--") => return Err(format!("unknown option {other}")),
                 _ => rest.push(word),

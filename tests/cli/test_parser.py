@@ -17,7 +17,8 @@ from burnstore import cli
 from burnstore.cli import arguments, main, parser
 
 Captured = pytest.CaptureFixture[str]
-IMPORTANCE = ["convert", "inspect", "explain", "diff", "verify", "merge", "report", "migrate", "config", "scan"]
+IMPORTANCE = ["convert", "inspect", "explain", "diff", "verify", "merge", "report", "migrate", "config"]
+IMPORTANCE += ["outline", "scan"]
 
 
 def imported_by(*given: str) -> set[str]:

@@ -158,6 +158,17 @@ class Program:
         """Load a file into the module of that name and save the module."""
         self._run("save", model, source, out, *options)
 
+    def outline(self, model: str, out: Path, *options: str) -> None:
+        """Save the outline of the module of that name, untrained."""
+        self._run("outline", model, out, *options)
+
+    def complaint(self, *arguments: object) -> str:
+        """Run a command that must fail, and return its error."""
+        done = self._finished(*arguments)
+        if done.returncode == 0:
+            raise ProgramError(f"{' '.join(map(str, arguments))}: it did not fail")
+        return str(json.loads(done.stdout)["error"])
+
     def read(self, files: Sequence[Path]) -> list[Reading]:
         """What Burn's reader makes of each file; one that ends the program is reported and the rest goes on."""
         found: list[Reading] = []
@@ -224,8 +235,7 @@ def built(version: str, name: str = "burn-interop") -> Path:
     """The binary of a version's package, built now if it is not yet; UnavailableError where it cannot be."""
     if not BUILD.is_file():
         raise UnavailableError("interop/build is not part of this tree")
-    if shutil.which("cargo", path=_path()) is None:
-        raise UnavailableError("there is no cargo on this machine: install Rust to run Burn itself")
+    cargo()
     done = subprocess.run(
         [BUILD, version, name],
         stdout=subprocess.PIPE,
@@ -237,6 +247,21 @@ def built(version: str, name: str = "burn-interop") -> Path:
     if done.returncode != 0 or not lines:
         raise ProgramError(f"interop/build {version} {name} failed with status {done.returncode}")
     return Path(lines[-1])
+
+
+def cargo(*arguments: object) -> list[str]:
+    """The command that runs cargo; UnavailableError where it is not installed."""
+    found = shutil.which("cargo", path=_path())
+    if found is None:
+        raise UnavailableError("there is no cargo on this machine: install Rust to run Burn itself")
+    return [found, *map(str, arguments)]
+
+
+def cache_folder() -> Path:
+    """Where `interop/build` keeps what it builds."""
+    given = os.environ.get("BURNSTORE_INTEROP_CACHE")
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(given) if given else Path(home) / "burnstore-interop"
 
 
 def asked_versions() -> tuple[str, ...]:

@@ -23,6 +23,7 @@ VERBS = {
     "report": "write a page to look at in a browser",
     "migrate": "convert old records of Burn",
     "config": "show the configuration in a PyTorch file",
+    "outline": "print Rust code that saves the outline of a Burn model",
     "scan": "check whether files would run code when loaded",
     "completion": "print the completion script for a shell",
 }

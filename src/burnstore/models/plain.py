@@ -287,7 +287,7 @@ def _memory(slot: Any, identity: Any) -> Any:
 
 
 # Options that change what a recurrent layer computes, with the values that equal PyTorch's behaviour.
-_TORCH_OPTIONS = {
+TORCH_OPTIONS = {
     "reset_after": True,
     "clip": None,
     "reverse": False,
@@ -296,7 +296,7 @@ _TORCH_OPTIONS = {
     "cell_activation": "Tanh",
     "hidden_activation": "Tanh",
 }
-_RECURRENT = ("Lstm", "BiLstm", "Gru", "BiGru", "Rnn", "BiRnn")
+RECURRENT = ("Lstm", "BiLstm", "Gru", "BiGru", "Rnn", "BiRnn")
 
 
 def kinds(model: Any, *, skip_enum_variants: bool = False) -> dict[str, ModuleKind]:
@@ -326,18 +326,18 @@ def _kind_of(value: Any) -> ModuleKind | None:
         options.append(("norm_first", bool(value.norm_first)))
     if getattr(getattr(value, "weight", None), "transposed", False):
         options.append(("col", True))
-    if name in _RECURRENT:
+    if name in RECURRENT:
         layer = value.forward if name.startswith("Bi") and not callable(value.forward) else value
-        if not all(_equals_torch(layer, option) for option in _TORCH_OPTIONS):
+        if not all(_equals_torch(layer, option) for option in TORCH_OPTIONS):
             options.append(("unlike_torch", True))
     return ModuleKind(name, tuple(options))
 
 
 def _equals_torch(layer: Any, option: str) -> bool:
-    found = getattr(layer, option, _TORCH_OPTIONS[option])
+    found = getattr(layer, option, TORCH_OPTIONS[option])
     choice = getattr(found, "variant", found)  # the name of an activation
     relu = option == "hidden_activation" and type(layer).__name__ == "Rnn" and choice == "Relu"
-    return relu or choice == _TORCH_OPTIONS[option]
+    return relu or choice == TORCH_OPTIONS[option]
 
 
 Children = Iterator[tuple[str, str, Any, "Setter | None"]]

@@ -1,0 +1,37 @@
+"""``burnstore outline``: print the Rust code that saves the outline of a Burn model."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..jobs.outline import BURN_VERSIONS, outline_snippet
+from . import OK
+
+DESCRIPTION = """\
+Print Rust code that saves the outline of a Burn model: a file with its tensors and the kinds of its modules, so
+that weights can be converted into exactly this model. The crate burnstore-outline does the same.
+"""
+
+EXAMPLES = """\
+examples:
+  burnstore outline --rust > src/outline.rs
+  burnstore outline --rust --burn 0.21 > src/outline.rs
+
+exit codes:
+  0  ok
+  2  an error: wrong arguments
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the verb."""
+    parser.add_argument("--rust", action="store_true", required=True, help="print Rust source")
+    parser.add_argument(
+        "--burn", choices=list(BURN_VERSIONS), default="0.22", help="the version of Burn (default: %(default)s)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the code."""
+    print(outline_snippet(arguments.burn), end="")
+    return OK
