@@ -74,10 +74,10 @@ soak-shards: $(INSTALLED)
 
 # Against real Burn: Rust is needed as well, and the first run builds Burn (minutes). See tests/interop.
 interop: $(INSTALLED)
-	$(BIN)/python -m pytest -n auto tests/interop
+	$(BIN)/python -m pytest -n auto tests/interop tests/gallery
 
 interop-all: $(INSTALLED)
-	BURN_VERSIONS="$(BURN_VERSIONS)" $(BIN)/python -m pytest -n auto tests/interop
+	BURN_VERSIONS="$(BURN_VERSIONS)" GALLERY=all $(BIN)/python -m pytest -n auto tests/interop tests/gallery
 
 matrix: $(INSTALLED)
 	cd tests && ../$(BIN)/python -m interop.matrix

@@ -1,0 +1,149 @@
+"""Each model of the gallery: its outline is the target, real Burn loads strictly, and outputs are torch's."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import burnstore as bs
+from burnstore.models.outline import outline_of
+
+from .conftest import Gallery
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("torchvision")
+pytest.importorskip("tomllib")
+
+from . import sources
+from .convert import converted, rules_of
+
+RTOL = 1e-5
+"""Far below 1e-3: the two forms of GELU differ by some 5e-5."""
+
+_ASKED = os.environ.get("GALLERY", "llama").split()
+CASES = list(sources.CASES) if _ASKED == ["all"] else _ASKED
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model on both sides."""
+
+    gallery: Gallery
+    model: str
+    source: sources.Source
+    folder: Path
+
+    @property
+    def outline(self) -> Path:
+        return self.folder / "model.outline.bpk"
+
+    def tensors(self, rules: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The checkpoint's tensors as Burn has them, by the expected mapping or another."""
+        return converted(self.source.checkpoint, self.outline, rules or rules_of(self.model), self.source.numbers)
+
+    def complaint(self, tensors: Mapping[str, Any], name: str) -> str:
+        """Return Burn's error for these tensors; it is empty, and outputs are written, if there is none."""
+        bs.save(tensors, self.folder / f"{name}.bpk", overwrite=True)
+        bs.save(dict(self.source.inputs), self.folder / "inputs.bpk", overwrite=True)
+        words = (self.source.config, *(self.folder / f"{each}.bpk" for each in (name, "inputs", f"{name}.out")))
+        return self.gallery.run(self.model, "forward", *words)
+
+    def outputs(self, tensors: Mapping[str, Any], name: str) -> dict[str, Any]:
+        assert self.complaint(tensors, name) == ""
+        with bs.open(self.folder / f"{name}.out.bpk") as found:
+            return {each: found[each].numpy() for each in found}
+
+
+@pytest.fixture(scope="session", params=CASES)
+def case(request: pytest.FixtureRequest, gallery: Gallery, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    folder = tmp_path_factory.mktemp(request.param)
+    model = request.param.partition("-")[0]
+    found = Case(gallery, model, sources.make(request.param, folder), folder)
+    assert gallery.run(model, "outline", found.source.config, found.outline) == ""
+    return found
+
+
+def _error(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> float:
+    """The largest difference of any output, as a part of its largest number."""
+    assert found.keys() == wanted.keys()
+    for name, values in wanted.items():
+        assert found[name].shape == values.shape
+        assert np.isfinite(found[name]).all()
+    return max(float(np.abs(found[name] - values).max() / np.abs(values).max()) for name, values in wanted.items())
+
+
+def test_burn_loads_the_converted_file_and_computes_what_torch_computes(
+    case: Case, record_property: Callable[[str, object], None]
+) -> None:
+    error = _error(case.outputs(case.tensors(), "model"), case.source.outputs)
+    record_property("error", f"{case.model}: {error:.1e}")
+    print(f"{case.folder.name}: largest error {error:.1e}")
+    assert error < RTOL
+
+
+def test_the_outline_declares_every_tensor_and_the_kind_of_its_module(case: Case) -> None:
+    with bs.open(case.outline) as file:
+        outline = outline_of(file.metadata)
+        assert outline is not None
+        for path in file:
+            assert path.rpartition(".")[0] in outline.modules
+
+
+def test_a_lost_tensor_is_not_loaded(case: Case) -> None:
+    tensors = case.tensors()
+    lost = list(tensors)[len(tensors) // 2]
+    del tensors[lost]
+    assert lost in case.complaint(tensors, "lost")
+
+
+def test_a_tensor_too_many_is_not_loaded(case: Case) -> None:
+    assert "stray" in case.complaint({**case.tensors(), "stray": np.zeros(3, np.float32)}, "stray")
+
+
+def test_other_values_in_any_module_give_other_outputs(case: Case) -> None:
+    """Each tensor counts, apart from the biases of keys: a softmax does not see them."""
+    tensors = case.tensors()
+    for path in [path for path in tensors if not path.endswith("key.bias")][3::7]:
+        noise = np.random.default_rng(5).random(tensors[path].shape, np.float32)  # positive: variances stay so
+        changed = {**tensors, path: tensors[path] + noise}
+        assert _error(case.outputs(changed, "changed"), case.source.outputs) > RTOL, path
+
+
+def _unpermuted(case: Case) -> dict[str, Any]:
+    """The tensors of Llama with queries and keys as Hugging Face rotates them."""
+    rules = copy.deepcopy(rules_of(case.model))
+    assert sum("permute_rope" in rule and bool(rule.pop("permute_rope")) for rule in rules["tensor"]) == 2
+    return case.tensors(rules)
+
+
+def _swapped(case: Case) -> dict[str, Any]:
+    """The tensors of ViT with the norms of a layer by their numbers, and not by what they do."""
+    tensors = case.tensors()
+    for first in [path for path in tensors if ".norm_1." in path]:
+        second = first.replace("norm_1", "norm_2")
+        tensors[first], tensors[second] = tensors[second], tensors[first]
+    return tensors
+
+
+def _transposed(case: Case) -> dict[str, Any]:
+    """The tensors of GPT-2 with its square matrices transposed, as a Linear's would have to be."""
+    tensors = case.tensors()
+    return {path: held.T.copy() if path.endswith("output.weight") else held for path, held in tensors.items()}
+
+
+MISTAKES = {"llama": _unpermuted, "vit": _swapped, "gpt2": _transposed}
+"""Mistakes that no name and no shape shows."""
+
+
+@pytest.mark.parametrize("case", [each for each in CASES if each in MISTAKES], indirect=True)
+def test_a_mistake_that_fits_by_name_and_shape_gives_other_outputs(case: Case) -> None:
+    found = case.outputs(MISTAKES[case.model](case), "mistaken")
+    assert _error(found, case.source.outputs) > 1000 * RTOL
