@@ -24,6 +24,7 @@ VERBS = {
     "migrate": "convert old records of Burn",
     "config": "show the configuration in a PyTorch file",
     "outline": "print Rust code that saves the outline of a Burn model",
+    "skeleton": "print the Rust source of a Burn module for a torch model",
     "scan": "check whether files would run code when loaded",
     "completion": "print the completion script for a shell",
 }

@@ -1,0 +1,51 @@
+"""``burnstore skeleton``: print the Rust source of a Burn module for a model of PyTorch."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from ..errors import BurnstoreError
+from ..jobs.skeleton import skeleton
+from . import ERROR, OK
+from .arguments import import_model, names_object
+from .errors import print_error
+
+DESCRIPTION = """\
+Print the Rust source of a Burn module for a model of PyTorch: structs with fields in Burn's types, constructors with
+the model's configuration, and a function that loads the file that burnstore convert makes. Forward passes are left to
+be written; that of a model of nn.Sequential alone is there.
+"""
+
+EXAMPLES = """\
+examples:
+  burnstore skeleton net:Net --rust | rustfmt > src/net.rs
+  burnstore skeleton torchvision.models:resnet18 --rust --name ResNet18
+  burnstore skeleton model.safetensors --rust
+
+exit codes:
+  0  ok
+  2  an error: a model that cannot be imported, modules that Burn does not have, or wrong arguments
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the verb."""
+    parser.add_argument(
+        "model",
+        metavar="MODULE:CLASS|FILE",
+        help="a torch model to import and make, or a checkpoint of PyTorch's layout",
+    )
+    parser.add_argument("--rust", action="store_true", required=True, help="print Rust source")
+    parser.add_argument("--name", metavar="NAME", help="what the outermost struct is called (default: the class)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the source."""
+    try:
+        given = import_model(arguments.model) if names_object(arguments.model) else arguments.model
+        sys.stdout.write(skeleton(given, name=arguments.name))
+    except (BurnstoreError, OSError, MemoryError) as error:
+        print_error(error, arguments.model)
+        return ERROR
+    return OK

@@ -1,0 +1,115 @@
+"""Skeletons: the Rust source of a Burn module for a model of PyTorch, which loads what a conversion writes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...checkpoint import open_checkpoint
+from ...errors import AmbiguousError, ModelError
+from ...models.bindings import binding_for
+from ...models.layouts import layout_of, recorded_modules, view_of, view_of_record
+from ...tensor.data import Shape
+from ...transforms.guess import guess_kinds
+from ...transforms.layout import COUNT, ModuleKind
+from .forward import sequential_forward
+from .source import Source, identifier
+from .tree import tree_of_model, tree_of_shapes
+
+_HEADER = """\
+//! {name}, a Burn module for {origin}.
+//!
+//! Made by `burnstore skeleton`. Its tensors are those of the file that `burnstore convert` makes of the PyTorch model;
+//! the forward passes marked with `todo!()` are yours to write.
+{remarks}#![allow(dead_code, non_snake_case)]
+#![allow(clippy::large_enum_variant, clippy::too_many_arguments, clippy::type_complexity)]
+
+"""
+
+_LOAD = """
+impl {name} {{
+    /// Load a file that burnstore converted from the PyTorch model; every tensor has to have its place on both sides.
+    pub fn load(mut self, path: &str) -> Result<Self, String> {{
+        let mut store = BurnpackStore::from_file(path){remaps};
+        let tensors = store.get_all_tensors().map_err(|error| error.to_string())?;
+        let result = self.apply(tensors.values().cloned().collect(), None, None, true);
+        let complete = result.errors.is_empty() && result.missing.is_empty() && result.unused.is_empty();
+        if complete {{ Ok(self) }} else {{ Err(result.to_string()) }}
+    }}
+}}
+
+#[cfg(test)]
+mod tests {{
+    use super::*;
+
+    /// Run `burnstore convert` first: the file is looked for beside Cargo.toml.
+    #[test]
+    fn loads_the_converted_file() {{
+        {name}::init(&Device::default()).load("{file}.bpk").unwrap();
+    }}
+}}
+"""
+
+
+def skeleton(model: Any, *, name: str | None = None) -> str:
+    """Return the Rust source of a Burn 0.22 module for a torch model, or for a checkpoint of PyTorch's layout.
+
+    Structs have the fields of the modules in Burn's types, ``init`` has their configuration, ``forward`` is left to be
+    written (for a model of ``nn.Sequential`` alone it is there), and ``load`` takes the file that `burnstore.convert`
+    makes. ``name`` is what the outermost struct is called. A file does not contain strides and the like: its skeleton
+    has PyTorch's defaults. Raise ModelError for what Burn has no place for, AmbiguousError if a file's names and shapes
+    do not say what its modules are.
+    """
+    if isinstance(model, (str, os.PathLike)):
+        return _of_file(Path(model), name)
+    if layout_of(model) != "torch":
+        raise ModelError("a model of PyTorch is needed", hint="give a torch.nn.Module, or a checkpoint of one")
+    binding = binding_for(model)
+    view_of(model, list(binding.walk(model)))  # what could not be converted is refused with its reason
+    kind = type(model)
+    source = Source(tree_of_model(model), name or kind.__name__)
+    origin = f"PyTorch's `{kind.__module__}.{kind.__qualname__}`"
+    return _rendered(source, origin, "", sequential_forward(model, source))
+
+
+def _of_file(path: Path, name: str | None) -> str:
+    with open_checkpoint(path) as file:
+        snapshots = {each: file[each] for each in file}
+        recorded = recorded_modules(file.metadata)
+        if file.layout == "burn":
+            if recorded is None:
+                raise ModelError(
+                    "a file in Burn's layout without a record of PyTorch's modules",
+                    hint="give the PyTorch model or file that it was made of",
+                )
+            view = view_of_record(recorded, {each: held.shape for each, held in snapshots.items()}, "burn")
+            snapshots = {each.path: each for each in view.in_torch(snapshots).snapshots}
+        shapes = {each: snapshot.shape for each, snapshot in snapshots.items() if not each.endswith(COUNT)}
+    kinds = _guessed(shapes) if recorded is None else {module.torch: module.kind for module in recorded}
+    label = name or re.sub(r"\W", "_", path.name.partition(".")[0])
+    source = Source(tree_of_shapes(shapes, kinds, label), label)
+    remarks = "//! A checkpoint does not contain strides, paddings, epsilon: they are PyTorch's defaults here.\n"
+    return _rendered(source, f"the checkpoint `{path.name}`", remarks, None)
+
+
+def _guessed(shapes: Mapping[str, Shape]) -> dict[str, ModuleKind]:
+    guess = guess_kinds(shapes)
+    if guess.ambiguous:
+        path, why = next(iter(guess.ambiguous.items()))
+        raise AmbiguousError(
+            f"{path or 'the file'}: {why}", hint="give the model itself: burnstore skeleton MODULE:CLASS", guess=guess
+        )
+    return guess.kinds
+
+
+def _rendered(source: Source, origin: str, remarks: str, forward: str | None) -> str:
+    declarations = source.declarations(forward)
+    remaps = "".join(
+        f'\n            .with_remap_pattern(r"{pattern}", "{replacement}")' for pattern, replacement in source.remaps()
+    )
+    load = _LOAD.format(name=source.name, remaps=remaps, file=identifier(source.name).lower())
+    imports = source.imports(declarations) + "use burn_store::{BurnpackStore, ModuleSnapshot, ModuleStore};\n\n"
+    return _HEADER.format(name=source.name, origin=origin, remarks=remarks) + imports + declarations + load
