@@ -20,8 +20,8 @@ import burnstore as bs
 from burnstore import nn
 from burnstore.cli import progress as module
 from burnstore.cli.progress import ProgressDisplay, shown_progress
-from burnstore.stores.records import NamedMpkFileRecorder, save_file
 from burnstore.progress import phase
+from burnstore.stores.records import NamedMpkFileRecorder, save_file
 
 Captured = pytest.CaptureFixture[str]
 Pretend = Callable[[], None]

@@ -63,7 +63,7 @@ def test_a_small_file_never_costs_much(kind: str) -> None:
     tracemalloc.start()
     started = time.process_time()
     try:
-        with pytest.raises(bs.LimitError):
+        with pytest.raises(bs.errors.LimitError):
             bs.open(data)
         assert tracemalloc.get_traced_memory()[1] < 100 << 20
     finally:

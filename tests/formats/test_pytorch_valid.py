@@ -227,5 +227,5 @@ def test_offsets_are_places_in_the_file_or_refused() -> None:
     packed = tb.torch_zip(tb.state_dict({"w": ("Float", (4000,))}), {"0": raw}, method=8)
     with bs.open(packed) as f:
         assert f["w"].to_bytes() == raw
-        with pytest.raises(bs.UnsupportedError):
+        with pytest.raises(bs.errors.UnsupportedError):
             f.offset_of("w")

@@ -333,9 +333,9 @@ def test_null_in_a_tensor_of_json_is_refused_as_the_nan_that_it_was(values: str)
     text = json.dumps(
         {"metadata": heading("0.13.2"), "item": {"w": {"id": ID, "param": {"value": "@", "shape": [count]}}}}
     )
-    error = refused(text.replace('"@"', f"[{values}]").encode(), bs.CorruptError, "BR-13", tensor="w")
+    error = refused(text.replace('"@"', f"[{values}]").encode(), bs.errors.CorruptError, "BR-13", tensor="w")
     assert "writes a NaN or an infinity as null, and which of them it was is lost" in str(error)
-    refused(packed({"w": {"value": [None], "shape": []}}), bs.CorruptError, "BR-09", tensor="w")
+    refused(packed({"w": {"value": [None], "shape": []}}), bs.errors.CorruptError, "BR-09", tensor="w")
 
 
 # --- bounds -----------------------------------------------------------------------------------------------------------
@@ -374,7 +374,7 @@ def test_a_bomb_of_json_is_refused_within_a_second(bomb: str, compressed: bool) 
     seconds = []
     for _ in range(3):
         begun = time.process_time()
-        with pytest.raises(bs.FormatError) as caught:
+        with pytest.raises(bs.errors.FormatError) as caught:
             bs.open(data, format="record")
         seconds.append(time.process_time() - begun)
         if seconds[-1] < 1:
@@ -400,7 +400,7 @@ def test_paths_of_nested_keys_are_bounded_in_total(encode: Encode, leaf: Any) ->
     tracemalloc.start()
     begun = time.process_time()
     try:
-        refused(data, bs.LimitError, "BR-14")
+        refused(data, bs.errors.LimitError, "BR-14")
         assert tracemalloc.get_traced_memory()[1] < 400 * _MIB
     finally:
         tracemalloc.stop()

@@ -29,6 +29,7 @@ from burnstore.errors import (
 from burnstore.formats import registry
 from burnstore.formats.base import Contents, Table, WritePlan
 from burnstore.formats.registry import format_for_bytes, format_names, register_format
+from burnstore.stores.records import PrettyJsonFileRecorder, save_file
 from burnstore.testing import FormatConformance
 
 
@@ -139,8 +140,8 @@ def test_a_format_is_imported_when_it_is_first_needed_and_not_before(tmp_path: P
     run_python(
         "import sys; sys.path.append(sys.argv[1])\n"
         "import burnstore as bs\n"
-        "from burnstore.formats.registry import format_named\n"
-        "bs.register_format('late', 'late_format', suffixes=['.late'], signature=b'LATE')\n"
+        "from burnstore.formats.registry import format_named, register_format\n"
+        "register_format('late', 'late_format', suffixes=['.late'], signature=b'LATE')\n"
         "bs.open(bs.serialize({}, format='burnpack')).close()\n"
         "assert 'late_format' not in sys.modules\n"
         "assert format_named('late').name == 'late'\n",
@@ -335,7 +336,7 @@ def test_a_burnpack_file_whose_length_spells_a_brace_is_no_safetensors() -> None
 def test_a_record_with_the_words_of_an_index_is_a_record() -> None:
     model = {"total_size": np.zeros(1, np.float32), "weight_map": np.zeros(1, np.float32)}
     with tempfile.TemporaryDirectory() as folder:
-        bs.save_file(model, f"{folder}/m", bs.PrettyJsonFileRecorder(), durable=False)
+        save_file(model, f"{folder}/m", PrettyJsonFileRecorder(), durable=False)
         with bs.open(f"{folder}/m.json") as f:
             assert f.format == "record" and sorted(f) == ["total_size", "weight_map"]
 
@@ -349,23 +350,24 @@ def test_a_format_is_found_through_an_entry_point(tmp_path: Path, run_python: An
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: plugged\nVersion: 1.0\n")
     (package / "entry_points.txt").write_text("[burnstore.formats]\nplugged = plugged:register\nbroken = nowhere:f\n")
     (tmp_path / "plugged.py").write_text(
-        "import burnstore as bs\n"
         "from burnstore.formats.base import Contents, Table\n"
+        "from burnstore.formats.registry import register_format\n"
         "name = 'plugged'\n"
         "def register():\n"
-        "    bs.register_format('plugged', 'plugged', suffixes=['.plug'], signature=b'PLUG')\n"
+        "    register_format('plugged', 'plugged', suffixes=['.plug'], signature=b'PLUG')\n"
         "def read(source, limits): return Contents(Table([], [], [], [], [], []))\n"
         "def plan(*arguments): raise NotImplementedError\n"
     )
     run_python(
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "import burnstore as bs\n"
+        "from burnstore.formats.registry import format_names\n"
         "bs.open(bs.serialize({}, format='burnpack')).close()\n"
         "assert 'plugged' not in sys.modules and 'importlib.metadata' not in sys.modules\n"
         "with bs.open(b'PLUG and more') as f: assert f.format == 'plugged'\n"
-        "assert 'plugged' in bs.format_names()\n"
+        "assert 'plugged' in format_names()\n"
         "try: bs.open(b'GIF8')\n"
-        "except bs.UnknownFormatError as error: assert 'nowhere:f' in error.hint, error.hint\n"
+        "except bs.errors.UnknownFormatError as error: assert 'nowhere:f' in error.hint, error.hint\n"
         "else: raise AssertionError\n",
         tmp_path,
     )

@@ -335,7 +335,7 @@ def _compare(maker: Maker, file: Any, *, dense: bool) -> str | None:
     for name in file:
         try:
             file[name].to_bytes()
-        except bs.UnsupportedError as error:
+        except bs.errors.UnsupportedError as error:
             if "never saved" not in str(error):  # as the values of a meta tensor are
                 raise
     return None

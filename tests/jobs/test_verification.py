@@ -385,7 +385,7 @@ def test_a_file_whose_rest_cannot_be_read_is_verified_as_far_as_it_goes(
 
     def refusing(path: Any, **options: Any) -> Any:
         if "top_level_key" in options:
-            raise bs.LimitError("too deep")
+            raise bs.errors.LimitError("too deep")
         return opened(path, **options)
 
     monkeypatch.setattr(module, "open_checkpoint", refusing)

@@ -468,7 +468,7 @@ def test_integers_beyond_what_python_converts_are_refused(tmp_path: Path) -> Non
         save_config({"seed": 1 << 40_000}, tmp_path / "c.json")
     assert not (tmp_path / "c.json").exists()
     (tmp_path / "c.json").write_text('{"seed": ' + "9" * 10_000 + "}")
-    with pytest.raises(bs.CorruptError, match="10000 digits"):
+    with pytest.raises(bs.errors.CorruptError, match="10000 digits"):
         config_from_file(tmp_path / "c.json")
 
 
@@ -487,5 +487,5 @@ def test_the_depth_that_is_written_is_read(tmp_path: Path) -> None:
         save_config(nested(201), tmp_path / "c.json", overwrite=True)
     assert config_from_file(tmp_path / "c.json") == nested(200)
     (tmp_path / "c.json").write_text(json.dumps(nested(201)))
-    with pytest.raises(bs.LimitError, match="nested 201 deep"):
+    with pytest.raises(bs.errors.LimitError, match="nested 201 deep"):
         config_from_file(tmp_path / "c.json")

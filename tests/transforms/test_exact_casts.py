@@ -116,10 +116,10 @@ def test_every_value_is_rounded_once_or_refused(given: DType, wanted: DType) -> 
     for each in (refused[:40], refused[-40:]):
         for value in each:
             alone = np.array([value], given.numpy)
-            with pytest.raises(bs.DTypeError, match=wanted.name):
+            with pytest.raises(bs.errors.DTypeError, match=wanted.name):
                 cast_array(alone, wanted)
             if given is not DType.Flex32:
-                with pytest.raises(bs.DTypeError, match=wanted.name):
+                with pytest.raises(bs.errors.DTypeError, match=wanted.name):
                     cast(bs.TensorSnapshot.from_numpy("w", alone), wanted).to_bytes()
 
 
@@ -148,14 +148,15 @@ def test_a_blend_in_double_precision_is_rounded_once(name: str) -> None:
 
 def test_an_infinite_sum_is_not_a_nan() -> None:
     tensors = [bs.TensorSnapshot.from_numpy("w", np.float32([np.inf, 1])) for _ in range(2)]
-    with pytest.raises(bs.DTypeError, match="too large for F8_E4M3"):
+    with pytest.raises(bs.errors.DTypeError, match="too large for F8_E4M3"):
         blended(tensors, [0.5, 0.5], dtype=DType.F8_E4M3).to_bytes()
     assert blended(tensors, [0.5, 0.5], dtype=DType.F8_E5M2).numpy().astype(np.float32).tolist() == [np.inf, 1]
 
 
 def test_the_example_of_the_law(tmp_path: Any) -> None:
     scales = np.uint8([0, 127, 254]).view(DType.F8_E8M0.numpy)
-    with pytest.raises(bs.DTypeError, match=r"2 powers of two, from 5\.87747e-39 to 1\.70141e\+38, do not fit F16"):
+    message = r"2 powers of two, from 5\.87747e-39 to 1\.70141e\+38, do not fit F16"
+    with pytest.raises(bs.errors.DTypeError, match=message):
         cast_array(scales, DType.F16)
     bs.save([bs.TensorSnapshot.from_numpy("w", scales)], tmp_path / "scales.safetensors")
     with pytest.raises(bs.BurnstoreError, match="do not fit F16"):

@@ -11,7 +11,7 @@ from typing import Any
 from ...checkpoint import open_checkpoint
 from ...errors import AmbiguousError, ModelError
 from ...models.bindings import binding_for
-from ...models.layouts import layout_of, recorded_modules, view_of, view_of_record
+from ...pipeline.kinds import layout_of, recorded_modules, view_of_model, view_of_record
 from ...tensor.data import Shape
 from ...transforms.guess import guess_kinds
 from ...transforms.layout import COUNT, ModuleKind
@@ -68,7 +68,7 @@ def skeleton(model: Any, *, name: str | None = None) -> str:
     if layout_of(model) != "torch":
         raise ModelError("a model of PyTorch is needed", hint="give a torch.nn.Module, or a checkpoint of one")
     binding = binding_for(model)
-    view_of(model, list(binding.walk(model)))  # what could not be converted is refused with its reason
+    view_of_model(model, list(binding.walk(model)))  # what could not be converted is refused with its reason
     kind = type(model)
     source = Source(tree_of_model(model), name or kind.__name__)
     origin = f"PyTorch's `{kind.__module__}.{kind.__qualname__}`"
@@ -86,7 +86,7 @@ def _of_file(path: Path, name: str | None) -> str:
                     hint="give the PyTorch model or file that it was made of",
                 )
             view = view_of_record(recorded, {each: held.shape for each, held in snapshots.items()}, "burn")
-            snapshots = {each.path: each for each in view.in_torch(snapshots).snapshots}
+            snapshots = {each.path: each for each in view.to_torch(snapshots).snapshots}
         shapes = {each: snapshot.shape for each, snapshot in snapshots.items() if not each.endswith(COUNT)}
     kinds = _guessed(shapes) if recorded is None else {module.torch: module.kind for module in recorded}
     label = name or re.sub(r"\W", "_", path.name.partition(".")[0])
