@@ -115,15 +115,23 @@ class located:  # noqa: N801  # used as a verb: with located(path=...)
 
     __slots__ = ("_facts",)
 
-    def __init__(self, **facts: str | int | None) -> None:
-        self._facts = facts
+    def __init__(
+        self,
+        *,
+        path: str | None = None,
+        tensor: str | None = None,
+        offset: int | None = None,
+        rule: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        self._facts = (path, tensor, offset, rule, hint)
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, BurnstoreError):
-            for fact, value in self._facts.items():
+            for fact, value in zip(_FACTS, self._facts, strict=True):
                 if value is not None and getattr(error, fact) is None:
                     setattr(error, fact, value)
 

@@ -92,7 +92,7 @@ def test_metadata_past_the_end_of_the_file_are_refused(claim: int) -> None:
 
 
 def test_metadata_that_are_no_cbor_are_refused() -> None:
-    assert refused(HEADER.pack(MAGIC, VERSION, 246) + b"\xff" * 246, CorruptError, "map expected").offset == 10
+    assert refused(HEADER.pack(MAGIC, VERSION, 246) + b"\xff" * 246, CorruptError, "expected map").offset == 10
 
 
 # --- alignment --------------------------------------------------------------------------------------------------------

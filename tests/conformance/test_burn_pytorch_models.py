@@ -345,7 +345,7 @@ def test_a_key_that_holds_no_dict_is_named_with_what_it_holds() -> None:
         PytorchReader.from_bytes(saved(42))
 
 
-def test_of_a_tensor_with_attributes_the_tensor_counts() -> None:
+def test_tensors_in_attributes_of_a_tensor_have_names_below_its_own() -> None:
     storage = tb.storage(tb.text("0"), 6)
     view = tb.tuple_of(storage, tb.integer(0), tb.ints(2), tb.ints(1), b"\x89", tb.HOOKS)
     attributes = tb.dict_of((tb.text("extra"), tb.tensor(storage, (3,))))
@@ -354,7 +354,7 @@ def test_of_a_tensor_with_attributes_the_tensor_counts() -> None:
     )
     data = tb.torch_zip(tb.pickled(tb.dict_of((tb.text("t"), tagged))), {"0": np.arange(6, dtype="<f4").tobytes()})
     tensors = PytorchReader.from_bytes(data).tensors()
-    assert list(tensors) == ["t"] and tensors["t"].numpy().tolist() == [0, 1]
+    assert list(tensors) == ["t", "t.extra"] and tensors["t"].numpy().tolist() == [0, 1]
 
 
 def test_a_protocol_4_file_is_read(tmp_path: Path) -> None:

@@ -191,7 +191,9 @@ W = TensorSnapshot.from_numpy("w", np.array([1, 2], np.float32), param_id=42)
 
 
 def packed(*tensors: TensorSnapshot, metadata: dict[str, str] | None = None, **options: Any) -> bytes:
-    return bs.serialize(tensors, format="burnpack", metadata={} if metadata is None else metadata, **options)
+    return bs.serialize(
+        tensors, format="burnpack", metadata={} if metadata is None else metadata, **{"layout": "burn", **options}
+    )
 
 
 def metadata_of(data: bytes) -> bytes:
@@ -240,7 +242,7 @@ def test_example_c_nothing_at_all() -> None:
     ],
 )
 def test_example_d_with_the_stamp_of_the_store(version: str, length: int, digest: str | None) -> None:
-    data = bs.serialize([W], format="burnpack", burn_version=version)
+    data = bs.serialize([W], format="burnpack", layout="burn", burn_version=version)
     text = metadata_of(data)
     tail = b"hmetadata\xa3fformathburnpackhproducerdburngversion" + bytes((0x60 + len(version),)) + version.encode()
     assert text[:1] == b"\xa2"

@@ -62,7 +62,12 @@ FILLING = [path for path in PLAIN if path.parent.name != "0.19.1" or path.name[:
 def test_a_file_of_burn_fills_the_model_that_it_is_of(path: Path) -> None:
     name = path.name.split(".")[0]
     model = Dtypes() if name == "dtypes" else MODELS[name]()
-    result = SafetensorsStore.from_file(path).load(model)
+    store = SafetensorsStore.from_file(path)
+    if name == "names":  # its metadata hides that Burn wrote it, and its only matrix is square
+        with pytest.raises(bs.errors.ModelError, match="does not state its layout"):
+            store.load(model)
+        store = store.layout("burn")
+    result = store.load(model)
     assert (result.errors, result.missing, result.unused) == ([], [], [])
     with bs.open(path) as f:
         found = {snapshot.path: snapshot.to_bytes() for snapshot in bs.collect(model)}

@@ -171,7 +171,7 @@ def an_adapter_that_casts_has_it_done_on_the_device(device: str, folder: Path) -
     bs.save(source, folder / "model.safetensors")
     found = copy.deepcopy(source).half().to(device)
     wanted = copy.deepcopy(source).half()
-    options = {"from_adapter": bs.HalfPrecisionAdapter()}
+    options = {"adapter": bs.HalfPrecisionAdapter()}
     with account() as names:
         bs.load(found, folder / "model.safetensors", **options)
     bs.load(wanted, folder / "model.safetensors", in_place=False, **options)

@@ -157,7 +157,7 @@ def a_bias_that_burn_leaves_out_comes_as_zeros(device: str, folder: Path) -> Non
 def parts_of_ranks_are_cast_and_cut(device: str, folder: Path) -> None:
     torch.manual_seed(9)
     source = nn.ModuleDict({"up": nn.Linear(64, 96), "down": nn.Linear(96, 64)})
-    rules = {r"^up\.": "rows", r"^down\.weight": "columns", ".*": "replicate"}
+    rules = bs.Partition({r"^up\.": "rows", r"^down\.weight": "columns", ".*": "replicate"})
     for suffix in ("bpk", "safetensors"):
         path = folder / f"model.{suffix}"
         bs.save(source, path)

@@ -15,7 +15,7 @@ from torch import nn
 import burnstore as bs
 from burnstore.models.load.ties import overlapping
 from burnstore.models.torch.binding import _overlaps
-from burnstore.pipeline.compile import target_of
+from burnstore.pipeline.ends import target_of_model
 
 SIZE = 200  # 160 KB: read directly into the model, if nothing speaks against it
 
@@ -115,7 +115,7 @@ def test_disjoint_views_are_independent(case: str, in_place: bool, tmp_path: Pat
     bs.save({name: tensor.contiguous() for name, tensor in given.items()}, tmp_path / "m.safetensors")
     result = bs.load(model, tmp_path / "m.safetensors", in_place=in_place)
     assert all(torch.equal(tensor, given[name]) for name, tensor in state(model).items())
-    assert not overlapping(target_of(model).slots)
+    assert not overlapping(target_of_model(model).slots)
     assert not [note for note in result.notes if "memory" in note]
 
 
@@ -199,4 +199,4 @@ def test_every_small_stride_is_judged_right() -> None:
 
 def test_many_views_of_one_memory_are_sorted_out_in_little_time(tmp_path: Path) -> None:
     model = Holder(lambda w: {f"c{n:03}": w[:, n] for n in range(SIZE)})
-    assert not overlapping(target_of(model).slots)
+    assert not overlapping(target_of_model(model).slots)

@@ -12,9 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NoReturn, TextIO
 
-OK = 0
-FOUND = 1
-ERROR = 2
+_ERROR = 2
 _INTERRUPTED = 128 + 2
 _NO_READER = 128 + 13
 
@@ -69,7 +67,7 @@ def _run(argv: Sequence[str], parsed: list[Any]) -> int:
     try:
         arguments = build_parser().parse_args(argv)
     except SystemExit as end:  # after --help, --version or a usage error
-        return end.code if isinstance(end.code, int) else ERROR
+        return end.code if isinstance(end.code, int) else _ERROR
     parsed.append(arguments)
     code: int = arguments.run(arguments)
     return code
@@ -113,7 +111,7 @@ def _fail(message: str) -> int:
     with suppress(OSError, ValueError):
         print_json_error({"kind": "Error", "message": message})
         print(f"burnstore: error: {escape_controls(message)}", file=sys.stderr)
-    return ERROR
+    return _ERROR
 
 
 def _silence(*streams: TextIO | None) -> None:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from . import OK
+from .errors import OK
 from .parser import VERBS, VerbParser, build_parser
 
 DESCRIPTION = """\

@@ -11,9 +11,8 @@ from typing import Any
 from ..errors import BurnstoreError
 from ..formats.pytorch.values import Opaque, opaque_values
 from ..stores.config import config_from_file, save_config, to_json
-from . import ERROR, OK
 from .arguments import add_options
-from .errors import print_error
+from .errors import ERROR, OK, print_error
 from .text import escape
 
 _LEFT_OUT = object()

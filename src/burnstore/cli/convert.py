@@ -13,9 +13,8 @@ from ..formats.sharded.journal import JOURNAL_SUFFIX
 from ..jobs.convert.convert import ConvertResult, convert, replay
 from ..jobs.json_output import json_text
 from ..transforms.guess import Guess
-from . import OK
 from .arguments import add_options, byte_size, key_and_text
-from .errors import JOB_ERRORS, fail, misuse
+from .errors import JOB_ERRORS, OK, fail, misuse
 from .options import add_like, add_pipeline_options, add_top_level_key, like_from, pipeline_from
 from .progress import shown_progress
 from .text import counted, escape, escape_controls, print_json, size

@@ -11,9 +11,8 @@ from typing import Any
 
 from ..jobs.diff.diff import diff
 from ..jobs.diff.result import STATUSES, Diff, TensorDiff
-from . import FOUND, OK
 from .arguments import add_options
-from .errors import JOB_ERRORS, fail
+from .errors import FOUND, JOB_ERRORS, OK, fail
 from .options import add_like, add_pipeline_options, like_from, pipeline_from
 from .progress import shown_progress
 from .table import Column, render

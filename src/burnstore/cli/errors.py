@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import BurnstoreError, printable
-from . import ERROR
 from .text import escape_controls, print_json
+
+# The exit codes: nothing to look into, something found, an error.
+OK, FOUND, ERROR = 0, 1, 2
 
 JOB_ERRORS = (BurnstoreError, OSError, MemoryError)
 """The exceptions of a job; any other exception is a bug."""

@@ -6,9 +6,8 @@ import argparse
 from collections.abc import Iterator
 
 from ..jobs.explain.explain import RATE, Explanation, LayoutChange, explain
-from . import FOUND, OK
 from .arguments import add_options, byte_size, model_or_path
-from .errors import JOB_ERRORS, fail, hint_with_options
+from .errors import FOUND, JOB_ERRORS, OK, fail, hint_with_options
 from .options import add_like, add_pipeline_options, add_top_level_key, like_from, pipeline_from
 from .table import Column, render
 from .text import Screen, counted, escape, escape_controls, print_json, size

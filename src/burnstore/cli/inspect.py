@@ -12,9 +12,8 @@ from ..errors import BurnstoreError
 from ..jobs.inspect.inspect import SORTS, Inspection, files_of, inspect
 from ..jobs.inspect.tree import DEEPEST, ModuleTree, TensorRow, Totals
 from ..jobs.json_output import json_text
-from . import ERROR, FOUND, OK
 from .arguments import add_options, module_depth
-from .errors import JOB_ERRORS, as_burnstore_error, misuse, print_error
+from .errors import ERROR, FOUND, JOB_ERRORS, OK, as_burnstore_error, misuse, print_error
 from .progress import shown_progress
 from .table import Column, render
 from .text import SCHEMA, Screen, can_show, counted, dtype_label, escape, figure, shape_label, shorten, size, width

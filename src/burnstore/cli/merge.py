@@ -9,9 +9,8 @@ from typing import Any
 
 from ..jobs.merge.combine import CONFLICTS, METHODS
 from ..jobs.merge.merge import MergeResult, MergeSource, merge
-from . import OK
 from .arguments import add_options, byte_size, key_and_text
-from .errors import JOB_ERRORS, fail, misuse
+from .errors import JOB_ERRORS, OK, fail, misuse
 from .options import add_like, add_pipeline_options, like_from, pipeline_from
 from .progress import shown_progress
 from .table import Column, render

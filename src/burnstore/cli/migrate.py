@@ -9,9 +9,8 @@ from functools import partial
 
 from ..errors import BurnstoreError
 from ..jobs.migrate import Migration, migrate, migrate_each
-from . import ERROR, FOUND, OK
 from .arguments import add_options
-from .errors import print_error
+from .errors import ERROR, FOUND, OK, print_error
 from .progress import ProgressDisplay
 from .text import escape, size
 

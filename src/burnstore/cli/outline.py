@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..jobs.outline import BURN_VERSIONS, outline_snippet
-from . import OK
+from .errors import OK
 
 DESCRIPTION = """\
 Print Rust code that saves the outline of a Burn model: a file with its tensors and the kinds of its modules, so
@@ -35,3 +35,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the code."""
     print(outline_snippet(arguments.burn), end="")
     return OK
+
+
+# BAD

@@ -8,9 +8,8 @@ from typing import Any
 
 from ..errors import BurnstoreError
 from ..jobs.report.report import Report, report
-from . import FOUND, OK
 from .arguments import add_options, model_or_path
-from .errors import JOB_ERRORS, fail
+from .errors import FOUND, JOB_ERRORS, OK, fail
 from .progress import shown_progress
 from .text import counted, escape, print_json
 

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 
 from ..errors import BurnstoreError
 from ..jobs.scan.scan import CLEAN, ERROR, ScanResult, scan, scan_files
-from . import ERROR as FAILED
-from . import FOUND, OK
 from .arguments import add_options
-from .errors import print_error
+from .errors import ERROR as FAILED
+from .errors import FOUND, OK, print_error
 from .text import Screen, escape
 
 _SCHEMA = 1

@@ -7,9 +7,8 @@ import sys
 
 from ..errors import BurnstoreError
 from ..jobs.skeleton import skeleton
-from . import ERROR, OK
 from .arguments import import_model, names_object
-from .errors import print_error
+from .errors import ERROR, OK, print_error
 
 DESCRIPTION = """\
 Print the Rust source of a Burn module for a model of PyTorch: structs with fields in Burn's types, constructors with

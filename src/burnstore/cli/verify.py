@@ -13,9 +13,8 @@ from ..io.atomic import remove_files, stale_scratch_files
 from ..jobs.convert.receipt import check_receipt
 from ..jobs.json_output import json_text
 from ..jobs.verify.verify import Verification, parse_digest, verify_each
-from . import ERROR, FOUND, OK
 from .arguments import add_options
-from .errors import JOB_ERRORS, as_burnstore_error, error_facts, misuse, print_error
+from .errors import ERROR, FOUND, JOB_ERRORS, OK, as_burnstore_error, error_facts, misuse, print_error
 from .progress import ProgressDisplay
 from .text import Screen, counted, escape, print_json, size
 

@@ -90,12 +90,15 @@ def for_each(function: Callable[[Item], None], items: Iterable[Item]) -> None:
 
     helpers = ThreadGroup()
     try:
-        for _ in range(min(IO_THREADS, len(todo)) - 1):
-            if not helpers.start(work):
-                break
-        work()
+        try:
+            for _ in range(min(IO_THREADS, len(todo)) - 1):
+                if not helpers.start(work):
+                    break
+            work()
+        finally:
+            todo.clear()  # on a failure or Ctrl-C no thread starts another item
+            helpers.wait()
     finally:
-        todo.clear()  # on a failure or Ctrl-C no thread starts another item
-        helpers.wait()
+        helpers.wait()  # for an interrupt that came just before the first wait
     if failures:
         raise failures[0]

@@ -197,10 +197,10 @@ def walk(model: Any, *, skip_enum_variants: bool = False) -> Iterator[Slot]:
         raise
 
 
-def left_out(model: Any) -> list[str]:
+def left_out(model: Any) -> dict[str, str]:
     """Return what `walk` does not visit although it holds tensors, or is an item of a mapping or list of tensors.
 
-    Each line is a path and a reason. A walk covers public attributes, stored fields and items. Tensors elsewhere are
+    By path, with the reason. A walk covers public attributes, stored fields and items. Tensors elsewhere are
     listed: in private attributes, in attributes of a container, in fields that a struct does not store, in a set. So
     are constants in nested mappings and lists, where they look like tensors; constants of objects are settings. Fields
     that a module names in ``skipped``, code, and memory that is written under another name are not listed.
@@ -209,10 +209,10 @@ def left_out(model: Any) -> list[str]:
     ...     def __init__(self):
     ...         self.weight, self._cache = np.zeros(3), np.zeros(2)
     >>> left_out(Net())
-    ['_cache: 1 tensor in a private attribute']
+    {'_cache': '1 tensor in a private attribute'}
     """
     written = {_memory(slot, slot.identity()) for slot in walk(model)}
-    notes: list[str] = []
+    found: dict[str, str] = {}
     met = {id(model)}
     pending: list[tuple[str, Any, bool]] = [("", model, True)]
     while pending:
@@ -222,7 +222,7 @@ def left_out(model: Any) -> list[str]:
         for name, hidden, reason in _hidden(value):
             count = _unwritten(hidden, written)
             if count:
-                notes.append(f"{prefix}{name}: {count} {'tensor' if count == 1 else 'tensors'} {reason}")
+                found[f"{prefix}{name}"] = f"{count} {'tensor' if count == 1 else 'tensors'} {reason}"
         constants, below = [], []
         for segment, _, child, _ in _children(type(value))(value):
             kind = _KINDS[type(child)]
@@ -236,9 +236,9 @@ def left_out(model: Any) -> list[str]:
             items = (
                 "1 item that is not a tensor" if len(constants) == 1 else f"{len(constants)} items that are not tensors"
             )
-            notes.append(f"{path or '(the mapping)'}: {items} ({shown})")
+            found[path or "(the mapping)"] = f"{items} ({shown})"
         pending += reversed(below)
-    return notes
+    return found
 
 
 def _hidden(value: Any) -> Iterator[tuple[str, Any, str]]:

@@ -173,7 +173,7 @@ class HeldData(Data):
     data: TensorData
 
     def window(self, start: int, stop: int) -> memoryview:
-        return self.data.raw[start:stop].toreadonly()  # the caller may still use this memory
+        return memoryview(self.data.raw)[start:stop].toreadonly()  # the caller may still use this memory
 
 
 @dataclass(slots=True, eq=False)

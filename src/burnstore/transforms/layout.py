@@ -1,15 +1,14 @@
-"""Layouts: what PyTorch and Burn call the tensors of each kind of module, and how their axes lie.
+"""Layouts: the names and the order of axes that PyTorch and Burn give to the tensors of each kind of module.
 
-This is the only place that knows it, and it knows it as data. A `ModuleMap` says for one module which tensor of the one
-layout is which of the other:
+All of it is data in this file. A `ModuleMap` pairs the tensors of one module:
 
-- a `Link` joins one tensor of Burn with one of PyTorch, or with one of several equal parts of it along the first axis
-  (the gates of an LSTM, the three matrices of an attention), transposed or as it is;
-- a `Fill` is a tensor that Burn has and PyTorch has not, because it is all ones or zeros there (a norm without affine);
-- ``lost`` are tensors that PyTorch has and Burn has not (``num_batches_tracked``).
+- a `Link` pairs a tensor of Burn with one of PyTorch, or with one of several equal parts of it along the first axis
+  (the gates of an LSTM, the three matrices of an attention), transposed or not;
+- a `Fill` is a tensor that only Burn has, because its values are all ones or zeros (a norm without affine);
+- ``lost`` are tensors that only PyTorch has (``num_batches_tracked``).
 
-The equations behind every row are in tests/layouts, where NumPy computes what Burn does on the converted weights and
-real PyTorch must agree. What has no counterpart is refused by name: a tensor is never left out, doubled or guessed.
+tests/layouts proves every row: NumPy computes what Burn does with the converted weights, and PyTorch must agree. What
+has no counterpart is refused by name.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ Layout = Literal["burn", "torch"]
 LAYOUTS: tuple[Layout, ...] = ("burn", "torch")
 
 AS_IS = "AsIs"
-"""The kind of a module whose tensors have the same names and axes in every layout."""
+"""The kind of a module whose tensors have the same names and axes in both layouts."""
 
 COUNT = "num_batches_tracked"
-"""A tensor of PyTorch that Burn has none of, and the option of a kind that says its value."""
+"""A tensor that only PyTorch has, and the option of a kind that gives its value."""
 
 Tensors = Mapping[str, Shape]
-"""The tensors of a module and of all that lies in it: path below the module, and shape."""
+"""The shapes of a module's tensors, those of its submodules included, by their path below the module."""
 
-# A model has many modules and few that differ: of so many that do, what was found out is kept for the next ones.
+# A model has many modules of few kinds and shapes: the maps of so many different ones are kept.
 _MOST_ALIKE = 1024
 
 _KIND = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\((.*)\))?\s*")
@@ -44,7 +43,7 @@ _OPTION = re.compile(r"\s*([a-z_]\w*)\s*=\s*(True|False|-?\d+)\s*")
 
 @dataclass(frozen=True, slots=True)
 class ModuleKind:
-    """What a module is: a type name of its framework, and those of its options that its tensors do not show.
+    """The kind of a module: its type's name in its framework, and the options that its tensors do not show.
 
     >>> str(ModuleKind.parse("TransformerEncoderLayer(norm_first=True)"))
     'TransformerEncoderLayer(norm_first=True)'
@@ -55,9 +54,9 @@ class ModuleKind:
 
     @classmethod
     def parse(cls, text: str) -> ModuleKind:
-        """The kind that this text names, as ``str`` writes it."""
+        """Return the kind that a text names, as ``str`` writes it."""
         if not isinstance(text, str):
-            raise TypeError(f"a module kind is a str such as 'Linear', not {type(text).__name__}")
+            raise TypeError(f"a module kind must be a str such as 'Linear', got {type(text).__name__}")
         return _parsed(text)
 
     def option(self, name: str) -> int | None:

@@ -84,7 +84,7 @@ def test_bools_and_quantized_tensors_count_as_numbers() -> None:
 
 
 def test_a_tensor_whose_values_cannot_be_shown_has_a_problem() -> None:
-    broken = bs.TensorSnapshot.from_data("flag", bs.TensorData(b"\x00\x07", bs.DType.Bool, (2,)))
+    broken = bs.TensorSnapshot("flag", bs.DType.Bool, (2,), snapshot(np.uint8([0, 7]))._data, nbytes=2)
     sound = snapshot(np.arange(3.0))
     first, second = all_profiles([broken, sound])
     assert isinstance(first, bs.errors.CorruptError) and "7" in first.message

@@ -121,8 +121,7 @@ def convert(
 
     >>> import tempfile, numpy as np, burnstore as bs
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = bs.save({"fc.weight": np.ones((4, 3), np.float32)}, f"{folder}/a.safetensors", metadata={"format":
-    "pt"})
+    ...     _ = bs.save({"fc.weight": np.ones((4, 3))}, f"{folder}/a.safetensors", metadata={"format": "pt"})
     ...     done = bs.convert(f"{folder}/a.safetensors", f"{folder}/a.bpk", rules={"^fc$": "Linear"})
     ...     with bs.open(f"{folder}/a.bpk") as f:
     ...         done.source_layout, done.layout, f["fc.weight"].shape

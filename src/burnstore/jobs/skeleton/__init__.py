@@ -68,7 +68,7 @@ def skeleton(model: Any, *, name: str | None = None) -> str:
     if layout_of(model) != "torch":
         raise ModelError("a model of PyTorch is needed", hint="give a torch.nn.Module, or a checkpoint of one")
     binding = binding_for(model)
-    view_of_model(model, list(binding.walk(model)))  # what could not be converted is refused with its reason
+    view_of_model(model, list(binding.walk(model))).check(None, "torch")  # what cannot be converted is refused
     kind = type(model)
     source = Source(tree_of_model(model), name or kind.__name__)
     origin = f"PyTorch's `{kind.__module__}.{kind.__qualname__}`"

@@ -82,6 +82,8 @@ class Memory(NamedTuple):
     width: int
     shape: Shape
     strides: Shape
+    is_lazy: bool = False
+    """Whether torch only noted that the values are negated or conjugated."""
 
     @property
     def stop(self) -> int:
@@ -191,7 +193,8 @@ def disagreeing(groups: Sequence[Group], values: Sequence[Value]) -> dict[int, s
             given = np.frombuffer(value.raw if isinstance(value, TensorData) else bytes_of_array(value), np.uint8)
             held, known = memory.bytes_in(content, first), memory.bytes_in(is_set, first)
             wanted = given.reshape(held.shape)
-            if np.any((held != wanted) & known):
+            is_lazy = any(each.is_lazy for _, each in group.values())  # its bytes are not the bytes of its values
+            if np.any(((held != wanted) | is_lazy) & known):
                 others = [name for other, name in done.items() if memory.shares_bytes_with(group[other][1])]
                 found[slot.identity()] = (
                     f"shares memory with {', '.join(map(repr, others))}, for which the source has other values"

@@ -121,7 +121,8 @@ class TensorSlot:
         tensor = self.tensor
         width = tensor.element_size()
         strides = tuple(step * width for step in tensor.stride())
-        return Memory(tensor.device, tensor.data_ptr(), width, tuple(tensor.shape), strides)
+        is_lazy = tensor.is_conj() or tensor.is_neg()
+        return Memory(tensor.device, tensor.data_ptr(), width, tuple(tensor.shape), strides, is_lazy)
 
     def snapshot(self) -> TensorSnapshot:
         given = getattr(self.tensor, _ID, None)
