@@ -20,7 +20,7 @@ import numpy as np
 
 from ..errors import ChangedError, ClosedError, LimitError, ReadError, TruncatedError
 from .cached_runs import read_cached_runs
-from .pages import is_cached, open_direct, read_cached, read_directly
+from .pages import open_direct, read_cached, read_directly
 from .parallel import for_each
 from .sizes import PAGE, PARALLEL_BYTES, SYSCALL_BYTES
 
@@ -64,17 +64,6 @@ class ReadsPages(Protocol):
 
     def check_unchanged(self) -> None:
         """Raise ChangedError if the file was changed in place: `read_pages` leaves that to the end of many reads."""
-
-
-@runtime_checkable
-class KernelReadable(Protocol):
-    """A source of which the kernel can read a range through a descriptor (`burnstore.io.kernel_reads`)."""
-
-    def kernel_read(self, offset: int, length: int) -> tuple[int, int, int]:
-        """Return a descriptor, and the offset and length to read through it, which cover at least this range.
-
-        The read is one of the page cache if that has the first byte, otherwise a direct one of whole pages.
-        """
 
 
 def page_reader(source: Source) -> PageReader:
@@ -222,18 +211,6 @@ class FileSource:
             raise self._read_error(error, offset) from error
         if done is None or done < length:
             self._fill(offset + (done or 0), wanted[done or 0 :])
-
-    def kernel_read(self, offset: int, length: int) -> tuple[int, int, int]:
-        self._check_inside(offset, length)
-        fd = self._open_fd()
-        try:
-            direct = None if is_cached(fd, offset) else self._direct_fd()
-        except OSError as error:
-            raise self._read_error(error, offset) from error
-        if direct is None:
-            return fd, offset, length
-        first = offset // PAGE * PAGE
-        return direct, first, -(-(offset + length) // PAGE) * PAGE - first
 
     def read_cached_runs(self, offset: int, row: int, run: int, buffer: memoryview) -> int:
         """Read as many of these runs as are in the page cache and return their number; see `burnstore.io.runs`."""

@@ -12,7 +12,6 @@ from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 from ...errors import BurnstoreError, located
-from ..kernel_reads import Asked
 from ..sizes import GPU_GAP_BYTES, PAGE
 from ..source import PageReader, Source, page_reader
 
@@ -88,16 +87,6 @@ class Chunk:
         """
         try:
             self.read(first, last - first, buffer[first // PAGE * PAGE - self.offset // PAGE * PAGE :])
-        except BurnstoreError as error:
-            with located(path=self.source.name, tensor=self._name_at(error.offset)):
-                raise
-
-    def asked(self) -> Asked:
-        """Return the read that the kernel can do for it, of a `KernelReadable` source."""
-        source: Any = self.source
-        try:
-            found: Asked = source.kernel_read(self.offset, self.length)
-            return found
         except BurnstoreError as error:
             with located(path=self.source.name, tensor=self._name_at(error.offset)):
                 raise

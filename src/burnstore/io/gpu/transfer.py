@@ -14,14 +14,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from time import perf_counter
 from typing import Protocol
 
 from ..sizes import PAGE
 from ..source import ReadsPages
 from .buffers import CopyEvent
 from .chunks import Memory, Range, by_source, split_chunks
-from .readers import Filled, Readers, readers_for
+from .readers import Filled, Readers
 
 # Chunks that were read meanwhile are handed on together: calls for all of them are made less often.
 _MAX_BATCH = 4
@@ -93,7 +92,7 @@ class _Transfer:
         self._sources = [group[0].source for group in groups]
         self._nbytes = sum(range_.length for group in groups for range_ in group)
         self._max_buffers = min(staging.max_buffers, self._nbytes // staging.buffer_bytes + 2)
-        self._readers: Readers = readers_for(self._sources, readers, staging.buffer_bytes)
+        self._readers = Readers(readers)
         self._chunks = split_chunks(groups, staging.buffer_bytes)
         self._next = next(self._chunks, None)
         self._buffers: list[memoryview] = []
@@ -101,7 +100,6 @@ class _Transfer:
         self._reading = 0
         self._written = 0
         self._in_flight: deque[tuple[CopyEvent, list[int]]] = deque()
-        self._patient_until = 0.0
 
     def begin(self) -> None:
         """Transfer until everything is at least being read."""
@@ -127,9 +125,7 @@ class _Transfer:
         found = self._readers.finished(_MAX_BATCH)
         if found:
             self._issue(found)
-        if self._refill() or found:
-            self._patient_until = perf_counter() + self._readers.patience
-        elif self._has_no_patience():
+        if not self._refill() and not found:
             self._wait()
 
     def _issue(self, batch: Sequence[Filled]) -> None:
@@ -178,9 +174,6 @@ class _Transfer:
         self._reading += 1
         self._next = next(self._chunks, None)
         return True
-
-    def _has_no_patience(self) -> bool:
-        return perf_counter() >= self._patient_until
 
     def _wait(self) -> None:
         """Wait for the buffers that were sent first, if readers could use them; otherwise for the next read."""
