@@ -114,8 +114,21 @@ class Checkpoint(Mapping[str, TensorSnapshot]):
 
     @property
     def nbytes(self) -> int:
-        """How many bytes all tensors have together."""
-        return sum(self._table.sizes)
+        """How many bytes all tensors have together; those of tied tensors count once."""
+        return sum(self._table.sizes) - sum(self._table.sizes[self._row(name)] for name in self.ties)
+
+    @cached_property
+    def ties(self) -> Mapping[str, str]:
+        """The tensors that are the same bytes as an earlier one, each with the name of the first of them."""
+        table, firsts, ties = self._table, dict[Any, str](), dict[str, str]()
+        for row in (self._row(name) for group in self._contents.shared for name in group):
+            if table.sizes[row]:
+                data = table.apart.get(row)
+                place = table.offsets[row] if data is None else data.identity or id(data)
+                first = firsts.setdefault((place, table.dtypes[row], table.shapes[row]), table.names[row])
+                if first != table.names[row]:
+                    ties[table.names[row]] = first
+        return ties
 
     def offset_of(self, name: str) -> int:
         """Return the byte of its file at which a tensor's data begins; UnsupportedError if they had to be unpacked."""

@@ -308,6 +308,7 @@ def test_json_is_one_strict_and_complete_document(hostile: Path) -> None:
                     "zero_count": 0 if at else 2,
                 },
                 "problem": None,
+                "tied_to": None,
             }
     assert {row["name"]: row["param_id"] for row in second["tensors"]} == {
         "weight": {"number": str(int(bs.ParamId.parse("36vie7uuv08mi"))), "text": "36vie7uuv08mi"},

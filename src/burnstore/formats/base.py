@@ -150,7 +150,8 @@ class Format(Protocol):
     """Read contents out of a source and plan files. Stateless: one object serves all files.
 
     A format may have further abilities: `ModelLayout`, `StampsMetadata`, `StatesLayout`, `HasChecks`,
-    `DescribesHeader`, `Shardable`, `HoldsScalars`. Callers ask for them with the functions below each Protocol.
+    `DescribesHeader`, `Shardable`, `HoldsTies`, `HoldsScalars`. Callers ask for them with the functions below each
+    Protocol.
     """
 
     name: str
@@ -238,6 +239,18 @@ class Shardable(Protocol):
 def supports_shards(format: Format) -> bool:
     """Tell whether a format can be saved with ``max_shard_size``."""
     return isinstance(format, Shardable)
+
+
+@runtime_checkable
+class HoldsTies(Protocol):
+    """A format that stores a tensor once under several names: its ``plan`` takes ``ties={name: stored name}``."""
+
+    holds_ties: bool
+
+
+def supports_ties(format: Format) -> bool:
+    """Tell whether a format can store a tensor once under several names."""
+    return isinstance(format, HoldsTies) and format.holds_ties
 
 
 @runtime_checkable

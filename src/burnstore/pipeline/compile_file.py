@@ -200,6 +200,11 @@ class _Conversion:
             rows = self._converted(known, wanted)
         if self.like is not None:
             self._check_like(own, wanted, rows, known)
+            if plan.layout == self.like.layout:
+                groups: dict[int, list[str]] = {}
+                for slot in self.like.slots:
+                    groups.setdefault(slot.identity(), []).append(slot.path)
+                plan.tied = [group for group in groups.values() if len(group) > 1]
         rows = self._filtered(rows)
         rows = _adapt(rows, adapter, plan, self._owners(known))
         if replaced and adapter is not None:

@@ -113,7 +113,10 @@ def _agreed(sources: Sequence[Input]) -> tuple[dict[str, str], dict[str, None]]:
     metadata: dict[str, str] = {}
     disputed: dict[str, None] = {}
     for source in sources:
+        names = {snapshot.path for snapshot in source.snapshots} if source.metadata else set()
         for key, text in source.metadata.items():
+            if key in names and text in names:  # a second name of a tensor, which is written as a tie again
+                continue
             if metadata.setdefault(key, text) != text:
                 disputed[key] = None
     for key in disputed:

@@ -89,6 +89,9 @@ class Plan:
     renames: dict[str, str] = field(default_factory=dict)
     """New names by old ones: of source tensors when reading, of a model's tensors in the file's layout when saving."""
 
+    tied: Sequence[Sequence[str]] = ()
+    """Groups of target tensors that the model given as like has as one tensor."""
+
     # A load into slots has these as well.
     result: ApplyResult = field(default_factory=ApplyResult)
     slots: Sequence[Slot] = ()

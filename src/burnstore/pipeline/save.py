@@ -27,6 +27,7 @@ from .ends import Input, input_of_file
 from .metadata import metadata_for_save, written_layout
 from .options import AdapterLike, Pipeline
 from .plan import Plan
+from .ties import ties_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +96,21 @@ def save_plan(
     written = None
     with located(path=path):
         plan.check_constants()
+        ties = ties_of(plan, snapshots, chosen)
+        stored = [each for each in snapshots if each.path not in ties] if ties else snapshots
+        options = {**how.for_format, "ties": ties} if ties else how.for_format
         if path is None:
             with gc_paused():
-                planned = chosen.plan(snapshots, metadata, limits, **how.for_format)
+                planned = chosen.plan(stored, metadata, limits, **options)
             written = b"".join(buffer for buffers in batches(planned) for buffer in map(bytes, buffers))
         elif how.max_shard_size is None:
             with gc_paused():
-                planned = chosen.plan(snapshots, metadata, limits, **how.for_format)
+                planned = chosen.plan(stored, metadata, limits, **options)
             write_file(planned, path, overwrite=how.overwrite, durable=how.durable, progress=how.progress)
             files = [path]
         else:
-            files = _save_shards(snapshots, path, chosen, metadata, limits, how)
-    nbytes = sum(each.nbytes for each in snapshots)
+            files = _save_shards(stored, path, chosen, metadata, limits, how, options)
+    nbytes = sum(each.nbytes for each in stored)
     names = tuple(each.path for each in snapshots)
     result = SaveResult(path, chosen.name, plan.layout, names, nbytes, plan.fates, tuple(plan.notes), tuple(files))
     return result, written
@@ -119,6 +123,7 @@ def _save_shards(
     metadata: Mapping[str, str] | None,
     limits: Limits,
     how: WriteOptions,
+    options: Mapping[str, Any],
 ) -> list[str]:
     if not supports_shards(chosen):
         raise TypeError(f"max_shard_size is for SafeTensors; {chosen.name} is written to one file")
@@ -132,9 +137,7 @@ def _save_shards(
         overwrite=how.overwrite,
         durable=how.durable,
         progress=how.progress,
-        plan=lambda shard, own: chosen.plan(
-            shard, {**(metadata or {}), **own} if own else metadata, limits, **how.for_format
-        ),
+        plan=lambda shard, own: chosen.plan(shard, {**(metadata or {}), **own} if own else metadata, limits, **options),
         write=partial(write_file, durable=how.durable),
     )
 

@@ -75,6 +75,7 @@ def assemble(
     chosen: Format,
     *,
     metadata: Mapping[str, str] | None,
+    ties: Mapping[str, str] | None = None,
     overwrite: bool = False,
     durable: bool = True,
     verify: bool = True,
@@ -91,7 +92,8 @@ def assemble(
 
     With ``verify`` every tensor is read back and compared before the file gets its name; CorruptError if one differs.
     With ``digests`` the SHA-256 of each tensor, as proved, comes back by its name; ``expected`` are such digests
-    that they must have. A ``journal`` lets a save into shards be taken up again. For workers that are not threads the
+    that they must have. ``ties`` maps tensors to others of the same bytes, under which the format stores them. A
+    ``journal`` lets a save into shards be taken up again. For workers that are not threads the
     snapshots must be ones that can be pickled: of files, not of functions.
     """
     if (digests or expected is not None) and not verify:
@@ -99,6 +101,9 @@ def assemble(
     path, limits = os.fsdecode(path), limits or Limits()
     if expected is not None and {tensor.path for tensor in tensors} != set(expected):
         raise CorruptError("there are other tensors than those expected", path=path)
+    if ties:
+        tensors = [tensor for tensor in tensors if tensor.path not in ties]
+        options["ties"] = ties
     if not are_threads(checked_workers(workers)):
         _check_portable(tensors)
     # One flush at the end brings everybody's bytes to disk, if everybody is of this machine.
@@ -108,7 +113,7 @@ def assemble(
         if max_shard_size is None:
             plan = chosen.plan(tensors, metadata, limits, **options)
             builder.write(plan, path, overwrite=overwrite, progress=progress)
-            return Assembled([path], builder.digest_of)
+            return Assembled([path], builder.digests_with(ties))
         if chosen.name != "safetensors":
             raise TypeError(f"max_shard_size is for SafeTensors; {chosen.name} has one file")
         files = save_shards(
@@ -125,7 +130,7 @@ def assemble(
             prove=builder.prove_again,
             journal=journal,
         )
-        return Assembled(files, builder.digest_of)
+        return Assembled(files, builder.digests_with(ties))
 
 
 def files_read(source: Checkpoint) -> list[FileSource]:
@@ -212,6 +217,12 @@ class _Builder:
                     raise CorruptError(wrong[1], path=path, tensor=wrong[0], hint="is the disk or memory failing?")
             report.finish()
 
+    def digests_with(self, ties: Mapping[str, str] | None) -> dict[str, str]:
+        """Return the digests of all tensors, tied ones included."""
+        if ties and self.digest_of:
+            self.digest_of.update({name: self.digest_of[kept] for name, kept in ties.items()})
+        return self.digest_of
+
     def prove_again(self, plan: WritePlan, path: str, progress: Progress | None) -> None:
         """Prove a file that was written before: it is what would be written now, or CorruptError says that it is not.
         A file that begins with the same header has the same tensors at the same places, and nothing besides.
@@ -231,8 +242,9 @@ class _Builder:
         self, tensors: Sequence[TensorSnapshot], written: Checkpoint, room: MemoryBudget, report: _Report
     ) -> tuple[str | None, str] | None:
         """The first tensor that is not as it should be, and what is wrong with it; None if all are."""
-        if len(written) != len(tensors):
-            return None, f"{len(tensors)} tensors were written, {len(written)} are there"
+        count = len(written) - len(written.ties)
+        if count != len(tensors):
+            return None, f"{len(tensors)} tensors were written, {count} are there"
         pairs = [(tensor, written[tensor.path]) for tensor in tensors]
         batches = list(in_batches(pairs, lambda pair: pair[0].nbytes, _TASK_BYTES))
         prover = _Prover(room, self.digests or self.expected is not None)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -110,6 +110,11 @@ class Data:
         """Return the range of a source that has the elements in another order of the axes, and that order; or None."""
         return None
 
+    @property
+    def identity(self) -> Hashable | None:
+        """A key that is equal for data which read the same bytes in the same way; None where that is not known."""
+        return None
+
 
 @dataclass(slots=True, eq=False)
 class SourceData(Data):
@@ -125,6 +130,10 @@ class SourceData(Data):
     @property
     def file(self) -> str | None:
         return self.source.name
+
+    @property
+    def identity(self) -> Hashable | None:
+        return id(self.source), self.offset, self.nbytes
 
     def window(self, start: int, stop: int) -> memoryview:
         shared = self.source.view(self.offset + start, stop - start)
@@ -217,6 +226,12 @@ class WrappedData(Data):
     @property
     def file(self) -> str | None:
         return self.data.file
+
+    @property
+    def identity(self) -> Hashable | None:
+        inner = self.data.identity
+        own = tuple(getattr(self, each.name) for each in fields(self) if each.name != "data")
+        return None if inner is None else (type(self), inner, own)
 
 
 @dataclass(slots=True, eq=False)

@@ -6,7 +6,7 @@ pinned memory where torch has it; small tensors are fetched together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,13 @@ class TorchData(Data):
     @property
     def streams(self) -> bool:
         return not self.tensor.is_cpu
+
+    @property
+    def identity(self) -> Hashable | None:
+        tensor = self.tensor
+        if tensor.is_meta or not tensor.numel() or tensor.is_conj() or tensor.is_neg():
+            return None
+        return str(tensor.device), tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
     @property
     def batch_key(self) -> Device:

@@ -132,6 +132,11 @@ class StridedData(Data):
         values = memoryview(self._rows(first, last))
         return values[start - first * row_bytes : stop - first * row_bytes]
 
+    @property
+    def identity(self) -> Hashable | None:
+        inner = self.storage.identity or id(self.storage)
+        return inner, self.big_endian, self.tensor.dtype, self.tensor.offset, self.reached().identity
+
     def reached(self) -> Reached:
         """Return what the view reads."""
         tensor, item = self.tensor, ITEM_SIZES[self.tensor.dtype]

@@ -11,6 +11,10 @@ The object maps each name to ``{"dtype": .., "shape": [..], "data_offsets": [sta
 start of the data. The name ``__metadata__`` is no tensor: it may map text to text. The format has no parameter
 ids, no scalars and no checksums.
 
+Tensors that share memory are stored once, as ``safetensors.torch.save_model`` does: the metadata maps each name that is
+left out to the name that is stored. Such an entry (its key is not a tensor of the file, its value is) is read as a
+second name of the tensor.
+
 The rules. Errors and tests cite them; "stricter" marks what the package (0.8) lets pass.
 
     ST-01  The file has at least 8 bytes; N is no more than the limit (100,000,000 unless `Limits` says otherwise) and
@@ -55,6 +59,7 @@ from .writer import plan
 name = "safetensors"
 layout = None
 index_suffix = INDEX_SUFFIX
+holds_ties = True
 said_layout = stated_layout  # until every caller asks `formats.base.stated_layout`
 
-__all__ = ["describe_header", "index_suffix", "layout", "name", "plan", "read", "stamp", "stated_layout"]
+__all__ = ["describe_header", "holds_ties", "index_suffix", "layout", "name", "plan", "read", "stamp", "stated_layout"]

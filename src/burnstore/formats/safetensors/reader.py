@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
@@ -21,16 +22,41 @@ from . import fast_header
 from .header import LARGEST, LENGTH, MOST_HEADER_BYTES, MOST_TENSORS, Columns, decode_header, read_header
 
 _INDEX_HEAD = 512
+_STATEMENTS = ("format", "producer", "version")  # Metadata keys that state what the file is are never names of tensors.
 
 
 def read(source: Source, limits: Limits, *, shards: Sequence[str] | None = None) -> Contents:
     """Read the contents of a SafeTensors file, of all files that an index names, or of the ``shards`` in its folder."""
     limits = limits.or_defaults(header_bytes=MOST_HEADER_BYTES, tensors=MOST_TENSORS)
     if shards is not None:
-        return sharded.read_set(source, shards, limits, read_file)
+        return _with_ties(sharded.read_set(source, shards, limits, read_file))
     if begins_like_index(source.read_at(0, min(source.size, _INDEX_HEAD))):
-        return sharded.read_index(source, limits, read_file)
-    return read_file(source, limits)
+        return _with_ties(sharded.read_index(source, limits, read_file))
+    return _with_ties(read_file(source, limits))
+
+
+def _with_ties(contents: Contents) -> Contents:
+    """Return the contents with a row for each second name of a tensor, behind the row of the first."""
+    metadata, table = contents.metadata, contents.table
+    if not metadata:
+        return contents
+    names = set(table.names).intersection(metadata.values())
+    ties: dict[str, list[str]] = {}
+    for name, kept in metadata.items():
+        if kept in names and name not in _STATEMENTS and not name.startswith("burnstore."):
+            ties.setdefault(kept, []).append(name)
+    stored = set(table.names) if ties else set()
+    ties = {kept: found for kept, every in ties.items() if (found := [name for name in every if name not in stored])}
+    if not ties:
+        return contents
+    rows = [row for row, name in enumerate(table.names) for _ in (name, *ties.get(name, ()))]
+    table = table.picked(rows)
+    table.names[:] = [each for name in contents.table.names for each in (name, *ties.get(name, ()))]
+    pairs = [f"{printable(name)} of {printable(kept)}" for kept, every in ties.items() for name in every]
+    shown = ", ".join(pairs[:3]) + (f" and {len(pairs) - 3} more" if len(pairs) > 3 else "")
+    shared = tuple((kept, *every) for kept, every in ties.items())
+    note = f"the metadata gives tensors a second name: {shown}"
+    return replace(contents, table=table, notes=(*contents.notes, note), shared=shared)
 
 
 def read_file(source: Source, limits: Limits) -> Contents:

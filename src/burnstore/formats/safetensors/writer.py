@@ -23,11 +23,20 @@ BURN_VERSION = "0.22.1"
 _ALIGNMENT = 8  # of the header, so that tensors of wide elements, which come first, are aligned
 
 
-def plan(tensors: Sequence[TensorSnapshot], metadata: Mapping[str, str] | None, limits: Limits) -> WritePlan:
+def plan(
+    tensors: Sequence[TensorSnapshot],
+    metadata: Mapping[str, str] | None,
+    limits: Limits,
+    *,
+    ties: Mapping[str, str] | None = None,
+) -> WritePlan:
     """Plan a SafeTensors file of these tensors: wide dtypes first, then by name, whatever the order given.
 
-    Metadata is written in the order given; ``metadata=None`` writes none. The format has no place for parameter ids.
+    Metadata is written in the order given; ``metadata=None`` writes none. ``ties`` maps further names to tensors and is
+    added to the metadata. The format has no place for parameter ids.
     """
+    if ties:
+        metadata = {**(metadata or {}), **{name: kept for name, kept in ties.items() if name not in (metadata or {})}}
     limits = limits.or_defaults(header_bytes=MOST_HEADER_BYTES, tensors=MOST_TENSORS)
     check_count(len(tensors), limits, "ST-04")
     check_names([tensor.path for tensor in tensors], limits, "ST-03", "ST-13")

@@ -30,6 +30,7 @@ from ...pipeline.ends import Input, Target, input_of_file, target_of_file, targe
 from ...pipeline.metadata import checked_metadata, metadata_for_files, scalars_of, written_layout
 from ...pipeline.options import AdapterLike, FilterLike, Pipeline, RenameLike, RulesLike, pipeline_of
 from ...pipeline.plan import Plan, moves_from_json
+from ...pipeline.ties import ties_of
 from ...pipeline.write import Assembled, assemble, check_apart, files_read
 from ...progress import Progress, ProgressLike, progress_from
 from ...tensor.dtype import DType
@@ -306,12 +307,14 @@ def _converted(
                 )
     plan.check_constants()
     snapshots = [move.snapshot for move in plan.moves]
+    ties = ties_of(plan, snapshots, chosen)
     sharded = how.max_shard_size is not None
     done = assemble(
         snapshots,
         how.target,
         chosen,
         metadata=written.metadata,
+        ties=ties,
         overwrite=how.overwrite,
         durable=how.durable,
         verify=how.verify,
@@ -327,7 +330,7 @@ def _converted(
     if how.receipt is not None:
         receipt = _receipt(sources, plan, written, moves, how, chosen, done)
         receipt.save(how.receipt, overwrite=how.overwrite, durable=how.durable)
-    nbytes = sum(each.nbytes for each in snapshots)
+    nbytes = sum(each.nbytes for each in snapshots if each.path not in ties)
     return ConvertResult(
         len(snapshots),
         nbytes,

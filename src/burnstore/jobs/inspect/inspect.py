@@ -62,7 +62,7 @@ class Inspection(Plain):
 
         rows = self.tensors
         columns = [row.name for row in rows], [str(row.dtype) for row in rows], [row.shape for row in rows]
-        return tensors_panel(self.path, self.format, self.layout, *columns, sum(row.nbytes for row in rows))
+        return tensors_panel(self.path, self.format, self.layout, *columns, Totals.of(rows).nbytes)
 
 
 def inspect(
@@ -159,14 +159,15 @@ def _has_known_bytes(file: str) -> bool:
 
 
 def _rows(checkpoint: Checkpoint) -> list[TensorRow]:
-    places = list(checkpoint.places())
+    places, ties = list(checkpoint.places()), checkpoint.ties
     files = {place[0] for place in places if place is not None}
     shards = {file: os.path.basename(file) if files != {checkpoint.path} else None for file in files}
     rows = []
     for (name, dtype, shape, nbytes, param_id), place in zip(checkpoint.descriptions(), places, strict=True):
         offset, shard = (None, None) if place is None else (place[1], shards[place[0]])
         identity = None if param_id is None else ParamId(param_id)
-        rows.append(TensorRow(name, dtype, shape, math.prod(shape), nbytes, offset, identity, shard))
+        tied = ties.get(name)
+        rows.append(TensorRow(name, dtype, shape, math.prod(shape), nbytes, offset, identity, shard, tied_to=tied))
     return rows
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,8 @@ class TensorRow:
     """One tensor of a file: its description, the place of its bytes, and its statistics if wanted.
 
     ``offset`` is None if the bytes are compressed or in several places. ``shard`` is the file of a set that contains
-    them, None for a single file. ``problem`` is the reason why wanted statistics could not be computed.
+    them, None for a single file. ``problem`` is the reason why wanted statistics could not be computed. ``tied_to`` is
+    an earlier tensor with the same bytes; totals count the two once.
     """
 
     name: str
@@ -34,6 +35,7 @@ class TensorRow:
     shard: str | None = None
     stats: TensorStats | None = None
     problem: str | None = None
+    tied_to: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON; the id is a decimal string, because JavaScript rounds 64-bit numbers."""
@@ -50,6 +52,7 @@ class TensorRow:
             "param_id": identity,
             "stats": None if self.stats is None else self.stats.to_dict(),
             "problem": self.problem,
+            "tied_to": self.tied_to,
         }
 
 
@@ -65,7 +68,13 @@ class Totals(Plain):
     def of(cls, rows: Iterable[TensorRow]) -> Totals:
         """Return the totals of these tensors."""
         rows = list(rows)
-        return cls(len(rows), sum(row.elements for row in rows), sum(row.nbytes for row in rows))
+        counted = list({row.tied_to or row.name: row for row in rows}.values()) if any_tied(rows) else rows
+        return cls(len(rows), sum(row.elements for row in counted), sum(row.nbytes for row in counted))
+
+
+def any_tied(rows: Iterable[TensorRow]) -> bool:
+    """Return whether two tensors have the same bytes."""
+    return any(row.tied_to is not None for row in rows)
 
 
 @dataclass(slots=True)
@@ -85,6 +94,7 @@ class ModuleTree:
     dtypes: dict[str, None] = field(default_factory=dict)
     modules: dict[str, ModuleTree] = field(default_factory=dict)
     tensors: dict[str, TensorRow] = field(default_factory=dict)
+    _counted: set[str] = field(default_factory=set, repr=False)
 
     @classmethod
     def of(cls, rows: Iterable[TensorRow], *, depth: int = DEEPEST) -> ModuleTree:
@@ -96,25 +106,32 @@ class ModuleTree:
             raise ValueError(f"depth must be 0 or more, got {depth}")
         whole = cls()
         deepest = min(depth, DEEPEST)
+        rows = list(rows)
+        tied = {row.tied_to for row in rows}
         for row in rows:
             *names, last = row.name.split(".", DEEPEST)
             module = whole
-            module._add(row)
+            module._add(row, tied)
             for name in names[:deepest]:
                 inner = module.modules.get(name)
                 if inner is None:
                     inner = module.modules[name] = cls()
                 module = inner
-                module._add(row)
+                module._add(row, tied)
             if len(names) <= deepest:
                 module.tensors[last] = row
         return whole
 
-    def _add(self, row: TensorRow) -> None:
+    def _add(self, row: TensorRow, tied: Collection[str | None]) -> None:
         self.count += 1
+        self.dtypes[row.dtype.name] = None
+        first = row.tied_to or row.name
+        if first in tied:
+            if first in self._counted:
+                return
+            self._counted.add(first)
         self.elements += row.elements
         self.nbytes += row.nbytes
-        self.dtypes[row.dtype.name] = None
 
     @property
     def total(self) -> Totals:

@@ -26,6 +26,7 @@ from ...pipeline.ends import Input, input_of_file
 from ...pipeline.metadata import checked_metadata, metadata_for_files, written_layout
 from ...pipeline.options import FilterLike, Pipeline, RenameLike, RulesLike, as_cast, layout_named, pipeline_of
 from ...pipeline.plan import Move, Plan
+from ...pipeline.ties import ties_of
 from ...pipeline.write import assemble, check_apart
 from ...progress import ProgressLike, progress_from
 from ...tensor.dtype import DType
@@ -171,11 +172,13 @@ def merge(
         texts = metadata_for_files(chosen, inputs, merged, kept, common)
         numbers = sorted({printable(name) for each in inputs for name in each.scalars})
         merged.notes += [f"scalars were not merged: {listed(numbers)}"] if numbers else []
+        ties = ties_of(merged, combined.snapshots, chosen)
         assemble(
             combined.snapshots,
             target,
             chosen,
             metadata=texts,
+            ties=ties,
             overwrite=overwrite,
             durable=durable,
             verify=verify,
@@ -185,7 +188,7 @@ def merge(
             progress=report,
             **format_options,
         )
-    nbytes = sum(each.nbytes for each in combined.snapshots)
+    nbytes = sum(each.nbytes for each in combined.snapshots if each.path not in ties)
     return MergeResult(combined.rows, combined.left_out, nbytes, merged.layout, verify, merged.notes)
 
 

@@ -1,0 +1,54 @@
+"""Ties: tensors that are written under several names and have the same bytes, such as tied weights of a model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+
+from ..errors import printable
+from ..formats.base import Format, supports_ties
+from ..models.load.ties import same_values
+from ..tensor.snapshot import TensorSnapshot
+from ..tensor.sources import Data, RangeData, WrappedData
+from .compile import listed
+from .plan import Plan
+
+
+def ties_of(plan: Plan, snapshots: Sequence[TensorSnapshot], chosen: Format) -> dict[str, str]:
+    """Return the names under which a tensor need not be written, each with the name under which it is.
+
+    As `safetensors.torch.save_model` does, the first name in alphabetical order is kept. Empty, with a note in the
+    plan, if the format has no ties, or if Burn reads the file: its store looks for every name.
+    """
+    if not supports_ties(chosen) or plan.layout == "burn":
+        twice = [name for group in _groups(snapshots, _origin) for name in group[1:]]
+        if twice:
+            place = f"{chosen.name} in Burn's layout" if supports_ties(chosen) else chosen.name
+            plan.notes.append(f"tied tensors are stored more than once, because {place} has no ties: {listed(twice)}")
+        return {}
+    ties = {name: group[0] for group in _groups(snapshots, lambda data: data.identity) for name in group[1:]}
+    by_name = {snapshot.path: snapshot for snapshot in snapshots} if plan.tied else {}
+    for group in plan.tied:  # what a model ties, a file of another format may have several times
+        first, *others = sorted(name for name in group if name in by_name and name not in ties) or [""]
+        ties |= {name: first for name in others if same_values(by_name[first], by_name[name])}
+    if ties:
+        pairs = [f"{printable(name)} as {printable(kept)}" for name, kept in ties.items()]
+        plan.notes.append(f"tied tensors are stored once: {listed(pairs)}")
+    return ties
+
+
+def _groups(snapshots: Sequence[TensorSnapshot], key: Callable[[Data], Hashable | None]) -> list[list[str]]:
+    """Return the names of tensors with one key, sorted, for each key of several tensors."""
+    groups: dict[Hashable, list[str]] = {}
+    for snapshot in snapshots:
+        identity = key(snapshot._data) if snapshot.nbytes else None
+        if identity is not None:
+            groups.setdefault((identity, snapshot.dtype, math.prod(snapshot.shape)), []).append(snapshot.path)
+    return [sorted(group) for group in groups.values() if len(group) > 1]
+
+
+def _origin(data: Data) -> Hashable | None:
+    """Return the identity of the tensor that data are made from, transposed or cast."""
+    while isinstance(data, WrappedData) and not isinstance(data, RangeData):
+        data = data.data
+    return data.identity
