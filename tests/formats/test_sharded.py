@@ -822,3 +822,16 @@ def test_reads_under_two_writers_are_never_mixed() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "mixed=0 failed=0" in done.stdout
+
+
+def test_an_index_of_pytorch_files_is_refused_in_those_words(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    for at in (1, 2):
+        torch.save({f"w{at}": torch.ones(2)}, tmp_path / f"pytorch_model-0000{at}-of-00002.bin")
+    weight_map = {f"w{at}": f"pytorch_model-0000{at}-of-00002.bin" for at in (1, 2)}
+    index = tmp_path / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    with pytest.raises(bs.errors.UnsupportedError, match="this shard is a PyTorch file"):
+        bs.open(index)
+    done = bs.convert([tmp_path / name for name in weight_map.values()], tmp_path / "whole.safetensors")
+    assert done.tensors == 2

@@ -549,3 +549,13 @@ def test_what_cannot_be_read_or_written_is_told_and_nothing_is_left(two: list[Pa
     with pytest.raises(MergeError, match="there must be a source"):
         bs.merge([], files.out)
     assert not files.out.exists()
+
+
+def test_what_the_reader_left_out_of_a_source_is_named_with_its_file(files: Files, tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(2), "m": np.ma.array([1.0], mask=[1])}, tmp_path / "a.pt")
+    torch.save({"state_dict": {"v": torch.ones(2)}, "optimizer": {0: torch.ones(2)}}, tmp_path / "b.pt")
+    done = bs.merge([tmp_path / "a.pt", tmp_path / "b.pt"], tmp_path / "c.safetensors")
+    assert done.notes[0] == f"{tmp_path / 'a.pt'}: left out: m: a masked NumPy array"
+    assert "left out, with the number of tensors in each: optimizer (1)" in done.notes[1]
+    joined = bs.convert([tmp_path / "a.pt", tmp_path / "b.pt"], tmp_path / "d.safetensors")
+    assert joined.notes == done.notes

@@ -24,6 +24,9 @@ layout = "burn"
 _CONSTANTS = (type(None), bool, int, float, complex, str, bytes, bytearray, memoryview, range, np.generic, np.dtype)
 _CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, functools.partial)
 Setter = Callable[[Any], None]
+Child = tuple[str, str, Any, "Setter | None"]
+"""A direct child of a value: segment, container entry of the owner, child, and a function that replaces it."""
+Children = Iterator[Child]
 # A search for hidden tensors ends here: an attribute may lead to anything, and notes are not worth minutes.
 _MOST_SEARCHED = 1_000_000
 
@@ -200,10 +203,11 @@ def walk(model: Any, *, skip_enum_variants: bool = False) -> Iterator[Slot]:
 def left_out(model: Any) -> dict[str, str]:
     """Return what `walk` does not visit although it holds tensors, or is an item of a mapping or list of tensors.
 
-    By path, with the reason. A walk covers public attributes, stored fields and items. Tensors elsewhere are
-    listed: in private attributes, in attributes of a container, in fields that a struct does not store, in a set. So
-    are constants in nested mappings and lists, where they look like tensors; constants of objects are settings. Fields
-    that a module names in ``skipped``, code, and memory that is written under another name are not listed.
+    It maps paths to reasons. A walk covers public attributes, stored fields and items, and of a torch module what its
+    state dict has. Tensors elsewhere are listed: in private attributes, in attributes of a container, in fields that a
+    struct does not store, in a set, in attributes of a torch module. So are values in nested mappings and lists that
+    are no tensors and hold none; constants of objects are settings. Fields that a module names in ``skipped``, code,
+    and memory that is written under another name are not listed.
 
     >>> class Net:
     ...     def __init__(self):
@@ -211,76 +215,131 @@ def left_out(model: Any) -> dict[str, str]:
     >>> left_out(Net())
     {'_cache': '1 tensor in a private attribute'}
     """
-    written = {_memory(slot, slot.identity()) for slot in walk(model)}
-    found: dict[str, str] = {}
-    met = {id(model)}
+    search = _Search(model)
+    visited: list[tuple[str, Any, list[Child], dict[str, str]]] = []
+    search.met[id(model)] = model
     pending: list[tuple[str, Any, bool]] = [("", model, True)]
     while pending:
-        path, value, is_data = pending.pop()
-        is_data = is_data and isinstance(value, (Mapping, Sequence)) and not isinstance(value, (Struct, Variant))
-        prefix = f"{path}." if path else ""
-        for name, hidden, reason in _hidden(value):
-            count = _unwritten(hidden, written)
-            if count:
-                found[f"{prefix}{name}"] = f"{count} {'tensor' if count == 1 else 'tensors'} {reason}"
-        constants, below = [], []
-        for segment, _, child, _ in _children(type(value))(value):
+        prefix, value, is_data = pending.pop()
+        is_container = isinstance(value, (Mapping, Sequence)) and not isinstance(value, (Struct, Variant))
+        is_data = is_data and is_container
+        own = list(children(value))
+        constants, below, holds_tensors = {}, [], False
+        for segment, _, child, _ in own:
             kind = _KINDS[type(child)]
-            if kind is None:
-                constants.append(segment)
-            elif not isinstance(kind, type) and id(child) not in met:
-                met.add(id(child))
-                below.append((prefix + segment, child, is_data))
-        if constants and is_data:
-            shown = ", ".join(constants[:3]) + (", ..." if len(constants) > 3 else "")
-            items = (
-                "1 item that is not a tensor" if len(constants) == 1 else f"{len(constants)} items that are not tensors"
-            )
-            found[path or "(the mapping)"] = f"{items} ({shown})"
+            if isinstance(kind, type):
+                holds_tensors = True
+            elif kind is None or (is_data and not isinstance(child, (Mapping, Sequence)) and not _holds_tensors(child)):
+                constants[prefix + segment] = "not a tensor"
+            elif id(child) not in search.met:
+                search.met[id(child)] = child  # It has its own turn.
+                below.append((f"{prefix}{segment}.", child, is_data))
+        visited.append((prefix, value, own, constants if is_data or (is_container and holds_tensors) else {}))
         pending += reversed(below)
+    found: dict[str, str] = {}
+    for prefix, value, own, constants in visited:
+        found |= search.hidden(value, own, prefix) | constants
     return found
 
 
-def _hidden(value: Any) -> Iterator[tuple[str, Any, str]]:
-    """Yield what `children` does not yield of a value: a name, the hidden value and the reason."""
-    visible = {id(child) for _, _, child, _ in _children(type(value))(value)}
+def hidden_tensors(mapping: Mapping[str, Any]) -> dict[str, str]:
+    """Return the tensors that a mapping of arrays has in attributes of its own, with the reason why it has none of them
+    as an item."""
+    arrays = {name: value for name, value in mapping.items() if isinstance(value, np.ndarray)}
+    return _Search(arrays).hidden(mapping, list(_items(mapping)), "")
+
+
+MODULE_ATTRIBUTES: set[str] = set()
+"""The attributes that every torch module has: what they hold is visited, or is no tensor."""
+
+
+class _Search:
+    """A search for tensors that a walk does not visit; each object is searched once, so it is linear in the model."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.met: dict[int, Any] = {}
+
+    @functools.cached_property
+    def written(self) -> set[Any]:
+        """The memory of what a walk visits; most models hide nothing, and then it is not needed."""
+        return {_memory(slot) for slot in walk(self._model)}
+
+    def hidden(self, value: Any, own: Sequence[Child], prefix: str) -> dict[str, str]:
+        """Return the tensors of a value that are not among its own children, by attribute, with the reason."""
+        counts = [(name, self.count(held), reason) for name, held, reason in _hidden(value, own)]
+        return {
+            prefix + name: f"{count} {'tensor' if count == 1 else 'tensors'} {reason}"
+            for name, count, reason in counts
+            if count
+        }
+
+    def count(self, value: Any) -> int:
+        """Return how many tensors are reachable from a value that are not written; never raise, whatever it is."""
+        count, pending, met = 0, [value], self.met
+        while pending and len(met) < _MOST_SEARCHED:
+            each = pending.pop()
+            kind = _KINDS[type(each)]
+            if kind is None or id(each) in met:
+                continue
+            met[id(each)] = each  # The reference keeps the id from being used again.
+            if isinstance(kind, type):
+                count += self._is_unwritten(kind, each)
+            elif isinstance(each, Mapping):
+                pending += each.values()
+            elif isinstance(each, (list, tuple, set, frozenset, deque)):
+                pending += each
+            names = (*getattr(each, "__dict__", ()), *_SLOT_NAMES[type(each)])
+            pending += (getattr(each, name, None) for name in names)
+        return count
+
+    def _is_unwritten(self, kind: Any, value: Any) -> bool:
+        try:
+            slot = kind("", (), value, None)
+            return math.prod(slot.shape) > 0 and _memory(slot) not in self.written
+        except ModelError:
+            return True  # a tensor of a form that cannot be saved
+
+
+def _hidden(value: Any, own: Sequence[Child]) -> Iterator[tuple[str, Any, str]]:
+    """Yield what is not among the own children of a value: a name, the hidden value and the reason."""
+    visible = {id(child) for _, _, child, _ in own}
     skipped = getattr(value, "skipped", ()) if isinstance(value, Struct) else ()
-    for name in (*getattr(value, "__dict__", ()), *_SLOT_NAMES[type(value)]):
+    held = getattr(value, "__dict__", {})
+    is_module = "_parameters" in held and "_modules" in held
+    for name in (*held, *_SLOT_NAMES[type(value)]):
+        if is_module and name in MODULE_ATTRIBUTES:
+            continue
         child = getattr(value, name, None)
-        if id(child) not in visible and name not in skipped:
-            is_private = name.startswith("_") and not isinstance(value, (Struct, Variant))
+        if _KINDS[type(child)] is None or id(child) in visible or name in skipped:
+            continue
+        if is_module:
+            reason = "in an attribute that is no parameter, buffer or module"
+        elif name.startswith("_") and not isinstance(value, (Struct, Variant)):
+            reason = "in a private attribute"
+        else:
             owner = "container" if isinstance(value, (Mapping, Sequence)) else "struct that does not store it"
-            yield name, child, "in a private attribute" if is_private else f"in an attribute of a {owner}"
-    if isinstance(value, (set, frozenset)):
+            reason = f"in an attribute of a {owner}"
+        yield name, child, reason
+    if is_module:
+        for name in held.get("_non_persistent_buffers_set", ()):
+            yield name, held["_buffers"].get(name), "in a buffer that is not persistent"
+    elif isinstance(value, (set, frozenset)):
         yield "(set)", list(value), "in a set, which has no order"
     elif isinstance(value, (Struct, Variant)) and isinstance(value, (Mapping, Sequence)):
         yield "(items)", list(value.values()) if isinstance(value, Mapping) else list(value), "among a struct's items"
 
 
-def _unwritten(value: Any, written: set[Any]) -> int:
-    """Return how many tensors are reachable from a value that are not written; never raise, whatever the value is."""
-    count, pending = 0, [value]
-    met: dict[int, Any] = {}
-    while pending and len(met) < _MOST_SEARCHED:
-        each = pending.pop()
-        kind = _KINDS[type(each)]
-        if kind is None or id(each) in met:
-            continue
-        met[id(each)] = each  # The reference keeps the id from being used again.
-        if isinstance(kind, type):
-            slot = kind("", (), each, None)
-            count += math.prod(slot.shape) > 0 and _memory(slot, slot.identity()) not in written
-        elif isinstance(each, Mapping):
-            pending += each.values()
-        elif isinstance(each, (list, tuple, set, frozenset, deque)):
-            pending += each
-        pending += (getattr(each, name, None) for name in (*getattr(each, "__dict__", ()), *_SLOT_NAMES[type(each)]))
-    return count
+def _holds_tensors(value: Any) -> bool:
+    return _Search({}).count(value) > 0
 
 
-def _memory(slot: Any, identity: Any) -> Any:
+def _memory(slot: Any) -> Any:
     """Return the identity of the memory behind a slot: that of the array that owns it, for a view."""
-    array = getattr(slot, "array", None)
+    memory = getattr(slot, "storage", None)
+    if memory is not None:
+        return memory
+    array, identity = getattr(slot, "array", None), slot.identity()
     while isinstance(array, np.ndarray) and isinstance(array.base, np.ndarray):
         array, identity = array.base, id(array.base)
     return identity
@@ -339,9 +398,6 @@ def _equals_torch(layer: Any, option: str) -> bool:
     relu = option == "hidden_activation" and type(layer).__name__ == "Rnn" and choice == "Relu"
     return relu or choice == TORCH_OPTIONS[option]
 
-
-Children = Iterator[tuple[str, str, Any, "Setter | None"]]
-"""The direct children of a value: segment, container entry of the owner, child, and a function that replaces it."""
 
 _further_kinds: list[Callable[[type], Any]] = []
 

@@ -19,6 +19,7 @@ from .compile import listed
 from .compile_file import compile_save
 from .ends import Input, input_of_file
 from .kinds import (
+    declared_layout,
     kinds_by_rules,
     layout_of,
     recorded_counts,
@@ -68,7 +69,7 @@ def _input(given: Any, name: str, limits: Limits | None, opened: ExitStack) -> I
     if isinstance(given, (list, tuple)) and all(isinstance(each, TensorSnapshot) for each in given):
         return Input(shown, given, None)
     layout: Layout | None = layout_of(given)
-    if isinstance(given, Mapping) and layout == "burn" and not hasattr(given, "burnstore_layout"):
+    if isinstance(given, Mapping) and layout == "burn" and declared_layout(given) is None:
         layout = None  # a mapping of arrays states no layout, unless it holds torch's tensors
     snapshots = [move.snapshot for move in compile_save(given, None, Pipeline()).moves]
     return Input(shown, snapshots, layout, model=given)

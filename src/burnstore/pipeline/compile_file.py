@@ -164,7 +164,7 @@ class _Conversion:
         self.source = source
         self.pipeline = pipeline
         self.like = like
-        self.plan = Plan(notes=[])
+        self.plan = Plan(notes=list(source.notes))  # what the reader left out is missing in the target, too
         if like is None:
             self.named: Named = rename_tensors(source, pipeline)
         else:

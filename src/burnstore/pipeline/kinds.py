@@ -54,8 +54,16 @@ def layout_of(model: Any) -> Layout:
     >>> layout_of(nn.Linear(2, 3))
     'burn'
     """
-    declared = getattr(model, "burnstore_layout", None)
+    declared = declared_layout(model)
     return layout_named(binding_for(model).layout if declared is None else declared)
+
+
+def declared_layout(model: Any) -> Any:
+    """Return the attribute ``burnstore_layout`` of a model, None if it has none."""
+    try:
+        return getattr(model, "burnstore_layout", None)
+    except KeyError:  # of a dict whose items are its attributes
+        return None
 
 
 # --- live models ------------------------------------------------------------------------------------------------------

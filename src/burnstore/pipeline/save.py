@@ -13,15 +13,18 @@ import numpy as np
 from ..checkpoint import Checkpoint
 from ..errors import located
 from ..formats.base import LAYOUT_KEY, UNSTATED_LAYOUT, Format, stamped_metadata, stated_layout, supports_shards
+from ..formats.sharded.read import SET_KEY
 from ..formats.write import batches, write_file
 from ..io.gc_pause import gc_paused
 from ..limits import Limits
 from ..models.bindings import binding_for
+from ..models.plain import hidden_tensors
 from ..progress import Progress
 from ..tensor.data import TensorData
 from ..tensor.snapshot import TensorSnapshot
 from ..transforms.filter import PathFilter
 from ..transforms.layout import LAYOUTS, Layout
+from .compile import listed
 from .compile_file import compile_convert, compile_save
 from .ends import Input, input_of_file
 from .metadata import metadata_for_save, written_layout
@@ -157,15 +160,28 @@ def plan_of(
         plan = compile_save(tensors, pipeline.layout or written_layout(chosen), pipeline)
         if not plan.moves and not plan.fates:
             raise TypeError(f"this {type(tensors).__name__} has no tensors: nothing would be saved")
-        plan.fates |= left_out
-        _note_left_out(plan, tensors)
+        plan.fates |= getattr(binding_for(tensors), "left_out", _nothing)(tensors) | left_out
         return plan, metadata_for_save(chosen, plan, metadata, pipeline, options)
     if pipeline.rules is not None:
         raise TypeError("rules are for models: the kinds of named tensors are given to burnstore.convert")
     source, own = named, pipeline.layout or named.layout
     plan = compile_convert(source, pipeline.replace(keep_layout=True, target_layout=None), None)
     plan.layout = own
+    if isinstance(tensors, Mapping) and type(tensors) is not dict and not isinstance(tensors, Checkpoint):
+        plan.fates |= hidden_tensors(tensors)
+    if metadata is None and source.metadata:
+        lost = [key for key in source.metadata if key not in (*_STAMPS, LAYOUT_KEY, SET_KEY)]
+        plan.notes += (
+            [f"metadata of the file was not written: {listed(lost)}; pass metadata= to keep it"] if lost else []
+        )
+    if source.scalars and "scalars" not in options:
+        plan.notes.append(f"scalars of the file were not written: {listed(list(source.scalars))}")
     return plan, _metadata_of_named(chosen, source, own, metadata, options)
+
+
+def _nothing(model: Any) -> dict[str, str]:
+    """Return what a binding that does not list it leaves out of a model."""
+    return {}
 
 
 def _named_tensors(tensors: Any) -> Input | None:
@@ -206,6 +222,7 @@ def _metadata_of_named(
     return metadata if stated_layout(chosen, metadata) == layout else {**metadata, LAYOUT_KEY: layout}
 
 
+_STAMPS = ("format", "producer", "version")  # what writers state about themselves
 _SCALAR_TYPES = (bool, int, float, complex, str, bytes)
 
 
@@ -246,13 +263,6 @@ def _check_mapping(given: Any) -> dict[str, str]:
                 "store it as metadata"
             )
     return left_out
-
-
-def _note_left_out(plan: Plan, model: Any) -> None:
-    """Add what the binding leaves out of a model, with the reasons; refuse values that a mapping would lose."""
-    left_out = getattr(binding_for(model), "left_out", None)
-    if left_out is not None:
-        plan.fates |= left_out(model)
 
 
 def collect(

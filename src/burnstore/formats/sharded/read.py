@@ -40,9 +40,11 @@ from ...errors import (
     BurnstoreError,
     ChangedError,
     CorruptError,
+    FormatError,
     LimitError,
     ReadError,
     UnsafeContentError,
+    UnsupportedError,
     located,
     printable,
 )
@@ -54,6 +56,7 @@ from ..base import LAYOUT_KEY, Contents, Table
 from ..codec import json
 from .locate import MOST_SHARDS
 
+_TORCH_MAGIC = (b"PK\x03\x04", b"\x80\x02\x8a\x0a")  # a zip, and the stream of torch before 1.6
 SET_KEY = "burnstore.set"
 """The metadata key of the identity that an index and its shards share."""
 
@@ -124,7 +127,7 @@ def _read_set(
         for name in names:
             parts.append(_opened(source, name))
             with located(path=parts[-1].name):
-                content = read_shard(parts[-1], limits)
+                content = _contents_of(parts[-1], limits, read_shard)
                 found = content.metadata.get(SET_KEY)
                 wanted = identity if identity is not None or not contents else contents[0].metadata.get(SET_KEY)
                 if found != wanted and (contents or identity is not None):
@@ -175,6 +178,18 @@ def _check_tensors(source: FileSource, found: Sequence[str], expected: Sequence[
         "the index names this shard for it, but the shard does not have it" if missing else "the index does not name it"
     )
     raise _if_current(source, CorruptError(what, tensor=(missing or more)[0], rule="SH-04"))
+
+
+def _contents_of(shard: FileSource, limits: Limits, read_shard: ReadShard) -> Contents:
+    try:
+        return read_shard(shard, limits)
+    except FormatError:
+        if shard.read_at(0, min(4, shard.size)) in _TORCH_MAGIC:
+            raise UnsupportedError(
+                "this shard is a PyTorch file; only sets of SafeTensors files can be opened as one",
+                hint="pass the shards to convert, as a list: it writes them into one file",
+            ) from None
+        raise
 
 
 def _check_distinct(parts: Sequence[FileSource], contents: Sequence[Contents]) -> None:

@@ -17,7 +17,15 @@ from typing import Any
 
 from ... import __version__
 from ...checkpoint import Checkpoint, open_checkpoint
-from ...errors import ChangedError, CorruptError, DuplicateNameError, ModelError, UnsupportedError, located
+from ...errors import (
+    ChangedError,
+    CorruptError,
+    DuplicateNameError,
+    ModelError,
+    UnsupportedError,
+    located,
+    printable,
+)
 from ...formats.base import Format
 from ...formats.registry import format_for_path, format_named
 from ...formats.sharded.journal import Journal
@@ -179,7 +187,6 @@ def plan_of_files(inputs: Sequence[Input], pipeline: Pipeline, chosen: Format, l
         if source.layout is None and pipeline.layout is None and all(each.format == chosen.name for each in inputs):
             own = pipeline.target_layout  # an unknown layout stays unknown where nothing else changes
         plan = compile_convert(source, pipeline, own, like)
-        plan.notes[:0] = source.notes
         if len(inputs) > 1:  # the plan says which source each tensor comes from
             owners = {snapshot.path: at for at, each in enumerate(inputs) for snapshot in each.snapshots}
             for row, move in enumerate(plan.moves):
@@ -220,7 +227,7 @@ def gathered(inputs: Sequence[Input], pipeline: Pipeline) -> Input:
         inputs[0].layout,
         inputs[0].format,
         metadata,
-        notes=[note for each in inputs for note in each.notes],
+        notes=[f"{printable(each.name)}: {note}" for each in inputs for note in each.notes],
     )
 
 

@@ -204,7 +204,8 @@ def _several(sources: Sequence[Path | MergeSource]) -> list[Path | MergeSource]:
 def _stated(source: Input, given: MergeSource, common: Pipeline) -> Input:
     """Return a source with the layout that the caller states for it, or for all sources that state none."""
     stated = source.layout if given.layout is None else layout_named(given.layout)
-    return replace(source, layout=stated or common.layout)
+    notes = [f"{printable(source.name)}: {note}" for note in source.notes]
+    return replace(source, layout=stated or common.layout, notes=notes)
 
 
 def _common_layout(inputs: Sequence[Input], chosen: Format, common: Pipeline) -> Layout | None:

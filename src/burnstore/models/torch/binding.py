@@ -43,7 +43,7 @@ from ...transforms.layout import ModuleKind
 from .. import plain
 from ..binding import Slot
 from ..load.ties import Memory
-from .kinds import kind_of
+from .kinds import class_name, kind_of
 
 layout = "torch"
 
@@ -110,6 +110,15 @@ class TensorSlot:
         tensor = self.tensor
         lazy = tensor.is_conj(), tensor.is_neg()
         return tensor.data_ptr(), self.shape, tensor.stride(), self.dtype, tensor.device, lazy
+
+    @property
+    def storage(self) -> tuple[Device, int] | None:
+        """The memory that this tensor and its views share; None if it has none."""
+        try:
+            start = self.tensor.untyped_storage().data_ptr()
+        except (RuntimeError, NotImplementedError):  # a subclass without a storage of its own
+            return None
+        return (self.tensor.device, start) if start else None
 
     def span(self) -> tuple[int, int] | None:
         start, tensor = self._start, self.tensor
@@ -292,6 +301,9 @@ def materialize_on(slots: Iterable[Slot], device: Device) -> None:
         slot.materialize_on(wanted)
 
 
+left_out = plain.left_out
+
+
 def holds_tensors(model: Any) -> bool:
     """Return whether this is a torch module or contains torch tensors."""
     if isinstance(model, torch_package().nn.Module):
@@ -319,7 +331,11 @@ def modules(model: Any) -> Iterator[tuple[str, Module]]:
 
 def kinds(model: Any, *, skip_enum_variants: bool = False) -> dict[str, ModuleKind | None]:
     """Return the kind of every module of a model, outer before inner."""
-    return {path: kind_of(module) for path, module in modules(model)}
+    found: dict[str, ModuleKind | None] = {}
+    for path, module in modules(model):
+        with located(tensor=path):
+            found[path] = kind_of(module)
+    return found
 
 
 def _kind(kind: type) -> Any:
@@ -336,10 +352,11 @@ def _kind(kind: type) -> Any:
 
 
 plain.register_kind(_kind)
+plain.MODULE_ATTRIBUTES |= vars(torch_package().nn.Module()).keys()
 
 
 def _module_children(module: Module) -> plain.Children:
-    return _held_by(module, f"Struct:{type(module).__name__}")
+    return _held_by(module, f"Struct:{class_name(module)}")
 
 
 def _dict_children(module: Module) -> plain.Children:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterable
 from typing import Any
 
+from ...errors import ModelError
 from ...tensor.torch import torch_package
 from ...transforms.layout import COUNT, ModuleKind
 
@@ -19,12 +21,15 @@ _BASES = frozenset({"Module", "_BatchNorm", "_InstanceNorm", "_NormBase", "_Conv
 def kind_of(module: Module) -> ModuleKind | None:
     """Return the kind of a module; None for a class that derives from no layer of PyTorch.
 
-    A class that derives from a layer has that layer's tensors. Torchvision's DeformConv2d counts as a layer.
+    A class that derives from a layer has that layer's tensors. Torchvision's DeformConv2d counts as a layer. A scripted
+    or traced module is of the class that its TorchScript type names; one that is no layer of PyTorch has a kind that no
+    rule knows.
     """
     kind: type = type(module)
-    layer = _layer_of(kind)
+    layer = _scripted_layer(module) if _is_scripted(kind) else _layer_of(kind)
     if layer is None:
-        return None
+        # Whether the class behind a script derives from a layer is lost: its tensors are not copied unasked.
+        return _without_options(f"scripted {module.original_name}") if _is_scripted(kind) else None
     if layer == "NonDynamicallyQuantizableLinear":
         return _without_options("Linear")
     options = tuple(_options(layer, module))
@@ -45,28 +50,66 @@ def _layer_of(kind: type) -> str | None:
     return None
 
 
+@functools.cache
+def _is_scripted(kind: type) -> bool:
+    return issubclass(kind, torch_package().jit.ScriptModule)
+
+
+def class_name(module: Module) -> str:
+    """Return the name of a module's class; of a scripted or traced one, that of the class it was made from."""
+    kind: type = type(module)
+    return str(module.original_name) if _is_scripted(kind) else kind.__name__
+
+
+def _scripted_layer(module: Module) -> str | None:
+    """Return the layer of PyTorch from which a module was scripted or traced.
+
+    The type has the module of the class in its name (``__torch__.torch.nn.modules.linear.Linear``, with
+    ``___torch_mangle_3`` before the last part where there are several); ``original_name`` alone may be a class of the
+    user's with the name of a layer.
+    """
+    *package, name = [
+        part for part in module._c._type().qualified_name().split(".")[1:] if not part.startswith("___torch_mangle_")
+    ]
+    defined = getattr(sys.modules.get(".".join(package)), name, None)
+    return _layer_of(defined) if isinstance(defined, type) and package[:1] == ["torch"] else None
+
+
 def _options(name: str, module: Module) -> Iterable[tuple[str, int]]:
     if _has(module, "norm_first"):
         yield "norm_first", bool(module.norm_first)
-    weight = module._parameters.get("weight")  # a parametrization would compute the attribute, and may change state
+    kind: type = type(module)
+    scripted = _is_scripted(kind)
+    held = module._parameters  # a parametrization would compute the attribute, and may change state
+    weight = getattr(module, "weight", None) if scripted else held.get("weight")
     if name in ("LayerNorm", "RMSNorm") and weight is None:  # Burn's layer has tensors here
-        shape = tuple(module.normalized_shape)
+        shape = tuple(_kept(module, "normalized_shape"))
         yield "axes", len(shape)
         yield "features", shape[-1]
-    if name.startswith(("BatchNorm", "SyncBatchNorm")) and module.running_mean is None:
-        yield "features", module.num_features  # a module without any tensor must not be skipped
+    if name.startswith(("BatchNorm", "SyncBatchNorm")) and getattr(module, "running_mean", None) is None:
+        yield "features", _kept(module, "num_features")  # a module without any tensor must not be skipped
     if _has(module, "padding_mode") and module.padding_mode != "zeros":
         yield "padding_mode", True
-    counted = module._buffers.get(COUNT)
+    counted = getattr(module, COUNT, None) if scripted else module._buffers.get(COUNT)
     if counted is not None and not counted.is_meta:
         yield COUNT, int(counted)
     if (
         name == "Embedding"
-        and module.max_norm is not None
+        and getattr(module, "max_norm", None) is not None
         and weight is not None
         and _exceeds(weight, module.max_norm, module.norm_type)
     ):
         yield "max_norm", True
+
+
+def _kept(module: Module, option: str) -> Any:
+    """Return an attribute; ModelError for a traced module, which keeps tensors only."""
+    if hasattr(module, option):
+        return getattr(module, option)
+    raise ModelError(
+        f"a traced {class_name(module)} without tensors that Burn's has: its {option} was lost by tracing",
+        hint='pass the model that was traced, or layout="torch" to keep PyTorch\'s layout',
+    )
 
 
 def _has(module: Module, option: str) -> bool:
