@@ -17,7 +17,7 @@ import numpy as np
 
 import burnstore as bs
 
-from .oracle import MEMORY_1_IN, Oracle, Verdict, ViolationError
+from .oracle import MEMORY_1_IN, Oracle, Verdict, ViolationError, stored_bytes
 
 READER_FILES = [
     *(f"codec/{name}.py" for name in ("msgpack", "json_document", "bincode", "gzip", "window", "numbers")),
@@ -62,7 +62,7 @@ class RecordsOracle(Oracle):
         arrays, _ = self._watched(outcome.numpy)
         if isinstance(arrays, bs.BurnstoreError):
             self._reading_refused(arrays)
-        found = {name: (list(tensor.shape), tensor.to_bytes()) for name, tensor in outcome.items()}
+        found = {name: (list(tensor.shape), stored_bytes(tensor)) for name, tensor in outcome.items()}
         _check_same(data, found, outcome.metadata)
         return Verdict(outcome.variant.split(",")[0])
 

@@ -17,7 +17,17 @@ import burnstore as bs
 from burnstore.formats import safetensors as format_module
 from burnstore.formats.safetensors import fast_header, header, reader
 
-from .oracle import MEMORY_1_IN, SAVE_1_IN, Oracle, Verdict, ViolationError, audit_hook
+from .oracle import (
+    MEMORY_1_IN,
+    SAVE_1_IN,
+    Oracle,
+    Verdict,
+    ViolationError,
+    audit_hook,
+    has_a_third_bool,
+    refuses_to_copy,
+    stored_bytes,
+)
 
 _RULES = re.findall(r"^ +(ST-\d\d) (.*?)(?=^ +ST-\d\d |^$)", format_module.__doc__ or "", re.MULTILINE | re.DOTALL)
 STRICTER = {rule for rule, said in _RULES if "Stricter" in said}
@@ -90,7 +100,7 @@ class SafetensorsOracle(Oracle):
             raise ViolationError("g", "the scan gives other columns")
 
     def _check_same(self, data: bytes, checkpoint: bs.Checkpoint, theirs: dict[str, Any], *, saved: bool) -> None:
-        found = {name: (t.to_bytes(), list(t.shape)) for name, t in checkpoint.items()}
+        found = {name: (stored_bytes(t), list(t.shape)) for name, t in checkpoint.items()}
         if found.keys() != theirs.keys():
             raise ViolationError("f", f"names {sorted(found)} instead of {sorted(theirs)}"[:300])
         for name, (raw, shape) in found.items():
@@ -108,6 +118,9 @@ class SafetensorsOracle(Oracle):
         arrays, _ = self._watched(checkpoint.numpy)
         if isinstance(arrays, bs.BurnstoreError) and not isinstance(arrays, bs.errors.DTypeError):
             self._reading_refused(arrays)
+        if any(map(has_a_third_bool, checkpoint.values())):
+            refuses_to_copy(lambda: bs.serialize(checkpoint, format="safetensors"))
+            return
         packed = bs.serialize(checkpoint, format="safetensors", metadata=checkpoint.metadata)
         again = bs.open(packed)
         kept = {name: (t.to_bytes(), list(t.shape)) for name, t in again.items()}

@@ -143,7 +143,7 @@ def test_a_file_goes_to_burn_and_back_without_the_model(name: str, tmp_path: Pat
     model, other = _fresh(name, 1), _fresh(name, 2)
     bs.save(model, tmp_path / "model.safetensors")
     bs.convert(tmp_path / "model.safetensors", tmp_path / "model.bpk", like=other, rules=RULES.get(name))
-    bs.convert(tmp_path / "model.bpk", tmp_path / "back.safetensors", layout="torch")
+    bs.convert(tmp_path / "model.bpk", tmp_path / "back.safetensors", target_layout="torch")
     assert bs.load(other, tmp_path / "back.safetensors").is_complete
     _assert_equal(model, other)
 
