@@ -89,7 +89,9 @@ def _add_what(group: Any) -> None:
 
 def _add_layout(group: Any) -> None:
     add_like(group)
-    add_pipeline_options(group, "rules", "guess", "keep_layout", "layout", "target_layout", "skip_enum_variants")
+    add_pipeline_options(
+        group, "rules", "invert", "guess", "keep_layout", "layout", "target_layout", "skip_enum_variants"
+    )
     group.add_argument("--no-record", action="store_true", help="do not record the module kinds in the file")
 
 

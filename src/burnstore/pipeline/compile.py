@@ -86,6 +86,7 @@ class _Load:
         hint = wrapper_hint(result.missing, result.unused)
         result.notes += [] if hint is None else [hint]
         plan.fates = self.named.dropped
+        plan.equals += self.named.equals
         plan.renames = {original: name for name, original in self.named.originals.items()}
         return plan
 
@@ -137,6 +138,8 @@ class _Load:
         """Return the tensors in the target's layout; None if they are in it already, or no layout matters."""
         plan, target = self.plan, self.target
         layout = self.source.layout_given(self.pipeline.layout, plan.result.notes)
+        if self.pipeline.recipe is not None:
+            layout = self.pipeline.recipe.target_layout or layout
         plan.layout = target.layout
         plan.source_layout = layout
         if target.layout is None or (adapter is not None and adapter.replaces_layout):
@@ -182,7 +185,7 @@ class _Load:
         """
         pipeline, plan = self.pipeline, self.plan
         adapter, part, dtype = pipeline.adapter, pipeline.part, pipeline.cast
-        originals = self.named.originals
+        is_traced = bool(self.named.originals or self.named.made)
         origins = {} if seen is None else seen.origins
         is_simple = adapter is None and part is None and dtype is None
         unmatched: list[Slot] = []
@@ -211,12 +214,10 @@ class _Load:
                 errors.append(problem)
                 continue
             made_of = origins.get(name)
-            if made_of is None:
-                made_of = (Origin(originals.get(name, name)),)
-            elif originals:
-                made_of = tuple(
-                    origin._replace(source=originals.get(origin.source or "", origin.source)) for origin in made_of
-                )
+            if is_traced:
+                made_of, steps = self.named.traced(made_of or (Origin(name),), steps)
+            elif made_of is None:
+                made_of = (Origin(name),)
             moves.append(Move(path, made_of, steps, found, slot, param_id))
         skipped.sort()
         return unmatched, consumed

@@ -181,6 +181,7 @@ class _Conversion:
         plan, pipeline, adapter = self.plan, self.pipeline, self.pipeline.adapter
         plan.notes += self.named.notes
         plan.fates |= self.named.dropped
+        plan.equals += self.named.equals
         own = self.own_layout()
         wanted = own if pipeline.keep_layout else pipeline.target_layout or layout or own
         self._add_ties()
@@ -193,6 +194,8 @@ class _Conversion:
             )
         known = self._known(own, is_needed=is_converted, is_wanted=is_converted or adapter is not None)
         plan.source_layout = plan.layout = own
+        if pipeline.recipe is not None and not is_converted:
+            plan.source_layout = pipeline.recipe.source_layout or own
         plan.view = None if known is None else known.view
         plan.guess = None if known is None else known.guess
         rows = _unchanged(list(self.index.values()))
@@ -213,17 +216,17 @@ class _Conversion:
             self._check_effect(adapter, rows)
         rows = _cast(rows, pipeline)
         rows = self._with_full_paths(rows)
-        originals = self.named.originals
         for snapshot, origins, steps in rows:
-            if originals:
-                origins = tuple(each._replace(source=originals.get(each.source or "", each.source)) for each in origins)
-            plan.moves.append(Move(snapshot.path, origins, steps, snapshot))
-        plan.renames = {original: name for name, original in originals.items()}
+            plan.moves.append(Move(snapshot.path, *self.named.traced(origins, steps), snapshot))
+        plan.renames = {original: name for name, original in self.named.originals.items()}
         return plan
 
     def own_layout(self) -> Layout | None:
         """Return the layout of the source: given, stated, or proved against a model."""
         layout = self.source.layout_given(self.pipeline.layout, self.plan.notes)
+        recipe = self.pipeline.recipe
+        if recipe is not None and recipe.target_layout is not None:
+            return recipe.target_layout
         if layout is not None or self.like is None or self.like.layout is None:
             return layout
         if self.like.layout == "torch":
@@ -260,7 +263,7 @@ class _Conversion:
         shapes = {path: snapshot.shape for path, snapshot in self.index.items()}
         if self.like is not None:
             return Known(self.like.view(self.index), f"like {self.like.name}", True)
-        recorded = self.source.recorded
+        recorded = None if self.named.made else self.source.recorded
         if recorded is not None and self.named.originals:
             names = {self.named.original(name): name for name in self.index}
             recorded = renamed_modules(recorded, names, own)

@@ -132,7 +132,7 @@ def _record_modules(metadata: dict[str, str], sources: Sequence[Input], plan: Pl
             metadata[MODULES_KEY] = record_text(recorded_by(plan.view))
         return
     merged = merged_record(sources)
-    if merged is None or plan.layout is None or plan.layout != plan.source_layout:
+    if pipeline.recipe is not None or merged is None or plan.layout is None or plan.layout != plan.source_layout:
         return
     names = {origin.source: move.target for move in plan.moves for origin in move.origins if origin.source is not None}
     renamed = renamed_modules(merged, names, plan.layout)

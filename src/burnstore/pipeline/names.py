@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from ..errors import ModelError, PatternError, located, printable
 from ..tensor.snapshot import TensorSnapshot
 from ..transforms.indices import ClosedGap, closed_gaps, contiguous_names, index_of
+from ..transforms.operations import Operation
 from ..transforms.remap import KeyRemapper, Renaming, keep_distinct
+from ..transforms.view import Origin
 from .ends import Input, Target
 from .options import Pipeline
 
@@ -32,14 +34,80 @@ class Named:
 
     notes: list[str]
     dropped: dict[str, str]
-    """Tensors of the source that another one displaced, and why."""
+    """Tensors of the source that another one displaced or rules drop, and why."""
+
+    made: dict[str, tuple[tuple[Origin, ...], tuple[Operation, ...]]] = field(default_factory=dict)
+    """The origins of tensors that rules make, and what is done to the whole of each."""
+
+    equals: Sequence[tuple[TensorSnapshot, TensorSnapshot]] = ()
+    """Tensors that rules leave out because they equal others."""
 
     def original(self, name: str) -> str:
         """Return the name that a tensor has in the source."""
         return self.originals.get(name, name)
 
+    def traced(
+        self, origins: tuple[Origin, ...], steps: tuple[Operation, ...]
+    ) -> tuple[tuple[Origin, ...], tuple[Operation, ...]]:
+        """Return the origins of a tensor in the source itself, and what is done to the whole of it."""
+        if self.made and len(origins) == 1 and origins[0].source in self.made:
+            first, whole = self.made[str(origins[0].source)]
+            return first, (*whole, *origins[0].operations, *steps)
+        if not self.made and not self.originals:
+            return origins, steps
+        found = []
+        for origin in origins:
+            first, whole = self.made.get(str(origin.source), ((), ()))
+            if len(first) > 1:
+                raise ModelError("rules join it, and its layout joins it again", tensor=origin.source)
+            if first:
+                found.append(first[0]._replace(operations=(*first[0].operations, *whole, *origin.operations)))
+            else:
+                found.append(origin._replace(source=self.originals.get(origin.source or "", origin.source)))
+        return tuple(found), steps
+
 
 def name_tensors(source: Input, pipeline: Pipeline, target: Target | None) -> Named:
+    """Rename the tensors of a source, follow the rules for tensors, and number the indices.
+
+    See `_numbered`.
+    """
+    if pipeline.recipe is None:
+        return _numbered(source, pipeline, target)
+    return _followed(rename_tensors(source, pipeline.replace(recipe=None)), source, pipeline)
+
+
+def _followed(named: Named, source: Input, pipeline: Pipeline) -> Named:
+    """Return the tensors after the rules for tensors."""
+    recipe = pipeline.recipe
+    assert recipe is not None
+    stated = pipeline.layout or source.layout
+    if recipe.source_layout is not None and stated not in (None, recipe.source_layout):
+        raise ModelError(
+            f"the rules take {recipe.source_layout}'s layout, and the source has {stated}'s",
+            path=source.name,
+            hint="invert=True (--invert) follows the rules backwards" if stated == recipe.target_layout else None,
+        )
+    done = recipe.apply({snapshot.path: snapshot for snapshot in named.snapshots})
+    made = {
+        name: (
+            tuple(each._replace(source=named.originals.get(each.source or "", each.source)) for each in origins),
+            steps,
+        )
+        for name, (_, origins, steps) in done.made.items()
+    }
+    return replace(
+        named,
+        snapshots=[snapshot for snapshot, _, _ in done.made.values()],
+        originals={},
+        notes=[*named.notes, *done.notes],
+        dropped={**named.dropped, **{named.original(name): why for name, why in done.dropped.items()}},
+        made=made,
+        equals=done.equals,
+    )
+
+
+def _numbered(source: Input, pipeline: Pipeline, target: Target | None) -> Named:
     """Rename the tensors of a source and number their indices as the pipeline says.
 
     Without a target, as for keys and snapshots of a store, indices of PyTorch files are numbered as for a Burn model.
@@ -69,7 +137,8 @@ def rename_tensors(source: Input, pipeline: Pipeline) -> Named:
     names, notes = _renamed(given, pipeline.rename, pipeline)
     if pipeline.indices:
         names = contiguous_names(names, _kept(pipeline)).names
-    return _named(source, given, names, notes, pipeline)
+    named = _named(source, given, names, notes, pipeline)
+    return named if pipeline.recipe is None else _followed(named, source, pipeline)
 
 
 def _renamed(given: list[str], remapper: KeyRemapper | None, pipeline: Pipeline) -> tuple[list[str], list[str]]:

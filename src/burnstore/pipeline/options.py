@@ -26,11 +26,12 @@ from ..tensor.dtype import DType
 from ..tensor.snapshot import TensorSnapshot
 from ..transforms.adapters import ADAPTERS, FloatCastAdapter, FunctionAdapter, ModuleAdapter
 from ..transforms.filter import PathFilter, Predicate
-from ..transforms.layout import LAYOUTS, Layout, ModuleKind
+from ..transforms.layout import LAYOUTS, Layout
 from ..transforms.partition import Part
 from ..transforms.patterns import compile_pattern
+from ..transforms.recipe import Recipe
 from ..transforms.remap import KeyRemapper, OnCollision
-from .rules import rules_from_file
+from .rules import Rules, rules_of
 
 Pattern = str | re.Pattern[str]
 FilterLike = Pattern | PathFilter | Predicate | Iterable[Pattern | PathFilter | Predicate]
@@ -45,8 +46,8 @@ RenameLike = Mapping[str, str] | KeyRemapper | Callable[[str], str] | Iterable[s
 AdapterLike = ModuleAdapter | type[ModuleAdapter] | Callable[[TensorSnapshot], TensorSnapshot] | str
 """An adapter, its class or its name, or a function of one snapshot."""
 
-RulesLike = Mapping[str, str] | str | os.PathLike[str]
-"""Patterns that are found in the paths of modules, each with the kind of such modules; or a file of such rules."""
+RulesLike = Mapping[str, Any] | str | os.PathLike[str]
+"""Patterns that are found in the paths of modules, each with the kind of such modules; or a rules file or its data."""
 
 Unmatched = Literal["note", "error"]
 
@@ -145,15 +146,10 @@ def as_cast(given: DType | str) -> DType:
     return wanted
 
 
-def as_rules(given: RulesLike) -> Mapping[str, str]:
-    """Return module kinds by pattern, checked."""
-    rules = rules_from_file(given) if isinstance(given, (str, os.PathLike)) else given
-    if not isinstance(rules, Mapping):
-        raise TypeError(f"rules must map patterns to module kinds, got {_type(given)}")
-    for pattern, kind in rules.items():
-        compile_pattern(pattern)
-        ModuleKind.parse(kind)
-    return dict(rules)
+def _as_recipe(given: Recipe) -> Recipe:
+    if not isinstance(given, Recipe):
+        raise TypeError(f"recipe must be a Recipe, got {_type(given)}; rules= takes rules files and their data")
+    return given
 
 
 def _as_part(given: Part) -> Part:
@@ -197,7 +193,9 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "layout": layout_named,
     "target_layout": layout_named,
     "keep_layout": _flag,
-    "rules": as_rules,
+    "rules": rules_of,
+    "recipe": _as_recipe,
+    "invert": _flag,
     "guess": _flag,
     "record_modules": _flag,
     "adapter": as_adapter,
@@ -244,6 +242,12 @@ class Pipeline:
     rules: Mapping[str, str] | None = None
     """Module kinds by pattern; for the modules they match, they win over what a model or a record states."""
 
+    recipe: Recipe | None = None
+    """What becomes of tensors, where ``rules`` states it; such names are those after ``rename``."""
+
+    invert: bool = False
+    """Whether the rules for tensors are followed backwards: from their targets to their sources."""
+
     guess: bool = False
     """Whether names and shapes may decide the kinds of modules that nothing else states."""
 
@@ -278,6 +282,8 @@ class Pipeline:
             target_layout: str | None = None,
             keep_layout: bool = False,
             rules: RulesLike | None = None,
+            recipe: Recipe | None = None,
+            invert: bool = False,
             guess: bool = False,
             record_modules: bool = True,
             adapter: AdapterLike | None = None,
@@ -300,7 +306,21 @@ class Pipeline:
                         raise type(error)(f"{each.name}: {error}") from None
                     raise
                 object.__setattr__(self, each.name, checked)
+        self._take_rules()
         self._check_conflicts()
+
+    def _take_rules(self) -> None:
+        """Take what rules state of tensors out of them, and turn it round where that is asked for."""
+        recipe, rules = self.recipe, cast("Any", self.rules)
+        if isinstance(rules, Rules):
+            recipe = rules.recipe or recipe
+            object.__setattr__(self, "rules", rules.kinds)
+        if self.invert:
+            if recipe is None:
+                raise ValueError("invert needs rules that state what becomes of tensors")
+            recipe = recipe.inverse()
+            object.__setattr__(self, "invert", False)
+        object.__setattr__(self, "recipe", recipe)
 
     def _check_conflicts(self) -> None:
         if self.keep_layout and self.target_layout is not None:

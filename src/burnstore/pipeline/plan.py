@@ -2,7 +2,7 @@
 
 For each target tensor a `Move` with its sources and operations; for each source tensor that is not simply used a
 reason; conditions on values that are checked before the sink changes; and the notes. `explain` prints a plan, `load`
-executes it into a model, `convert` into a file, a receipt stores it, and `invert` finds the way back.
+executes it into a model, `convert` into a file, and a receipt stores it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ from ..transforms.layout import Layout
 from ..transforms.operations import (
     CONCAT,
     Apply,
-    Concat,
     Fill,
     Operation,
-    Split,
     operation_from_json,
 )
 from ..transforms.view import LayoutView, Origin
@@ -47,7 +45,7 @@ class Move(NamedTuple):
         steps = [str(step) for origin in self.origins for step in origin.operations]
         if len(self.origins) > 1:
             steps.append(f"joined from {len(self.origins)}")
-        steps += [str(step) for step in self.operations if not isinstance(step, Concat)]
+        steps += [str(step) for step in self.operations if step != CONCAT]
         return list(dict.fromkeys(steps))
 
     def to_json(self) -> dict[str, Any]:
@@ -80,6 +78,9 @@ class Plan:
     constants: list[tuple[TensorSnapshot, float]] = field(default_factory=list)
     """Tensors that the target leaves out because they are constant; their values are checked first."""
 
+    equals: list[tuple[TensorSnapshot, TensorSnapshot]] = field(default_factory=list)
+    """Tensors that the target leaves out because they equal others; their values are compared first."""
+
     notes: list[str] = field(default_factory=list)
     view: LayoutView | None = None
     """What is known of the modules, where the layout was converted or a record has to be kept."""
@@ -101,9 +102,16 @@ class Plan:
     part_ids: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
 
     def check_constants(self) -> None:
-        """Read the constants; ModelError if one has another value, which would be lost."""
+        """Read the constants and equal tensors; ModelError if one has another value, which would be lost."""
         for given, value in self.constants:
             check_constant(given, value)
+        for given, other in self.equals:
+            if given.dtype is not other.dtype or given.shape != other.shape or given.to_bytes() != other.to_bytes():
+                raise ModelError(
+                    f"it is left out as equal to {other.path!r}, and differs from it",
+                    tensor=given.path,
+                    hint="change the rules so that they keep it, or make the two equal",
+                )
 
     def unused(self, names: Iterable[str]) -> list[str]:
         """Return the source tensors, of these, that neither a move uses nor a reason covers: always none."""
@@ -129,10 +137,10 @@ def lower(target: str, origins: Sequence[Origin], operations: Sequence[Operation
         parts.append(found)
     rest = list(operations)
     if len(parts) > 1:
-        if not rest or not isinstance(rest[0], Concat):
+        if not rest or not rest[0].joins:
             raise CorruptError("several sources must be joined", tensor=target)
         with located(tensor=target):
-            parts = [rest.pop(0).combine(parts)]  # type: ignore[attr-defined]  # it is a Concat
+            parts = [rest.pop(0).combine(parts)]
     if not parts:
         raise CorruptError("a tensor needs a source", tensor=target)
     whole = parts[0]
@@ -162,49 +170,3 @@ def moves_from_json(document: Any, sources: Sources) -> Iterator[Move]:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CorruptError(f"expected a move, found {str(given)[:80]!r}: {error}") from None
         yield Move(name, bound, operations, lower(name, bound, operations, sources))
-
-
-def invert(plan: Plan) -> list[Move]:
-    """Return the moves that bring the target's tensors back to the sources'; ModelError where there is no way back.
-
-    The parts of a split are joined again, joined tensors are split, and transposed ones are transposed again. A
-    constant is left out. A cast has no inverse, because it may round.
-    """
-    parts: dict[str, list[tuple[Move, Origin, int]]] = {}
-    for move in plan.moves:
-        for at, origin in enumerate(move.origins):
-            if origin.source is not None:
-                parts.setdefault(origin.source, []).append((move, origin, at))
-    targets: Sources = [{move.target: move.snapshot for move in plan.moves}]
-    back = []
-    for source, made in parts.items():
-        split = [origin.operations[0] for _, origin, _ in made if origin.operations]
-        if len(made) > 1 and not all(isinstance(step, Split) for step in split):
-            made = made[:1]  # the same tensor under several names
-        origins = tuple(_inverse_origin(move, origin, at) for move, origin, at in sorted(made, key=_part_of))
-        operations: tuple[Operation, ...] = (CONCAT,) if len(origins) > 1 else ()
-        back.append(Move(source, origins, operations, lower(source, origins, operations, targets)))
-    return back
-
-
-def _part_of(made: tuple[Move, Origin, int]) -> int:
-    first = made[1].operations[:1]
-    return first[0].part if first and isinstance(first[0], Split) else 0
-
-
-def _inverse_origin(move: Move, origin: Origin, at: int) -> Origin:
-    steps: list[Operation] = []
-    for step in reversed(move.operations):
-        if not isinstance(step, Concat):
-            steps.append(_inverse(step, move))
-    if len(move.origins) > 1:
-        steps.append(Split(at, len(move.origins)))
-    steps += [_inverse(step, move) for step in reversed(origin.operations) if not isinstance(step, Split)]
-    return Origin(move.target, tuple(steps))
-
-
-def _inverse(step: Operation, move: Move) -> Operation:
-    back = step.inverse()
-    if back is None:
-        raise ModelError(f"there is no way back from '{step}'", tensor=move.target)
-    return back

@@ -1,37 +1,90 @@
-"""Rules files: module kinds by pattern, as lines or JSON."""
+"""Rules files: what the modules of a file are, and what becomes of its tensors.
+
+TOML (``.toml``) or JSON of the same form:
+
+    [kinds]                     module kinds by pattern
+    '^fc$' = "Linear"
+
+    source_layout, target_layout, tensors   see `burnstore.transforms.recipe`
+
+Any other file has lines ``pattern = kind``, which are kinds only; lines that begin with # are comments.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from ..errors import FormatError, located
+from ..errors import FormatError, UnsupportedError, located
 from ..io.source import read_whole
+from ..transforms.layout import ModuleKind
+from ..transforms.patterns import compile_pattern
+from ..transforms.recipe import Recipe, recipe_from
 
 _MAX_BYTES = 1 << 20
+_KEYS = ("kinds", "tensors", "source_layout", "target_layout")
 
 
-def rules_from_file(path: str | os.PathLike[str]) -> dict[str, str]:
-    r"""Read module kinds from a file: one JSON object, or lines ``pattern = kind``; lines that begin with # are
-    comments.
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The kinds of modules by pattern, and what becomes of tensors; either may be absent."""
 
-    >>> import tempfile
-    >>> with tempfile.NamedTemporaryFile("w", suffix=".rules") as file:
-    ...     _ = file.write("# the head\n^fc$ = Linear\n^norm = LayerNorm\n")
-    ...     file.flush()
-    ...     rules_from_file(file.name)
-    {'^fc$': 'Linear', '^norm': 'LayerNorm'}
+    kinds: Mapping[str, str] | None
+    recipe: Recipe | None
+
+
+def rules_of(given: Any) -> Rules:
+    """Return rules, checked: a file, a mapping of patterns to kinds, or the data of a rules file.
+
+    >>> rules_of({"^fc$": "Linear"}).kinds
+    {'^fc$': 'Linear'}
+    >>> len(rules_of({"tensors": [{"source": "a", "target": "b"}]}).recipe.rules)
+    1
     """
-    with located(path=os.fsdecode(path), hint="write lines such as: ^encoder\\.fc\\d$ = Linear"):
-        try:
-            text = read_whole(path, _MAX_BYTES).decode("utf-8")
+    if isinstance(given, (str, os.PathLike)):
+        with located(path=os.fsdecode(given), hint="write lines such as: ^encoder\\.fc\\d$ = Linear, or TOML"):
+            return rules_of(_from_file(given))
+    if not isinstance(given, Mapping):
+        raise TypeError(f"rules must map patterns to module kinds, or be a rules file, got {type(given).__name__}")
+    if not any(isinstance(value, (list, Mapping)) for value in given.values()):
+        given = {"kinds": given}
+    unknown = [key for key in given if key not in _KEYS]
+    if unknown:
+        raise FormatError(f"unknown key {unknown[0]!r} in the rules", hint=f"known: {', '.join(_KEYS)}")
+    kinds = given.get("kinds", {})
+    if not isinstance(kinds, Mapping) or not all(isinstance(kind, str) for kind in kinds.values()):
+        raise FormatError("a module kind must be a string")
+    for pattern, kind in kinds.items():
+        compile_pattern(pattern)
+        ModuleKind.parse(kind)
+    recipe = recipe_from(given) if given.get("tensors") else None
+    return Rules(dict(kinds) if kinds or recipe is None else None, recipe)
+
+
+def _from_file(path: str | os.PathLike[str]) -> Mapping[str, Any]:
+    try:
+        text = read_whole(path, _MAX_BYTES).decode("utf-8")
+        if os.fsdecode(path).endswith(".toml"):
+            rules = _toml(text)
+        else:
             rules = json.loads(text) if text.lstrip().startswith("{") else dict(_lines(text))
-        except (ValueError, RecursionError) as error:
-            raise FormatError(f"this is not a rules file: {error}") from error
-        if not rules or not all(isinstance(kind, str) for kind in rules.values()):
-            raise FormatError("a module kind must be a string" if rules else "the rules file is empty")
-        return rules
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"this is not a rules file: {error}") from error
+    if not rules:
+        raise FormatError("the rules file is empty")
+    return rules
+
+
+def _toml(text: str) -> dict[str, Any]:
+    if sys.version_info < (3, 11):
+        raise UnsupportedError("rules in TOML need Python 3.11", hint="write them as JSON of the same form")
+    import tomllib
+
+    return tomllib.loads(text)
 
 
 def _lines(text: str) -> Iterator[tuple[str, str]]:

@@ -162,7 +162,7 @@ def plan_of(
             raise TypeError(f"this {type(tensors).__name__} has no tensors: nothing would be saved")
         plan.fates |= getattr(binding_for(tensors), "left_out", _nothing)(tensors) | left_out
         return plan, metadata_for_save(chosen, plan, metadata, pipeline, options)
-    if pipeline.rules is not None:
+    if pipeline.rules is not None or pipeline.recipe is not None:
         raise TypeError("rules are for models: the kinds of named tensors are given to burnstore.convert")
     source, own = named, pipeline.layout or named.layout
     plan = compile_convert(source, pipeline.replace(keep_layout=True, target_layout=None), None)

@@ -11,16 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-import numpy as np
-
 from ..errors import CorruptError, ModelError
 from ..tensor.data import Shape
 from ..tensor.dtype import DType
 from ..tensor.snapshot import TensorSnapshot
 from ..tensor.sources import TransposedData
 from .axes import joined, sliced, transposed
-from .constant import constant
 from .precision import CastData, cast
+from .values import PATTERNS, RopeOrder, add, concatenate, filled, fold_weight_norm, permute_rope, reshape, weight_norm
 
 
 class Operation:
@@ -29,6 +27,12 @@ class Operation:
     __slots__ = ()
 
     name: ClassVar[str]
+    joins: ClassVar[bool] = False
+    """Whether it makes one tensor of several, by `combine`."""
+
+    def combine(self, tensors: Sequence[TensorSnapshot]) -> TensorSnapshot:
+        """Return the tensors as one."""
+        raise ModelError(f"{self} does not apply to several tensors")
 
     def __call__(self, tensor: TensorSnapshot) -> TensorSnapshot:
         """Return the tensor after this operation; nothing is read."""
@@ -85,17 +89,134 @@ class Split(Operation):
 
 
 @dataclass(frozen=True, slots=True)
-class Concat(Operation):
-    """Join several tensors along the first axis."""
+class Slice(Operation):
+    """Take the part from ``start`` to ``stop`` of an axis that has ``size`` entries."""
 
-    name = "concat"
+    axis: int
+    start: int
+    stop: int
+    size: int
 
-    def combine(self, tensors: Sequence[TensorSnapshot]) -> TensorSnapshot:
-        """Return the tensors as one."""
-        return joined(tensors)
+    name = "slice"
+
+    def __call__(self, tensor: TensorSnapshot) -> TensorSnapshot:
+        found = tensor.shape[self.axis] if self.axis < len(tensor.shape) else 0
+        if found != self.size:
+            raise ModelError(f"axis {self.axis} has {found} entries, expected {self.size}", tensor=tensor.path)
+        return sliced(tensor, self.axis, self.start, self.stop)
 
     def __str__(self) -> str:
-        return "joined"
+        return f"{self.start} to {self.stop} of {self.size} along axis {self.axis}"
+
+
+@dataclass(frozen=True, slots=True)
+class Concat(Operation):
+    """Join several tensors along an axis."""
+
+    axis: int = 0
+
+    name = "concat"
+    joins = True
+
+    def combine(self, tensors: Sequence[TensorSnapshot]) -> TensorSnapshot:
+        return joined(tensors) if self.axis == 0 else concatenate(tensors, self.axis)
+
+    def to_json(self) -> list[Any]:
+        return [self.name, self.axis] if self.axis else [self.name]
+
+    def __str__(self) -> str:
+        return "joined" if self.axis == 0 else f"joined along axis {self.axis}"
+
+
+@dataclass(frozen=True, slots=True)
+class FoldWeightNorm(Operation):
+    """Make a weight of the magnitude and the direction that weight norm stores apart."""
+
+    axis: int = 0
+
+    name = "fold_weight_norm"
+    joins = True
+
+    def combine(self, tensors: Sequence[TensorSnapshot]) -> TensorSnapshot:
+        if len(tensors) != 2:
+            raise ModelError(f"weight norm has a magnitude and a direction, found {len(tensors)} tensors")
+        return fold_weight_norm(tensors[0], tensors[1], self.axis)
+
+    def __str__(self) -> str:
+        return "weight norm folded"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightNorm(Operation):
+    """Take the magnitude of a weight, as weight norm stores it."""
+
+    axis: int = 0
+
+    name = "weight_norm"
+
+    def __call__(self, tensor: TensorSnapshot) -> TensorSnapshot:
+        return weight_norm(tensor, self.axis)
+
+    def __str__(self) -> str:
+        return "its magnitude"
+
+
+@dataclass(frozen=True, slots=True)
+class PermuteRope(Operation):
+    """Order the features of each head for another kind of rotary encoding."""
+
+    heads: int
+    to: RopeOrder = "pairs"
+
+    name = "permute_rope"
+
+    def __call__(self, tensor: TensorSnapshot) -> TensorSnapshot:
+        return permute_rope(tensor, self.heads, self.to)
+
+    def inverse(self) -> Operation:
+        return PermuteRope(self.heads, "halves" if self.to == "pairs" else "pairs")
+
+    def __str__(self) -> str:
+        return f"rotary {self.to} of {self.heads} heads"
+
+
+@dataclass(frozen=True, slots=True)
+class Add(Operation):
+    """Add a number, as for the norms of models that store their scale less one."""
+
+    value: float
+
+    name = "add"
+
+    def __call__(self, tensor: TensorSnapshot) -> TensorSnapshot:
+        return add(tensor, self.value)
+
+    def inverse(self) -> Operation:
+        return Add(-self.value)
+
+    def __str__(self) -> str:
+        return f"{'plus' if self.value >= 0 else 'minus'} {abs(self.value):g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reshape(Operation):
+    """Give the elements another shape."""
+
+    before: Shape
+    after: Shape
+
+    name = "reshape"
+
+    def __call__(self, tensor: TensorSnapshot) -> TensorSnapshot:
+        if tensor.shape != self.before:
+            raise ModelError(f"its shape is {list(tensor.shape)}, expected {list(self.before)}", tensor=tensor.path)
+        return reshape(tensor, self.after)
+
+    def inverse(self) -> Operation:
+        return Reshape(self.after, self.before)
+
+    def __str__(self) -> str:
+        return f"reshaped to {list(self.after)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +236,9 @@ class Cast(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Fill(Operation):
-    """Make a tensor of one value, where the source declares that it has none."""
+    """Make a tensor of one value, or of a pattern such as ``"arange"``, where the source has none."""
 
-    value: float
+    value: float | str
     shape: Shape
     dtype: DType
 
@@ -125,12 +246,10 @@ class Fill(Operation):
 
     def make(self, path: str) -> TensorSnapshot:
         """Return the tensor, under this name."""
-        if self.dtype.is_float:
-            return constant(path, self.shape, self.value, self.dtype, ())
-        return TensorSnapshot.from_numpy(path, np.full(self.shape, self.value, self.dtype.numpy))
+        return filled(path, self.value, self.shape, self.dtype)
 
     def __str__(self) -> str:
-        return f"filled with {self.value:g}"
+        return f"filled with {self.value if isinstance(self.value, str) else format(self.value, 'g')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,28 +283,46 @@ class Combine(Operation):
 TRANSPOSE = Transpose()
 CONCAT = Concat()
 
-_STORED: dict[str, type[Operation]] = {kind.name: kind for kind in (Transpose, Split, Concat, Cast, Fill)}
+_STORED: dict[str, type[Operation]] = {
+    kind.name: kind
+    for kind in (Transpose, Split, Slice, Concat, Cast, Fill, FoldWeightNorm, WeightNorm, PermuteRope, Add, Reshape)
+}
 
 
 def operation_from_json(given: Any) -> Operation:
     """Return the operation that `Operation.to_json` wrote; CorruptError for anything else."""
     try:
         name, *arguments = given
-        kind = _STORED[name]
-        if kind is Split and not all(type(value) is int and value >= 0 for value in arguments):
-            raise ValueError("the arguments of a split are counts")
-        if kind is Split and not (arguments[0] < arguments[1] <= 1 << 20 and len(arguments) == 3):
+        wanted = fields(_STORED[name])  # type: ignore[arg-type]  # all are dataclasses
+        if len(arguments) > len(wanted):
+            raise ValueError(f"{name} takes {len(wanted)} arguments")
+        made = _STORED[name](*map(_argument, wanted, arguments))
+        if isinstance(made, Split) and not made.part < made.parts <= 1 << 20:
             raise ValueError("there is no such part")
-        if kind is Cast:
-            arguments = [DType.parse(*arguments)]
-        if kind is Fill:
-            value, shape, dtype = arguments
-            if type(value) not in (int, float) or not all(type(size) is int and size >= 0 for size in shape):
-                raise ValueError("a fill has a number and a shape")
-            arguments = [value, tuple(shape), DType.parse(dtype)]
-        return kind(*arguments)
+        return made
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise CorruptError(f"expected an operation such as ['transpose'], found {str(given)[:80]!r}: {error}") from None
+
+
+def _argument(field: Any, given: Any) -> Any:
+    """Return an argument as its field holds it; ValueError if it is none."""
+    if field.name == "dtype":
+        return DType.parse(given)
+    if field.name in ("shape", "before", "after"):
+        if not all(type(size) is int and size >= 0 for size in given):
+            raise ValueError("a shape consists of counts")
+        return tuple(given)
+    if field.name == "value":
+        if type(given) not in (int, float) and given not in PATTERNS:
+            raise ValueError("a value is a number")
+        return given
+    if field.name == "to":
+        if given not in ("pairs", "halves"):
+            raise ValueError("the order of rotary features is pairs or halves")
+        return given
+    if type(given) is not int or not 0 <= given < 1 << 62:
+        raise ValueError(f"{field.name} is a count")
+    return given
 
 
 @functools.lru_cache(maxsize=1024)

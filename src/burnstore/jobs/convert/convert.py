@@ -80,6 +80,7 @@ def convert(
     keep_layout: bool = False,
     like: Any = None,
     rules: RulesLike | None = None,
+    invert: bool = False,
     guess: bool = False,
     adapter: AdapterLike | None = None,
     cast: DType | str | None = None,
@@ -108,8 +109,10 @@ def convert(
       format's
       own is not wanted, and ``keep_layout=True`` copies names and axes unchanged. A conversion needs the kinds of the
       modules: from ``like`` (a model, a declaration, or a file that records its modules), from the source's own record,
-      from ``rules`` (a pattern found in a module's path → kind; or the path of a file of rules), or with ``guess=True``
+      from ``rules`` (a pattern found in a module's path → kind; or the path of a rules file), or with ``guess=True``
       from names and shapes where they decide (AmbiguousError with the evidence where not).
+    * ``rules`` may also state what becomes of each tensor (docs/howto/rules.md), instead of the layout stage or before
+      it; ``invert=True`` follows such rules backwards.
     * ``like`` also checks: the target must get every tensor that ``like`` has, of the same shape, and no other.
     * ``filter``: only tensors whose names in the target match.
     * ``adapter``: an adapter, its name, or a function of one snapshot. One that converts layouts replaces that stage.
@@ -144,6 +147,7 @@ def convert(
         target_layout=target_layout,
         keep_layout=keep_layout,
         rules=rules,
+        invert=invert,
         guess=guess,
         adapter=adapter,
         cast=cast,
