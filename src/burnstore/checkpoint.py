@@ -16,8 +16,7 @@ from .formats.registry import HEAD_BYTES, format_for_bytes, format_named
 from .formats.sharded.locate import INDEX_SUFFIX, locate
 from .io.gather import gather
 from .io.gc_pause import gc_paused
-from .io.joined import JoinedSource
-from .io.source import BytesSource, FileSource, MmapSource, Source
+from .io.source import BytesSource, FileSource, JoinedSource, MmapSource, Source
 from .limits import Limits
 from .tensor.data import Array, Shape, array_from_bytes
 from .tensor.dtype import DType, Kind

@@ -17,7 +17,7 @@ import pytest
 import burnstore as bs
 from assembled import arrays, nothing_left, refuse, same_tensors, with_broken
 from burnstore.formats.registry import format_named
-from burnstore.formats.sharded.journal import Journal
+from burnstore.formats.sharded.write import Journal
 from burnstore.pipeline.write import assemble
 from burnstore.tensor.snapshot import TensorSnapshot
 

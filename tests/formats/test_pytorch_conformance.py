@@ -12,8 +12,7 @@ import torch
 
 import burnstore as bs
 from burnstore import DType, TensorData
-from burnstore.testing.damage import Damage
-from burnstore.testing.reading import Reading
+from burnstore.testing.reading import Damage, Reading
 from fuzz import torch_bytes as tb
 
 CLASSES = {

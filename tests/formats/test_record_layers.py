@@ -10,8 +10,7 @@ import pytest
 
 import burnstore as bs
 from burnstore import nn
-from burnstore.formats.record.declaration import declare, parameters_of
-from burnstore.formats.record.layers import fields_of
+from burnstore.formats.record.declaration import declare, fields_of, parameters_of
 from burnstore.stores.records import BinFileRecorder, JsonGzFileRecorder, NamedMpkFileRecorder, save_file
 
 LAYERS: dict[str, Callable[[], Any]] = {

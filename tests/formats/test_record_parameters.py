@@ -13,7 +13,7 @@ from test_record_files import FILES, heading
 import burnstore as bs
 from burnstore.formats.codec.msgpack import MsgpackReader
 from burnstore.formats.record import reader
-from burnstore.formats.record.parameters import FoundParameter, ParameterReader
+from burnstore.formats.record.document import FoundParameter, ParameterReader
 from burnstore.io.source import BytesSource
 from burnstore.io.spool import Spool
 from burnstore.limits import Limits

@@ -29,7 +29,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from burnstore.io.gpu.chunks import Chunk
-from burnstore.io.gpu.readers import Filled, Readers
+from burnstore.io.gpu.transfer import Filled, Readers
 
 Clock = dict["Actor", int]
 """How many acts of each are over."""

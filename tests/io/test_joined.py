@@ -10,8 +10,7 @@ import pytest
 
 from burnstore.errors import ChangedError, ClosedError, TruncatedError
 from burnstore.io.gather import gather
-from burnstore.io.joined import JoinedSource
-from burnstore.io.source import BytesSource, FileSource, MmapSource
+from burnstore.io.source import BytesSource, FileSource, JoinedSource, MmapSource
 
 
 def joined(*parts: bytes, share: bool = False) -> JoinedSource:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from burnstore.errors import LimitError
-from burnstore.io.memory_budget import MemoryBudget
 from burnstore.io.source import read_whole
+from burnstore.io.workers import MemoryBudget
 
 
 def test_what_is_taken_never_exceeds_what_there_is() -> None:

@@ -14,16 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import burnstore as bs
-from burnstore.io import cached_runs, pages, parallel
+from burnstore.io import pages, parallel
 from burnstore.io.gpu.buffers import page_aligned
-from burnstore.io.joined import JoinedSource
 from burnstore.io.runs import RunsSource, read_runs
 from burnstore.io.sizes import PAGE
-from burnstore.io.source import BytesSource, FileSource, MmapSource, page_reader
+from burnstore.io.source import BytesSource, FileSource, JoinedSource, MmapSource, page_reader
 from burnstore.testing import CountingSource
 
 needs_vectors = pytest.mark.skipif(
-    not hasattr(os, "RWF_NOWAIT") or cached_runs._vector_copy() is None, reason="needs process_vm_writev of Linux"
+    not hasattr(os, "RWF_NOWAIT") or pages._vector_copy() is None, reason="needs process_vm_writev of Linux"
 )
 
 
@@ -86,14 +85,14 @@ def test_a_file_gives_them_however_much_of_it_is_cached(
 
 def vector_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many runs are copied by each call, from now on."""
-    real, calls = cached_runs._vector_copy(), []
+    real, calls = pages._vector_copy(), []
     assert real is not None
 
     def noted(pid: int, runs: int, count: int, target: int, targets: int, flags: int) -> int:
         calls.append(count)
         return real(pid, runs, count, target, targets, flags)
 
-    monkeypatch.setattr(cached_runs, "_vector_copy", lambda: noted)
+    monkeypatch.setattr(pages, "_vector_copy", lambda: noted)
     return calls
 
 
@@ -155,9 +154,9 @@ def test_a_system_that_does_not_copy_runs_is_not_needed(
     source: FileSource, monkeypatch: pytest.MonkeyPatch, answer: int
 ) -> None:
     System(monkeypatch, lambda offset: True)
-    monkeypatch.setattr(cached_runs, "_vector_copy", lambda: lambda *_: answer)
+    monkeypatch.setattr(pages, "_vector_copy", lambda: lambda *_: answer)
     assert read(source, 0, ROW, RUN, 1500) == wanted(CONTENT, 0, ROW, RUN, 1500)
-    monkeypatch.setattr(cached_runs, "_vector_copy", lambda: None)
+    monkeypatch.setattr(pages, "_vector_copy", lambda: None)
     assert read(source, 0, ROW, RUN, 1500) == wanted(CONTENT, 0, ROW, RUN, 1500)
 
 
@@ -167,7 +166,7 @@ def test_a_file_that_cannot_be_mapped_is_read(source: FileSource, monkeypatch: p
     def refused(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENODEV, "not here")
 
-    monkeypatch.setattr(cached_runs.mmap, "mmap", refused)
+    monkeypatch.setattr(pages.mmap, "mmap", refused)
     assert read(source, 0, ROW, RUN, 1500) == wanted(CONTENT, 0, ROW, RUN, 1500)
 
 
@@ -187,7 +186,7 @@ def test_a_system_that_does_not_tell_what_is_cached_is_not_needed(
 def test_a_file_that_is_cut_while_it_is_mapped_kills_nobody(
     tmp_path: Path, source: FileSource, monkeypatch: pytest.MonkeyPatch, left: int
 ) -> None:
-    real = cached_runs._vector_copy()
+    real = pages._vector_copy()
     assert real is not None
 
     def cut_before(*arguments: int) -> int:
@@ -195,7 +194,7 @@ def test_a_file_that_is_cut_while_it_is_mapped_kills_nobody(
         return real(*arguments)
 
     System(monkeypatch, lambda offset: True)
-    monkeypatch.setattr(cached_runs, "_vector_copy", lambda: cut_before)
+    monkeypatch.setattr(pages, "_vector_copy", lambda: cut_before)
     with pytest.raises((bs.errors.TruncatedError, bs.errors.ChangedError)):
         read(source, 0, ROW, RUN, COUNT)
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import burnstore as bs
-from burnstore.tensor.torch_source import flat_bytes
+from burnstore.tensor.torch import flat_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")  # of the tests' own copies, once a process
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "burn"

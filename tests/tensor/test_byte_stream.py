@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import burnstore as bs
+from burnstore.tensor.snapshot import ByteStream
 from burnstore.tensor.sources import HeldData
-from burnstore.tensor.stream import ByteStream
 
 RAW = bytes(range(100))
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..errors import AmbiguousError
-from ..formats.sharded.journal import JOURNAL_SUFFIX
+from ..formats.sharded.write import JOURNAL_SUFFIX
 from ..jobs.convert.convert import ConvertResult, convert, replay
 from ..jobs.json_output import json_text
 from ..transforms.guess import Guess

@@ -22,9 +22,8 @@ from ..io.gpu.chunks import Range
 from ..io.gpu.sinks import NewSink
 from ..io.gpu.staging import TensorStaging
 from ..io.gpu.transfer import transferring
-from ..io.joined import part_of
 from ..io.sizes import GPU_SMALL_BYTES
-from ..io.source import Source
+from ..io.source import Source, part_of
 from ..tensor import torch as torch_tensor
 from ..tensor.data import Shape
 from ..tensor.dtype import Kind

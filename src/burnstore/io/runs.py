@@ -17,10 +17,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from ..errors import TruncatedError
-from .joined import part_of
 from .parallel import for_each
 from .sizes import LONG_ROW, PAGE, PARALLEL_BYTES, RUNS_BAND_BYTES, RUNS_TASK_BYTES, SHORT_ROW
-from .source import Array, Read, ReadsPages, Source
+from .source import Array, Read, ReadsPages, Source, part_of
 
 
 @runtime_checkable

@@ -25,13 +25,11 @@ from typing import TYPE_CHECKING, Any
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..errors import BurnstoreError, CorruptError, SaveError, located
 from ..formats.base import Format, WritePlan
-from ..formats.sharded.journal import Journal
-from ..formats.sharded.write import byte_count, save_shards, set_at
+from ..formats.sharded.write import Journal, byte_count, save_shards, set_at
 from ..io.atomic import PortionWriter, SharedScratch, atomic_file
-from ..io.joined import JoinedSource
-from ..io.memory_budget import MemoryBudget
-from ..io.source import FileSource, same_bytes
+from ..io.source import FileSource, JoinedSource, same_bytes
 from ..io.workers import (
+    MemoryBudget,
     Workers,
     are_local,
     are_threads,

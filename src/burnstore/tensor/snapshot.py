@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import BurnstoreError, expect, located, printable
+from ..errors import BurnstoreError, CorruptError, expect, located, printable
 from ..io.gather import gather
 from .data import (
     Array,
@@ -27,6 +27,7 @@ from .sources import ArrayData, Data, HeldData, ProvidedData, SourceData
 if TYPE_CHECKING:
     from .quantization import QuantizedTensor
     from .torch import Device, Tensor
+
 
 _MODULE_PREFIXES = ("Struct:", "Enum:")
 _UNCHANGED: Any = object()
@@ -84,7 +85,7 @@ class TensorSnapshot:
     ) -> TensorSnapshot:
         """Return a snapshot of a torch tensor, which it shares; a read copies it, from its device too."""
         from . import torch as torch_tensor  # not at import: a caller with a torch tensor has torch
-        from .torch_source import TorchData
+        from .torch import TorchData
 
         expect(path, str, "path")
         if not torch_tensor.is_tensor(tensor):
@@ -252,7 +253,7 @@ class TensorSnapshot:
         Raises MissingDependencyError without PyTorch, DTypeError for a dtype that PyTorch does not have (F6).
         """
         from . import torch as torch_tensor  # not at import: torch is imported when a tensor of it is asked for
-        from .torch_source import TorchData
+        from .torch import TorchData
 
         data = self._data
         with located(tensor=self._path, path=data.file):
@@ -382,3 +383,50 @@ def _read_one(snapshot: TensorSnapshot) -> Any:
             return data.window(0, snapshot._nbytes) if shared else data.owned(0, snapshot._nbytes)
     except Exception as error:  # a snapshot's function may raise anything: report it as a load error
         return error
+
+
+class ByteStream:
+    """The bytes of one tensor in order; those of a file from any offset on.
+
+    Bytes of a file are read into one buffer, which each `take` overwrites. Streams one after another can share it.
+
+    >>> import numpy as np
+    >>> stream = ByteStream(TensorSnapshot.from_numpy("x", np.arange(6, dtype=np.uint8)))
+    >>> bytes(stream.take(2)), bytes(stream.take(3))
+    (b'\\x00\\x01', b'\\x02\\x03\\x04')
+    """
+
+    def __init__(self, tensor: TensorSnapshot, start: int = 0, buffer: bytearray | None = None) -> None:
+        if start and not isinstance(tensor._data, SourceData):
+            raise ValueError("only tensors of files can be read from any offset")
+        self._tensor = tensor
+        self._position = start
+        self._buffer = buffer
+        self._chunks: Iterator[memoryview] = iter(()) if isinstance(tensor._data, SourceData) else tensor.chunks()
+        self._rest = memoryview(b"")
+
+    def take(self, length: int) -> bytearray | memoryview:
+        """Return the next bytes."""
+        data = self._tensor._data
+        if not isinstance(data, SourceData):
+            return self._next(length)
+        position = data.offset + self._position
+        self._position += length
+        with located(tensor=self._tensor.path, path=data.file):
+            shared = data.source.view(position, length)
+            if shared is not None:
+                return shared
+            if self._buffer is None or len(self._buffer) < length:
+                self._buffer = bytearray(length)
+            part = memoryview(self._buffer)[:length]
+            data.source.read_into([(position, part)])
+        return self._buffer if length == len(self._buffer) else part
+
+    def _next(self, length: int) -> memoryview:
+        while len(self._rest) < length:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                raise CorruptError(f"ends {length - len(self._rest)} bytes early", tensor=self._tensor.path)
+            self._rest = memoryview(bytes(self._rest) + bytes(chunk)) if self._rest else chunk
+        taken, self._rest = self._rest[:length], self._rest[length:]
+        return taken

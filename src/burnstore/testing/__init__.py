@@ -6,10 +6,8 @@ Only this package imports pytest; ``import burnstore`` does not import this pack
 from __future__ import annotations
 
 from .abilities import Abilities, CountingSource
-from .damage import Damage
-from .reading import Reading
-from .round_trips import RoundTrips
-from .writing import Writing
+from .reading import Damage, Reading
+from .round_trips import RoundTrips, Writing
 
 __all__ = ["Abilities", "CountingSource", "FormatConformance"]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from burnstore.errors import BurnstoreError, CorruptError, LimitError, TruncatedError
 from burnstore.formats.codec.bincode import BincodeReader, encode_float, encode_integer, encode_text, encode_uint
-from burnstore.formats.codec.numbers import NumberForm
+from burnstore.formats.codec.window import NumberForm
 from burnstore.io.source import BytesSource
 from burnstore.io.spool import Spool
 

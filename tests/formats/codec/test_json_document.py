@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from burnstore.errors import BurnstoreError, CorruptError, LimitError, TruncatedError
 from burnstore.formats.codec.json_document import NumberText, NumberTexts, encode_bytes, encode_scalar, parse_document
-from burnstore.formats.codec.numbers import NumberForm, Numbers
+from burnstore.formats.codec.window import NumberForm, Numbers
 from burnstore.io.spool import Spool
 
 U8 = NumberForm(np.dtype("u1"), 0, 255)

@@ -22,8 +22,7 @@ from burnstore.formats.codec.msgpack import (
     encode_scalar,
     encode_text,
 )
-from burnstore.formats.codec.numbers import NumberForm, Numbers
-from burnstore.formats.codec.window import Extent
+from burnstore.formats.codec.window import Extent, NumberForm, Numbers
 from burnstore.io.source import BytesSource
 from burnstore.io.spool import Spool
 

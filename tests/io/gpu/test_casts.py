@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from burnstore.io.gpu.casts import MAX_CAST, Cast, NativeCast, ShiftCast, TableCast
+from burnstore.io.gpu.sinks import MAX_CAST, Cast, NativeCast, ShiftCast, TableCast
 from burnstore.io.sizes import GPU_CAST_BYTES
 
 Made = tuple[Cast, Callable[[torch.Tensor], torch.Tensor]]

@@ -12,10 +12,9 @@ import torch
 import burnstore as bs
 from burnstore import TensorSnapshot
 from burnstore.formats.write import chunks_of_each
-from burnstore.io.gpu.buffers import POOL, configure_transfers, release_pinned_memory
-from burnstore.io.gpu.fetch import fetched
-from burnstore.tensor import torch_source as torch_bytes
-from burnstore.tensor.torch_source import TorchData, _pieces
+from burnstore.io.gpu.buffers import POOL, configure_transfers, fetched, release_pinned_memory
+from burnstore.tensor import torch as torch_bytes
+from burnstore.tensor.torch import TorchData, _pieces
 
 LARGE = 1 << 20
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from burnstore.errors import ChangedError, ClosedError, ReadError, TruncatedError
 from burnstore.io import parallel
-from burnstore.io.gpu import readers
+from burnstore.io.gpu import transfer as transfers
 from burnstore.io.gpu.buffers import TransferSettings
 from burnstore.io.gpu.chunks import Range, Sink, max_unit, split_chunks
 from burnstore.io.gpu.staging import HostStaging
@@ -106,7 +106,7 @@ def ring(buffers: int = 4) -> HostStaging:
 
 
 def with_short_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "GPU_READ_BYTES", READ)
+    monkeypatch.setattr(transfers, "GPU_READ_BYTES", READ)
 
 
 @pytest.fixture(params=["one read a chunk", "many reads a chunk"])

@@ -12,8 +12,19 @@ import struct
 import numpy as np
 
 from ...errors import CorruptError, LimitError, TruncatedError
-from .numbers import Collector, NumberArray, NumberForm, NumberKind, Numbers, Run, checked_int64, read_runs
-from .window import Extent, Sink, Window
+from .window import (
+    Collector,
+    Extent,
+    NumberArray,
+    NumberForm,
+    NumberKind,
+    Numbers,
+    Run,
+    Sink,
+    Window,
+    checked_int64,
+    read_runs,
+)
 
 _WIDTHS = {0xFB: 2, 0xFC: 4, 0xFD: 8}
 _LEAST_OF_WIDTH = {2: 251, 4: 1 << 16, 8: 1 << 32}

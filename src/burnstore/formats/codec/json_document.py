@@ -21,8 +21,7 @@ import numpy as np
 
 from ...errors import CorruptError, LimitError
 from . import json as strict
-from .numbers import Collector, NumberArray, NumberForm, NumberKind, Numbers
-from .window import Sink
+from .window import Collector, NumberArray, NumberForm, NumberKind, Numbers, Sink
 
 _WHITE = rb"[ \t\n\r]{0,4096}"
 _NULL = re.compile(rb"%sn" % _WHITE)

@@ -21,8 +21,20 @@ from typing import Union
 import numpy as np
 
 from ...errors import CorruptError, LimitError, TruncatedError, printable
-from .numbers import Collector, NumberArray, NumberForm, NumberKind, Numbers, Run, checked_int64, read_runs
-from .window import Extent, Readable, Sink, Window
+from .window import (
+    Collector,
+    Extent,
+    NumberArray,
+    NumberForm,
+    NumberKind,
+    Numbers,
+    Readable,
+    Run,
+    Sink,
+    Window,
+    checked_int64,
+    read_runs,
+)
 
 
 class Found:

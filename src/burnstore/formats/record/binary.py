@@ -20,8 +20,7 @@ from ...limits import Limits
 from ...tensor.data import Shape
 from ...tensor.dtype import DType, Kind
 from ..codec.bincode import BincodeReader
-from ..codec.numbers import NumberForm
-from ..codec.window import Extent, Sink
+from ..codec.window import Extent, NumberForm, Sink
 from .declaration import Absent, Choice, Constant, Fields, Items, Maybe, Node, Parameter, below
 from .document import Document, Rows, check_size, number_forms, param_id
 from .heading import Heading

@@ -10,17 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import CorruptError, LimitError, UnsupportedError, located
+from ...errors import CorruptError, LimitError, TruncatedError, UnsupportedError, located
 from ...limits import Limits
 from ...tensor.data import Shape
 from ...tensor.dtype import DType, Kind
 from ...tensor.param_id import ParamId
 from ..codec.json_document import NumberText, NumberTexts, lost_number
-from ..codec.numbers import NumberForm, Numbers
-from ..codec.window import Extent
+from ..codec.msgpack import Found, MsgpackReader, Tree
+from ..codec.window import Extent, NumberForm, Numbers, Readable, Sink
 from .declaration import below
 from .heading import Heading, PrecisionSettings
-from .parameters import FoundParameter
 from .spelling import dtype_from_tree
 
 MOST_TENSORS = 100_000
@@ -28,11 +27,87 @@ NODES_PER_TENSOR = 10
 MOST_DEPTH = 256
 
 _NAMES_OF_FEW, _NAMES_PER_BYTE = 64 << 20, 32
-_BRANCHES = (dict, list, FoundParameter, Extent, Numbers, NumberText)
 
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _ID_LENGTH = 13
 _ID_SHOWN = 40
+
+
+_HEAD = re.compile(rb"\x82\xa2id\xad([0-9a-v]{13})\xa5param\x83\xa5bytes(?:\xc4(.)|\xc5(..)|\xc6(.{4}))", re.DOTALL)
+_TAIL = re.compile(
+    rb"\xa5shape([\x90-\x98](?:[\x00-\x7f]|\xcc.|\xcd..|\xce.{4}){0,8})\xa5dtype\xa3([FI](?:32|64|16))", re.DOTALL
+)
+_LONGEST_HEAD = 41
+_LONGEST_TAIL = 64
+_WIDTHS = {0xCC: 1, 0xCD: 2, 0xCE: 4}
+_NODES = 5  # id and param; bytes, shape and dtype
+
+
+@dataclass(frozen=True, slots=True)
+class FoundParameter(Found):
+    """A recognised parameter: its id, and the description and place of its tensor."""
+
+    id: str
+    dtype: DType
+    shape: Shape
+    extent: Extent
+
+
+class ParameterReader(MsgpackReader):
+    """Read MessagePack records, and parameters that are spelled as Burn spells them in one step.
+
+    A parameter is three maps, an array and a dozen values, always in the same order. Reading it value by value is slow
+    for records of many thousand tensors; a regular expression matches it as a whole. It is a recogniser, not a second
+    reader: a parameter of another form is read value by value.
+    """
+
+    __slots__ = ("_tails",)
+
+    def __init__(self, source: Readable, sink: Sink, *, nodes: int) -> None:
+        super().__init__(source, sink, nodes=nodes)
+        self._tails: dict[bytes, tuple[DType, Shape]] = {}
+
+    def _recognised(self) -> Tree:
+        if len(self.buffer) - self.at < _LONGEST_HEAD:
+            self.need(min(self.left, _LONGEST_HEAD))
+        head = _HEAD.match(self.buffer, self.at)
+        if head is None:
+            return None
+        start = self.position
+        length = int.from_bytes(head[2] or head[3] or head[4] or b"\0", "big")
+        self.at = head.end()
+        place = Extent(self.position, length)
+        try:
+            self.skip(length)
+        except TruncatedError:
+            self.move_to(start)
+            return None
+        if len(self.buffer) - self.at < _LONGEST_TAIL:
+            self.need(min(self.left, _LONGEST_TAIL))
+        tail = _TAIL.match(self.buffer, self.at)
+        known = None if tail is None else self._tails.get(tail.group()) or self._read_tail(tail)
+        if tail is None or known is None:
+            self.move_to(start)
+            return None
+        self.at = tail.end()
+        self._bounded(_NODES + len(known[1]), start)
+        return FoundParameter(head[1].decode("ascii"), *known, place)
+
+    def _read_tail(self, tail: re.Match[bytes]) -> tuple[DType, Shape] | None:
+        spelled = tail[1]
+        extents = []
+        at = 1
+        while at < len(spelled):
+            width = _WIDTHS.get(spelled[at], 0)
+            extents.append(int.from_bytes(spelled[at + 1 : at + 1 + width], "big") if width else spelled[at])
+            at += 1 + width
+        if len(extents) != spelled[0] & 15:
+            return None
+        known = self._tails[tail.group()] = DType.parse(tail[2].decode("ascii")), tuple(extents)
+        return known
+
+
+_BRANCHES = (dict, list, FoundParameter, Extent, Numbers, NumberText)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,12 +27,12 @@ from .document import (
     MOST_TENSORS,
     NODES_PER_TENSOR,
     Document,
+    ParameterReader,
     Planter,
     Rows,
     number_forms,
 )
 from .heading import Heading
-from .parameters import ParameterReader
 from .training import OPTIMIZERS, SCHEDULERS, read_optimizer, read_scheduler
 
 _LEAST_INFLATED = 256 << 20

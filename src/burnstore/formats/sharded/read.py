@@ -48,9 +48,8 @@ from ...errors import (
     located,
     printable,
 )
-from ...io.joined import JoinedSource
 from ...io.paths import plain_name, sibling
-from ...io.source import FileSource, Source
+from ...io.source import FileSource, JoinedSource, Source
 from ...limits import Limits
 from ..base import LAYOUT_KEY, Contents, Table
 from ..codec import json

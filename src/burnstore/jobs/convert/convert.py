@@ -28,8 +28,7 @@ from ...errors import (
 )
 from ...formats.base import Format
 from ...formats.registry import format_for_path, format_named
-from ...formats.sharded.journal import Journal
-from ...formats.sharded.write import byte_count
+from ...formats.sharded.write import Journal, byte_count
 from ...io.atomic import already_exists
 from ...io.workers import Workers
 from ...limits import Limits

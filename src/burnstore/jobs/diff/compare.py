@@ -11,13 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...errors import UNREPRESENTABLE, located
-from ...io.memory_budget import MemoryBudget
 from ...io.source import same_bytes
-from ...io.workers import Workers, in_batches, run_tasks
+from ...io.workers import MemoryBudget, Workers, in_batches, run_tasks
 from ...tensor.data import Array
-from ...tensor.snapshot import TensorSnapshot, read_all
+from ...tensor.snapshot import ByteStream, TensorSnapshot, read_all
 from ...tensor.sources import SourceData
-from ...tensor.stream import ByteStream
 from ..stats import value_runs
 from .difference import Difference, RunningDifference, Tolerance
 

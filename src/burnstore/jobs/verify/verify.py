@@ -33,15 +33,13 @@ from ...formats.registry import format_for_path
 from ...formats.safetensors.header import MOST_HEADER_BYTES, MOST_TENSORS
 from ...formats.sharded.locate import INDEX_SUFFIX, locate
 from ...formats.sharded.read import read_weight_map
-from ...io.memory_budget import MemoryBudget
 from ...io.source import FileSource, Source
-from ...io.workers import Workers, checked_workers, in_batches, run_tasks
+from ...io.workers import MemoryBudget, Workers, checked_workers, in_batches, run_tasks
 from ...limits import Limits
 from ...progress import Progress, ProgressLike, progress_from
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
-from ...tensor.snapshot import TensorSnapshot, read_all
-from ...tensor.stream import ByteStream
+from ...tensor.snapshot import ByteStream, TensorSnapshot, read_all
 from ..budget import Shared, plan_reads, too_much
 from ..json_output import Plain
 from ..stats import count_special_values, count_specials, value_runs

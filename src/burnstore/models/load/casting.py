@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import DTypeError
-from ...io.gpu.casts import Cast, NativeCast, ShiftCast, TableCast
+from ...io.gpu.sinks import Cast, NativeCast, ShiftCast, TableCast
 from ...tensor.data import Array, TensorData, array_from_bytes
 from ...tensor.dtype import DType, Kind
 from ...tensor.snapshot import TensorSnapshot

@@ -12,17 +12,14 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Protocol, TypeVar
 
-from ...io.gpu.casts import MAX_CAST, Cast
 from ...io.gpu.chunks import Range, max_unit
-from ...io.gpu.sinks import DirectSink, MinMaxSink, RowsSink, ScatterSink
+from ...io.gpu.sinks import MAX_CAST, Cast, DirectSink, MinMaxSink, RowsSink, ScatterSink
 from ...io.gpu.staging import TensorStaging
 from ...io.gpu.transfer import transfer
-from ...io.joined import part_of
 from ...io.sizes import GPU_GAP_BYTES, GPU_SMALL_BYTES
-from ...io.source import BytesSource, Source
+from ...io.source import BytesSource, Source, part_of
 from ...tensor.sources import ArrayData, Data, HeldData, JoinedData, SourceData, TransposedData
-from ...tensor.torch import Device, Tensor, as_bits, device_errors, staging_for, untracked_views
-from ...tensor.torch_source import plain_bytes
+from ...tensor.torch import Device, Tensor, as_bits, device_errors, plain_bytes, staging_for, untracked_views
 from .casting import Casting
 
 

@@ -29,16 +29,17 @@ from ...tensor.torch import (
     TRANSFER_DEVICES,
     Device,
     Tensor,
+    TorchData,
     as_bits,
     described,
     device_errors,
+    flat_bytes,
     is_tensor,
     placed,
     tensor_from_array,
     tensor_from_bytes,
     torch_package,
 )
-from ...tensor.torch_source import TorchData, flat_bytes
 from ...transforms.layout import ModuleKind
 from .. import plain
 from ..binding import Slot
