@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -141,6 +142,9 @@ class OnGpu(TorchData):
 
         def detach(self) -> torch.Tensor:
             return self.tensor.detach()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.tensor, name)  # its elements; where it is states this class
 
 
 @pytest.fixture
