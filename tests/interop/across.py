@@ -28,8 +28,8 @@ WIDER = {
 """What burnstore opens and Burn 0.22 refuses, as docs/formats/burnpack.md lists it."""
 
 _FORM = re.compile(
-    r"tag found|with indefinite length|\d items in \d+ bytes|are not a pair"
-    r"|text expected, byte string found|map expected, text found"
+    r"found tag|with indefinite length|\d items in \d+ bytes|are not a pair"
+    r"|expected text, found byte string|expected map, found text"
 )
 """What burnstore says of CBOR that Burn's decoder takes: tags and indefinite lengths, which CBOR has, and which are
 refused under the rule of the place where they stand, a byte string where a word is meant; and what is no CBOR at all,

@@ -56,7 +56,7 @@ class Content:
     def packed(self) -> bytes:
         """The file as burnstore writes it."""
         tensors = [entry.snapshot() for entry in self.entries]
-        return bs.serialize(tensors, format="burnpack", metadata=self.metadata, burn_version="0.22")
+        return bs.serialize(tensors, format="burnpack", metadata=self.metadata, layout="burn", burn_version="0.22")
 
     def described(self) -> list[Tensor]:
         """What a reader of the file should find, by name."""

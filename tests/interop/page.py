@@ -40,7 +40,7 @@ it and saving it with that `burn_version`:
 
 ```python
 >>> import numpy as np, burnstore as bs
->>> _ = bs.save({"weight": np.ones(3, np.float32)}, "old.bpk", burn_version="0.19")
+>>> _ = bs.save({"weight": np.ones(3, np.float32)}, "old.bpk", burn_version="0.19", layout="burn")
 >>> with bs.open("old.bpk") as old:
 ...     _ = bs.save(old, "new.bpk", burn_version="0.22")
 >>> bs.open("new.bpk").metadata["version"]

@@ -54,7 +54,7 @@ def test_every_scheme_stands_for_the_values_that_burn_finds(burn, generated, fie
             zip(places, (finite(tree, shape, rng) for tree in known[start : start + len(places)]), strict=False)
         )
         file = tmp_path / f"{start}.bpk"
-        bs.save([TensorSnapshot.from_data(path, data) for path, data in made.items()], file)
+        bs.save([TensorSnapshot.from_data(path, data) for path, data in made.items()], file, layout="burn")
         loading = burn.load(zoo.QUANTIZED, file, "--partial")
         assert loading.ok, loading.error
         for found in loading.tensors:

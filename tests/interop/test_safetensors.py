@@ -28,10 +28,16 @@ def written(request, burn, generated, model):
 
 
 def adapters(path, version):
-    """The options that a load of this file and a save like it take."""
+    """The adapters of a load of this file and of a save like it."""
     if path.suffixes[-2:] != [".torch", ".safetensors"]:
-        return {}, {}
-    return {"from_adapter": bs.PyTorchToBurnAdapter()}, {"to_adapter": to_adapter("pytorch", version)}
+        return None, None
+    return bs.PyTorchToBurnAdapter(), to_adapter("pytorch", version)
+
+
+def store_for(place, adapter):
+    """A store that saves with this adapter, if there is one; to bytes without a place."""
+    store = bs.SafetensorsStore.from_bytes(None) if place is None else bs.SafetensorsStore.from_file(place)
+    return store if adapter is None else store.with_to_adapter(adapter)
 
 
 def taken_apart(raw):
@@ -42,7 +48,8 @@ def taken_apart(raw):
 
 def test_a_file_of_burn_loads_with_the_values_of_its_module(generated, model, burn, written):
     declared = zoo.declare(model, burn.version, generated.paths(model))
-    result = bs.SafetensorsStore.from_file(written, **adapters(written, burn.version)[0]).load(declared)
+    store, adapter = bs.SafetensorsStore.from_file(written), adapters(written, burn.version)[0]
+    result = (store if adapter is None else store.with_from_adapter(adapter)).load(declared)
     assert result.is_complete and not result.unused
     assert [(t.path, t.dtype, t.shape, hashlib.sha256(t.to_bytes()).hexdigest()) for t in bs.collect(declared)] == [
         (t.path, t.dtype, t.shape, t.sha256) for t in generated.tensors(model)
@@ -51,7 +58,7 @@ def test_a_file_of_burn_loads_with_the_values_of_its_module(generated, model, bu
 
 def test_a_model_is_written_as_burn_writes_it(generated, model, burn, written):
     theirs, data = taken_apart(written.read_bytes())
-    store = bs.SafetensorsStore.from_bytes(None, **adapters(written, burn.version)[1]).clear_metadata()
+    store = store_for(None, adapters(written, burn.version)[1]).clear_metadata()
     for key, text in theirs.get("__metadata__", {}).items():
         store.metadata(key, text)
     store.save(generated.filled(model, burn.version))
@@ -68,7 +75,7 @@ def test_a_model_is_written_as_burn_writes_it(generated, model, burn, written):
 def test_burn_loads_our_file_into_its_module_as_it_loads_its_own(generated, model, burn, written, tmp_path):
     path = tmp_path / written.name
     from_adapter, to_adapter = adapters(written, burn.version)
-    bs.SafetensorsStore.from_file(path, **to_adapter).save(generated.filled(model, burn.version))
+    store_for(path, to_adapter).save(generated.filled(model, burn.version))
     options = ["--from-adapter", "pytorch"] if from_adapter else []
     loading, own = burn.load(model, path, *options), burn.load(model, written, *options)
     assert loading.made() == own.made()

@@ -9,9 +9,13 @@ import burnstore as bs
 from .program import NEWEST
 
 
-def saved_by_us(generated, model, version, **options):
+def saved_by_us(generated, model, version, burn_version=None, texts=()):
     """The file of the declared model, filled as Burn's is."""
-    store = bs.BurnpackStore.from_bytes(None, **options)
+    store = bs.BurnpackStore.from_bytes(None)
+    if burn_version is not None:
+        store.burn_version(burn_version)
+    for key, text in texts:
+        store.metadata(key, text)
     store.save(generated.filled(model, version))
     return store.get_bytes()
 
@@ -49,8 +53,8 @@ def test_the_newest_stable_release_is_written_unless_another_is_asked_for(burn, 
 
 def test_burn_loads_a_file_of_ours_into_its_module_as_it_loads_its_own(burn, generated, model, tmp_path):
     path = tmp_path / "ours.bpk"
-    texts = {"by": "burnstore"}
-    path.write_bytes(saved_by_us(generated, model, burn.version, burn_version=burn.release, metadata=texts))
+    texts = [("by", "burnstore")]
+    path.write_bytes(saved_by_us(generated, model, burn.version, burn_version=burn.release, texts=texts))
     loading, own = burn.load(model, path), burn.load(model, generated.file(model))
     assert loading.made() == own.made()
     if burn.version != NEWEST:  # before, some cannot load what they saved: docs/compatibility.md
