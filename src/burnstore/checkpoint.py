@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import ChangedError, ClosedError, DTypeError, TensorNotFoundError, UnsupportedError, located, printable
+from .errors import (
+    ChangedError,
+    ClosedError,
+    DTypeError,
+    TensorNotFoundError,
+    UnsupportedError,
+    located,
+    printable,
+    refuse_unknown,
+)
 from .formats.base import UNSTATED_LAYOUT, Check, Contents, Table, extra_checks
 from .formats.registry import HEAD_BYTES, format_for_bytes, format_named
 from .formats.sharded.locate import INDEX_SUFFIX, locate
@@ -212,6 +221,16 @@ class Checkpoint(Mapping[str, TensorSnapshot]):
             raise TypeError(f"names are a list of str; for one tensor take checkpoint[{names!r}].{method}()")
         return self._table if names is None else self._table.picked([self._row(name) for name in names])
 
+    def get_tensor(self, name: str, framework: str = "np") -> Any:
+        """Return a tensor as `safetensors.safe_open` would: an array, or with ``framework="pt"`` a torch tensor."""
+        if framework not in ("np", "numpy", "pt", "torch"):
+            raise ValueError(f"framework must be 'np' or 'pt', got {framework!r}")
+        return self[name].numpy() if framework[0] == "n" else self[name].torch()
+
+    def get_slice(self, name: str) -> TensorSnapshot:
+        """Return a tensor that is not read yet: ``get_slice(name)[2:5]`` reads these rows, as in `safetensors`."""
+        return self[name]
+
     def is_current(self) -> bool:
         """Return whether the path still names the file that was opened; always true for bytes in memory."""
         return not self._closed and (not isinstance(self._source, FileSource) or self._source.is_current())
@@ -338,6 +357,7 @@ def open_checkpoint(
     ...     f.format, f["bias"].shape, f["bias"].numpy().tolist()
     ('burnpack', (3,), [0.0, 0.0, 0.0])
     """
+    refuse_unknown("open", options)
     if limits is not None and not isinstance(limits, Limits):
         raise TypeError(f"limits is a Limits, not {type(limits).__name__}")
     if not isinstance(zero_copy, bool):

@@ -283,3 +283,37 @@ class MissingDependencyError(BurnstoreError, ImportError):
 
 UNREPRESENTABLE = (DTypeError, UnsupportedError, MissingDependencyError)
 """The errors for values of a valid file that NumPy or torch cannot represent."""
+
+
+_OTHER_WORDS = {
+    "strict": "allow_partial=True is strict=False: parameters may be missing; unused tensors are reported",
+    "map_location": 'device="cuda" is for meta models; burnstore.open(...).torch(device="cuda") places all of a file',
+    "weights_only": "leave it out: nothing in a file is ever run, so every load is of weights only",
+    "pickle_module": "leave it out: nothing in a file is ever run",
+    "mmap": "zero_copy=True maps the file",
+    "assign": "zero_copy=True lets the model share memory with the file",
+    "dtype": 'cast="bf16" converts floats',
+    "torch_dtype": 'cast="bf16" converts floats',
+    "framework": "a snapshot has numpy() and torch(), an open file as well",
+    "key_mapping": "rename= takes a mapping of names, or patterns",
+    "prefix": 'rename=["^prefix[.]=>"] strips a prefix',
+    "ignore_mismatched_sizes": "validate=False reports tensors that do not fit instead of refusing them",
+    "safe_serialization": 'leave it out: the suffix decides the format, such as ".safetensors"',
+    "state_dict": "the first argument is the model, or a mapping of names to tensors",
+    "like": "like= is for burnstore.convert, merge, diff and explain",
+}
+"""Keywords of other libraries, and the way to say the same here."""
+
+
+def refuse_unknown(function: str, given: Iterable[str], *, formats_take_others: bool = True) -> None:
+    """Raise TypeError for a keyword of other libraries, with our word for it; for others unless a format may take them.
+
+    >>> refuse_unknown("open", ["mmap"])
+    Traceback (most recent call last):
+    TypeError: open has no option 'mmap'; zero_copy=True maps the file
+    """
+    for name in given:
+        if name in _OTHER_WORDS:
+            raise TypeError(f"{function} has no option {name!r}; {_OTHER_WORDS[name]}")
+        if not formats_take_others:
+            raise TypeError(f"{function} has no option {name!r}")

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from .checkpoint import Checkpoint, open_checkpoint
+from .errors import refuse_unknown
 from .limits import Limits
 from .models.result import ApplyResult
 from .pipeline.ends import input_of_file
@@ -38,6 +39,7 @@ def load(
     format: str | None = None,
     limits: Limits | None = None,
     pipeline: Pipeline | None = None,
+    **unknown: Any,
 ) -> ApplyResult:
     """Load a file (or bytes, an open checkpoint, a store) into a model, and report what became of each tensor.
 
@@ -61,6 +63,7 @@ def load(
     >>> bs.load(model, packed, allow_partial=True).missing
     ['bias']
     """
+    refuse_unknown("load", unknown, formats_take_others=False)
     chosen = pipeline_of(
         pipeline,
         filter=filter,

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .errors import located
+from .errors import located, refuse_unknown
 from .formats.registry import format_for_path, format_named
 from .limits import Limits
 from .pipeline.options import AdapterLike, FilterLike, Pipeline, RenameLike, RulesLike, pipeline_of
@@ -69,6 +69,7 @@ def save(
     for name, value in (("overwrite", overwrite), ("durable", durable)):
         if not isinstance(value, bool):
             raise TypeError(f"{name} must be a bool, got {type(value).__name__}")
+    refuse_unknown("save", format_options)
     path = os.fsdecode(path)
     chosen_pipeline = pipeline_of(
         pipeline, filter=filter, rename=rename, layout=layout, rules=rules, adapter=adapter, cast=cast

@@ -166,7 +166,6 @@ def test_the_target_exists(here: Path) -> None:
     [
         ("x.xyz", "the file name has no suffix of a known format", "--format"),
         ("x", "the file name has no suffix of a known format", "--format"),
-        ("x.pt", "not yet supported", ".safetensors"),
         ("x.mpk", "a record is written from a model", ".bpk"),
         ("no/such/folder/x.bpk", "no such", ""),
     ],

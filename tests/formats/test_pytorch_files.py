@@ -381,13 +381,6 @@ def test_forty_thousand_tensors_are_no_bomb() -> None:
     assert caught.value.rule == "PT-17"
 
 
-def test_saving_as_a_file_of_torch_is_refused_with_the_formats_that_can(tmp_path: Path) -> None:
-    with pytest.raises(bs.errors.UnsupportedError, match="Saving to PyTorch format is not yet supported") as caught:
-        bs.save({"a": np.zeros(1, np.float32)}, tmp_path / "x.pt")
-    assert "burnpack" in str(caught.value)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_file_of_torch_is_converted_by_saving_what_was_opened(tmp_path: Path) -> None:
     data = saved(views())
     with bs.open(data) as f:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -100,7 +101,7 @@ class Contents:
     """What a format found in a file, before any tensor is read."""
 
     table: Table
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     scalars: Mapping[str, Any] = field(default_factory=dict)
     variant: str = ""
     layout: str | None = None
@@ -116,14 +117,25 @@ class Contents:
     """The names of the tensors that are views on one storage, for each storage with more than one."""
 
 
+class Around(Protocol):
+    """The bytes around the tensors of a format that stores checksums of them (CRC-32)."""
+
+    def first_crc(self, number: int) -> int:
+        """Return the checksum of what belongs to a tensor and precedes its bytes."""
+
+    def after(self, number: int, crcs: Sequence[int]) -> bytes:
+        """Return the bytes that follow a tensor, given the checksums of all tensors up to this one."""
+
+
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """A file to be written: its first bytes, then each tensor at its offset, zeros in between."""
+    """A file to be written: its first bytes, then each tensor at its offset; ``around`` or zeros in between."""
 
     header: bytes
     tensors: Sequence[TensorSnapshot]
     offsets: Sequence[int]
     size: int
+    around: Around | None = None
 
 
 class Check(Protocol):
@@ -239,6 +251,11 @@ class Shardable(Protocol):
 def supports_shards(format: Format) -> bool:
     """Tell whether a format can be saved with ``max_shard_size``."""
     return isinstance(format, Shardable)
+
+
+def supports_metadata(format: Format) -> bool:
+    """Tell whether a format has a place for metadata; one that has none has ``holds_metadata = False``."""
+    return bool(getattr(format, "holds_metadata", True))
 
 
 @runtime_checkable

@@ -211,9 +211,19 @@ def _begins_like_pytorch(head: bytes) -> bool:
     """Match a zip, a tar, or a pickle of any protocol; none of torch's containers has a signature of its own."""
     if _begins_like_safetensors(head):
         return False
+    if _begins_like_npz(head):
+        return False
     if head[:4] in (b"PK\3\4", b"PK\5\6") or head[257:262] == b"ustar" or head[4:8] == b"PTMF":
         return True
     return head.startswith(_PICKLES) or (head[:1] == b"\x80" and len(head) > 1 and head[1] <= 5)
+
+
+def _begins_like_npz(head: bytes) -> bool:
+    """Match a zip whose first member is called ``*.npy``, and an empty one, which NumPy writes for no arrays."""
+    name = head[30 : 30 + int.from_bytes(head[26:28], "little")]
+    return not _begins_like_safetensors(head) and (
+        (head[:4] == b"PK\3\4" and name.endswith(b".npy")) or (head[:4] == b"PK\5\6" and len(head) == 22)
+    )
 
 
 register_format("burnpack", "burnstore.formats.burnpack", suffixes=[".bpk"], signature=b"NRUB")
@@ -232,3 +242,5 @@ register_format(
     suffixes=[".pt", ".pth", ".bin", ".ckpt", ".pt2", ".pth.tar"],
     signature=_begins_like_pytorch,
 )
+register_format("npz", "burnstore.formats.numpy", suffixes=[".npz"], signature=_begins_like_npz)
+register_format("npy", "burnstore.formats.numpy:npy", suffixes=[".npy"], signature=b"\x93NUMPY")

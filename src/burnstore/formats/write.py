@@ -6,6 +6,7 @@ there together, a few megabytes at a time, and handed out in the order of the fi
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
@@ -34,12 +35,16 @@ def batches(plan: WritePlan) -> Iterator[list[Any]]:
     """Yield the file's bytes in order, as lists of buffers that go out in one write each."""
     batch: list[Any] = [plan.header]
     pending = position = len(plan.header)
+    around, crcs = plan.around, list[int]()
     for snapshot, offset, chunks in zip(plan.tensors, plan.offsets, chunks_of_each(plan.tensors), strict=True):
+        crc = 0 if around is None else around.first_crc(len(crcs))
         if offset > position:
             batch.append(bytes(offset - position))
             position = offset
         written = 0
         for chunk in chunks:
+            if around is not None:
+                crc = zlib.crc32(chunk, crc)
             batch.append(chunk)
             written += len(chunk)
             pending += len(chunk)
@@ -50,6 +55,10 @@ def batches(plan: WritePlan) -> Iterator[list[Any]]:
         if written != snapshot.nbytes:
             raise CorruptError(f"expected {snapshot.nbytes} bytes, got {written}", tensor=snapshot.path)
         position += written
+        if around is not None:
+            crcs.append(crc)
+            batch.append(around.after(len(crcs) - 1, crcs))
+            position += len(batch[-1])
     if position < plan.size:
         batch.append(bytes(plan.size - position))
     if batch:

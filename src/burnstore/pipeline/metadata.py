@@ -17,6 +17,7 @@ from ..formats.base import (
     model_layout,
     stamped_metadata,
     stated_layout,
+    supports_metadata,
     supports_scalars,
 )
 from ..transforms.layout import LAYOUTS, Layout
@@ -55,6 +56,8 @@ def metadata_for_save(
     options: Mapping[str, Any],
 ) -> dict[str, str]:
     """Return the metadata to write beside a model's tensors: the given, or the format's own, and the layout's."""
+    if not supports_metadata(chosen):
+        return dict(given or {})
     metadata = stamped_metadata(chosen, plan.layout or "burn", options) if given is None else dict(given)
     if plan.is_converted and plan.view is not None and plan.layout is not None and pipeline.record_modules:
         modules: Sequence[RecordedModule] | None = recorded_by(plan.view)
@@ -88,6 +91,11 @@ def metadata_for_files(
     """
     metadata, disputed = _agreed(sources)
     layout = plan.layout
+    if not supports_metadata(chosen):
+        lost = [printable(key) for key in metadata if key not in _STAMPS and not key.startswith("burnstore.")]
+        if lost:
+            plan.notes.append(f"{chosen.name} has no place for metadata, left out: {', '.join(lost)}")
+        return {key: text for key, text in given.items() if text is not None}
     is_same = all(source.format == chosen.name and source.layout == layout for source in sources)
     if not is_same or any(key in disputed for key in _STAMPS):
         is_same = False

@@ -21,6 +21,8 @@ from dataclasses import dataclass, fields
 from dataclasses import replace as _replace
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
+import numpy as np
+
 from ..errors import DTypeError, PatternError, located
 from ..tensor.dtype import DType
 from ..tensor.snapshot import TensorSnapshot
@@ -129,17 +131,25 @@ def as_adapter(given: AdapterLike) -> ModuleAdapter:
     raise TypeError(f"adapter must be a ModuleAdapter, its name or a function of a snapshot, got {_type(given)}")
 
 
-def as_cast(given: DType | str) -> DType:
+def as_cast(given: Any) -> DType:
     """Return the float dtype that a caller means: ``bf16``, ``float16``, ``half`` and so on.
 
-    >>> as_cast("float16"), as_cast("bf16")
+    >>> as_cast("float16"), as_cast("torch.bfloat16")
     (DType.F16, DType.BF16)
     """
     hint = "use one of bf16, f16, f32, f64"
-    if not isinstance(given, (DType, str)):
-        raise TypeError(f"cast must be a DType or its name, got {_type(given)}")
     with located(hint=hint):
-        wanted = given if isinstance(given, DType) else DType.parse(CAST_NAMES.get(given.upper(), given.upper()))
+        if isinstance(given, str):
+            name = given.upper().removeprefix("TORCH.")
+            wanted = DType.parse(CAST_NAMES.get(name, name))
+        else:
+            try:
+                given = np.dtype(given) if isinstance(given, type) else given
+                wanted = given if isinstance(given, DType) else DType.of(given)
+            except (TypeError, ValueError, DTypeError):
+                raise TypeError(
+                    f"cast must be a DType, its name, or a dtype of NumPy or torch, got {_type(given)}"
+                ) from None
     # F8_E8M0 has no zero and no sign: it is for scales.
     if not wanted.is_float or wanted.bits % 8 or wanted is DType.F8_E8M0:
         raise DTypeError(f"cannot cast values to {wanted.name}", hint=hint)

@@ -12,7 +12,15 @@ import numpy as np
 
 from ..checkpoint import Checkpoint
 from ..errors import located
-from ..formats.base import LAYOUT_KEY, UNSTATED_LAYOUT, Format, stamped_metadata, stated_layout, supports_shards
+from ..formats.base import (
+    LAYOUT_KEY,
+    UNSTATED_LAYOUT,
+    Format,
+    stamped_metadata,
+    stated_layout,
+    supports_metadata,
+    supports_shards,
+)
 from ..formats.sharded.read import SET_KEY
 from ..formats.write import batches, write_file
 from ..io.gc_pause import gc_paused
@@ -212,6 +220,8 @@ def _metadata_of_named(
     options: Mapping[str, Any],
 ) -> Mapping[str, str] | None:
     """Return the metadata beside named tensors; a layout that nobody states is recorded as unknown."""
+    if not supports_metadata(chosen):
+        return given
     own = written_layout(chosen)
     if layout is None and own is not None and source.snapshots and LAYOUT_KEY not in (given or {}):
         metadata = dict(given) if given is not None else stamped_metadata(chosen, own, options)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import pickle
 import threading
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -200,10 +201,20 @@ class _Builder:
             with place.opened(durable=False) as portion:
                 portion.write_at(0, plan.header)
             batches = list(in_batches(placed, lambda item: item[0].nbytes, _TASK_BYTES))
-            writer = _Writer(place, room, self.flush_apart)
+            around = plan.around
+            first_crcs = None
+            if around is not None:
+                first_crcs = {offset: around.first_crc(number) for number, offset in enumerate(plan.offsets)}
+            writer = _Writer(place, room, self.flush_apart, first_crcs)
             with phase("write"):
-                for batch, _ in zip(batches, run_tasks(writer, batches, self.workers), strict=True):
+                crcs: list[int] = []
+                for batch, found in zip(batches, run_tasks(writer, batches, self.workers), strict=True):
+                    crcs += found
                     report.advance(sum(tensor.nbytes for tensor, _ in batch))
+            if plan.around is not None:
+                with place.opened(durable=False) as portion:
+                    for number, (tensor, offset) in enumerate(placed):
+                        portion.write_at(offset + tensor.nbytes, plan.around.after(number, crcs))
             if self.verify:
                 with (
                     phase("verify"),
@@ -322,25 +333,36 @@ class _Writer:
     place: SharedScratch
     room: MemoryBudget
     durable: bool
+    first_crcs: Mapping[int, int] | None = None
+    """The checksums to continue with, by the offsets of tensors, if checksums are wanted."""
 
-    def __call__(self, batch: list[tuple[TensorSnapshot, int]]) -> None:
-        """Write them."""
+    def __call__(self, batch: list[tuple[TensorSnapshot, int]]) -> list[int]:
+        """Write them; return their checksums, if these are wanted."""
+        crcs = None if self.first_crcs is None else {offset: self.first_crcs[offset] for _, offset in batch}
         with self.place.opened(durable=self.durable) as portion:
             for run in _runs(batch):
                 if len(run) == 1:
                     tensor, offset = run[0]
-                    _write_one(portion, tensor, offset, self.room)
+                    _write_one(portion, tensor, offset, self.room, crcs)
+                elif crcs is not None:  # What is between them is not zeros, and written later.
+                    for tensor, offset in run:
+                        _write_one(portion, tensor, offset, self.room, crcs)
                 else:
                     with self.room.reserve(sum(tensor.bytes_held for tensor, _ in run)):
                         _write_together(portion, run)
+        return list((crcs or {}).values())
 
 
-def _write_one(portion: PortionWriter, tensor: TensorSnapshot, offset: int, room: MemoryBudget) -> None:
+def _write_one(
+    portion: PortionWriter, tensor: TensorSnapshot, offset: int, room: MemoryBudget, crcs: dict[int, int] | None
+) -> None:
     position = offset
     for chunk in _chunks(tensor, room):
         with located(tensor=tensor.path, path=tensor._data.file):
             check_bools(chunk, tensor.dtype)
         portion.write_at(position, chunk)
+        if crcs is not None:
+            crcs[offset] = zlib.crc32(chunk, crcs[offset])
         position += len(chunk)
         del chunk  # or it would live on while the next one is made
     _check_length(tensor, position - offset)

@@ -44,11 +44,11 @@ class PytorchStore(Store):
         return self._reset()
 
     def save(self, model: Any) -> NoReturn:
-        """Refuse: PyTorch's files are read, not written."""
+        """Refuse, as Burn's store does: `burnstore.save` writes ``.pt``."""
         raise UnsupportedError(
             "Saving to PyTorch format is not yet supported. Use other formats for saving.",
             path=self.path,
-            hint="BurnpackStore and SafetensorsStore save; PyTorch reads .safetensors",
+            hint="burnstore.save writes .pt; BurnpackStore and SafetensorsStore save their formats",
         )
 
     collect_from = save

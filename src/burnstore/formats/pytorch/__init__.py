@@ -1,4 +1,6 @@
-"""PyTorch's files (``.pt``, ``.pth``, ``.bin``, ``.ckpt``, ``.pt2``), read without PyTorch; nothing in them is run.
+"""PyTorch's files (``.pt``, ``.pth``, ``.bin``, ``.ckpt``, ``.pt2``), read and written without PyTorch.
+
+Nothing in a file is run. `writer` writes the zip of today.
 
 A file is one pickle, the object that was saved, and storages, the elements that its tensors are views on. Where the two
 are depends on when and how it was written:
@@ -64,9 +66,14 @@ The rules. Errors and tests cite them; "stricter" marks what torch lets pass, "w
 
 from __future__ import annotations
 
-from .reader import checks, describe_header, plan, read, read_pickled
+from .reader import checks, describe_header, read, read_pickled
 from .stream import PickledFile
+from .writer import plan
 
 name = "pytorch"
+layout = "torch"
+holds_metadata = False
+holds_ties = True
 
-__all__ = ["PickledFile", "checks", "describe_header", "name", "plan", "read", "read_pickled"]
+__all__ = ["PickledFile", "checks", "describe_header", "holds_metadata", "holds_ties", "layout", "name", "plan", "read"]
+__all__ += ["read_pickled"]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ...errors import CorruptError, LimitError, TruncatedError, UnknownFormatError, UnsupportedError, printable
 from ...io.source import Source
 from ...limits import Limits
-from ...tensor.snapshot import TensorSnapshot
-from ..base import Check, Contents, Part, WritePlan
+from ..base import Check, Contents, Part
 from ..codec.zip import DEFLATED, LOCAL_MAGIC, STORED, Member
 from .archive import ZipFile, read_zip
 from .contents import Rows
@@ -78,16 +76,6 @@ def read(
     rows = Rows(file, source, limits)
     rows.add(found.tensors, dense=dense)
     return rows.contents(found)
-
-
-def plan(
-    tensors: Sequence[TensorSnapshot], metadata: Mapping[str, str] | None, limits: Limits, **options: Any
-) -> WritePlan:
-    """Refuse: files of torch are read, not written."""
-    raise UnsupportedError(
-        "Saving to PyTorch format is not yet supported. Use other formats for saving.",
-        hint='format="burnpack" (.bpk) and format="safetensors" (.safetensors) can be written',
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from ...errors import (
     UnsupportedError,
     located,
     printable,
+    refuse_unknown,
 )
 from ...formats.base import Format
 from ...formats.registry import format_for_path, format_named
@@ -138,6 +139,7 @@ def convert(
     ...         done.source_layout, done.layout, f["fc.weight"].shape
     ('torch', 'burn', (3, 4))
     """
+    refuse_unknown("convert", format_options)
     chosen = pipeline_of(
         pipeline,
         filter=filter,

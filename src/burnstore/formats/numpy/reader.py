@@ -1,0 +1,237 @@
+"""Read NumPy's files: one array, or the arrays of a zip."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ...errors import (
+    CorruptError,
+    FormatError,
+    LimitError,
+    TruncatedError,
+    UnknownFormatError,
+    UnsupportedError,
+    located,
+    printable,
+)
+from ...io.source import Source
+from ...limits import Limits
+from ...tensor.data import Shape
+from ...tensor.dtype import DType
+from ...tensor.sources import Data, RangeData, SourceData
+from ..base import Check, Contents, Part, Table
+from ..codec.zip import DEFLATED, MAX_INFLATED, Directory, read_directory
+from ..columns import check_count, check_names, check_shape
+from ..pytorch.data import DeflatedData, StridedData
+from ..pytorch.reader import MemberCheck
+from ..pytorch.tensors import PickledTensor, Storage
+
+MAGIC = b"\x93NUMPY"
+SUFFIX = ".npy"
+ARRAY = "array"
+MAX_TENSORS = 1_000_000
+
+MAX_HEADER = 10_000
+_LARGEST = (1 << 62) - 1
+_PAIR = re.compile(
+    r"""\s*(['"])(descr|fortran_order|shape)\1\s*:\s*(?:(['"])([^'"\\]*)\3|(True|False)|\(([\d\s,L]*)\))\s*"""
+)
+_GROUPS = {4: "descr", 5: "fortran_order", 6: "shape"}
+_KINDS = {"O": "objects, which is a pickle and never read", "V": "records or raw bytes", "U": "texts", "S": "bytes"}
+_KINDS |= {
+    "M": "dates",
+    "m": "durations",
+    "f": "floats of an unusual width",
+    "c": "complex numbers of an unusual width",
+}
+
+
+def read(source: Source, limits: Limits) -> Contents:
+    """Return the contents of a ``.npy`` or a ``.npz``."""
+    limits = limits.or_defaults(header_bytes=MAX_HEADER, tensors=MAX_TENSORS)
+    head = source.read_at(0, min(4, source.size))
+    if head == MAGIC[:4]:
+        found = _array(lambda start, stop: source.read_at(start, stop - start), source.size, limits)
+        data = _data(found, source, 0, None)
+        return _contents([(ARRAY, found, 0, data)], limits, "array", ())
+    if not head.startswith(b"PK"):
+        raise UnknownFormatError("it is neither a .npy nor a .npz file", rule="NP-01", offset=0)
+    directory = _directory(source)
+    check_count(len(directory.names), limits, "NP-05")
+    rows: list[tuple[str, _Array, int, Data | None]] = []
+    left_out = []
+    for name, member in zip(directory.names, directory.members(), strict=True):
+        if not name.endswith(SUFFIX):
+            raise CorruptError(f"the member {printable(name)!r} is not a {SUFFIX} file", rule="NP-05")
+        short, size = name.removesuffix(SUFFIX), member.size or 0
+        packed = DeflatedData(source, member) if member.method == DEFLATED else None
+        window = _window(source, member.start) if packed is None else packed.window
+        with located(tensor=short):
+            try:
+                found = _array(window, size, limits)
+            except UnsupportedError as error:
+                left_out.append(f"{printable(short)!r} is left out: {error.message}")
+                continue
+        rows.append((short, found, member.start, _data(found, source, member.start, packed)))
+    return _contents(rows, limits, "zip of arrays", left_out)
+
+
+def _window(source: Source, start: int) -> Callable[[int, int], bytes]:
+    return lambda first, stop: source.read_at(start + first, stop - first)
+
+
+def _directory(source: Source) -> Directory:
+    with located(rule="NP-05"):
+        directory = read_directory(source.read_at, source.size)
+        inflated = int(directory.sizes[directory.methods == DEFLATED].sum())
+        if inflated > max(4 * source.size, MAX_INFLATED):
+            raise LimitError(f"members that inflate to {inflated} bytes in a file of {source.size}")
+    return directory
+
+
+class _Array:
+    """What the header of an array states, and where its values begin."""
+
+    __slots__ = ("big_endian", "dtype", "fortran", "shape", "start")
+
+    def __init__(self, dtype: DType, shape: Shape, start: int, *, fortran: bool, big_endian: bool) -> None:
+        self.dtype, self.shape, self.start, self.fortran, self.big_endian = dtype, shape, start, fortran, big_endian
+
+
+def _array(window: Callable[[int, int], bytes | memoryview], size: int, limits: Limits) -> _Array:
+    """Read the header of an array whose file or member has this size."""
+    head = bytes(window(0, min(12, size)))
+    if head[:6] != MAGIC:
+        raise CorruptError("an array begins with \\x93NUMPY", rule="NP-01")
+    if len(head) < 12:
+        raise TruncatedError("the header is not whole", rule="NP-01", offset=size)
+    if head[6] not in (1, 2, 3) or head[7]:
+        raise UnsupportedError(f"version {head[6]}.{head[7]} of the format", rule="NP-01", offset=6)
+    width = 2 if head[6] == 1 else 4
+    length = int.from_bytes(head[8 : 8 + width], "little")
+    start = 8 + width + length
+    if length > MAX_HEADER:
+        raise LimitError(f"a header of {length} bytes, more than the limit of {MAX_HEADER}", rule="NP-01")
+    if start > size:
+        raise TruncatedError("the header is not whole", rule="NP-01", offset=size)
+    descr, fortran, shape = _fields(bytes(window(8 + width, start)))
+    dtype, big_endian = _dtype(descr)
+    if math.prod(extent or 1 for extent in shape) * dtype.bits > _LARGEST:
+        raise CorruptError(f"shape {list(shape)}: the byte length calculation overflows", rule="NP-08")
+    check_shape(shape, dtype.nbytes(shape), limits, "NP-08")
+    wanted = dtype.nbytes(shape)
+    if size - start != wanted:
+        error = TruncatedError if size - start < wanted else CorruptError
+        raise error(f"{wanted} bytes of values are stated, {size - start} are there", rule="NP-04", offset=size)
+    return _Array(dtype, shape, start, fortran=fortran, big_endian=big_endian)
+
+
+def _fields(raw: bytes) -> tuple[str, bool, Shape]:
+    """Read the dict of a header, by its form; it is never evaluated."""
+    text = raw.decode("utf-8", "replace").strip()
+    wrong = CorruptError(
+        f"the header is not a dict of descr, fortran_order and shape: {printable(text[:80])}", rule="NP-02"
+    )
+    if text[:1] != "{" or text[-1:] != "}":
+        raise wrong
+    if "'descr': [" in text or '"descr": [' in text:
+        raise UnsupportedError("it is an array of records", rule="NP-03")
+    found: dict[str, str] = {}
+    position, end = 1, len(text) - 1
+    while position < end:
+        match = _PAIR.match(text, position, end)
+        if match is None:
+            break
+        key, group = match[2], next(group for group in _GROUPS if match[group] is not None)
+        if key in found or key != _GROUPS[group]:
+            raise wrong
+        found[key] = match[group]
+        position = match.end()
+        if position < end and text[position] == ",":
+            position += 1
+        elif position < end:
+            raise wrong
+        if not text[position:end].strip():
+            position = end
+    if position != end or found.keys() != {"descr", "fortran_order", "shape"}:
+        raise wrong
+    extents = [each.strip().removesuffix("L") for each in found["shape"].split(",")]
+    if extents[-1] == "":  # Nothing at all, or a comma at the end.
+        extents.pop()
+    elif len(extents) == 1:  # Without a comma it is no tuple.
+        raise wrong
+    if any(not each.isascii() or not each.isdigit() or len(each) > 20 for each in extents):
+        raise wrong
+    return found["descr"], found["fortran_order"] == "True", tuple(map(int, extents))
+
+
+def _dtype(descr: str) -> tuple[DType, bool]:
+    if re.fullmatch(r"[<>|=]?[biufc]\d{1,2}", descr):
+        try:
+            plain = np.dtype(descr)
+            return DType.of(plain.newbyteorder("=")), plain.byteorder == ">"
+        except (TypeError, ValueError, FormatError):
+            pass
+    kind = descr.lstrip("<>|=")[:1]
+    raise UnsupportedError(
+        f"it is an array of {_KINDS.get(kind, 'unknown elements')} ({printable(descr)!r})", rule="NP-03"
+    )
+
+
+def _data(found: _Array, source: Source, at: int, packed: DeflatedData | None) -> Data | None:
+    """Return what gives the values, None if they are a range of the file."""
+    nbytes = found.dtype.nbytes(found.shape)
+    strided = found.fortran and sum(extent > 1 for extent in found.shape) > 1
+    if packed is None and not strided and not (found.big_endian and found.dtype.bits > 8):
+        return None
+    stored: Data = (
+        SourceData(source, at + found.start, nbytes) if packed is None else RangeData(packed, found.start, nbytes)
+    )
+    if not strided and not found.big_endian:
+        return stored
+    storage = Storage(ARRAY, ARRAY, found.dtype, math.prod(found.shape))
+    extents = found.shape if strided else found.shape[::-1]
+    strides = [math.prod(extents[:axis]) for axis in range(len(extents))]
+    tensor = PickledTensor(storage, found.dtype, 0, found.shape, tuple(strides if strided else strides[::-1]))
+    return StridedData(tensor, stored, big_endian=found.big_endian)
+
+
+def _contents(
+    rows: Sequence[tuple[str, _Array, int, Data | None]], limits: Limits, variant: str, notes: Sequence[str]
+) -> Contents:
+    names = [row[0] for row in rows]
+    check_names(names, limits, "NP-07", "NP-07")
+    arrays = [row[1] for row in rows]
+    offsets = [0 if row[3] is not None else row[2] + row[1].start for row in rows]
+    table = Table(
+        names,
+        [each.dtype for each in arrays],
+        [each.shape for each in arrays],
+        offsets,
+        [each.dtype.nbytes(each.shape) for each in arrays],
+        [None] * len(rows),
+        {at: row[3] for at, row in enumerate(rows) if row[3] is not None},
+    )
+    return Contents(table, variant=variant, data_offset=min(filter(None, offsets), default=0), notes=tuple(notes))
+
+
+def checks(source: Source, contents: Contents, limits: Limits) -> Sequence[Check]:
+    """Return a check of the checksum of each member."""
+    if source.read_at(0, min(2, source.size)) != b"PK":
+        return []
+    directory = _directory(source)
+    return [MemberCheck(source, *each) for each in zip(directory.names, directory.members(), strict=True)]
+
+
+def describe_header(head: bytes, size: int) -> list[Part]:
+    """Name the parts of the first bytes."""
+    if not head.startswith(MAGIC) or len(head) < 10:
+        return [Part(0, size, "zip of .npy files")]
+    width = 2 if head[6] == 1 else 4
+    start = min(8 + width + int.from_bytes(head[8 : 8 + width], "little"), size)
+    parts = [Part(0, 6, "magic"), Part(6, 2, f"version {head[6]}.{head[7]}"), Part(8, width, "length of the header")]
+    return [*parts, Part(8 + width, start - 8 - width, "header: a dict"), Part(start, size - start, "values")]

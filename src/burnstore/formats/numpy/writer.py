@@ -1,0 +1,89 @@
+"""Plan NumPy's files, as NumPy writes them: one array, or a zip of stored arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ...errors import DTypeError, DuplicateNameError, FormatError, located
+from ...limits import Limits
+from ...tensor.dtype import DType
+from ...tensor.snapshot import TensorSnapshot
+from ..base import WritePlan
+from ..codec.zip_writer import NewMember, plan_zip
+from ..columns import check_count, check_names
+from .reader import MAGIC, MAX_HEADER, MAX_TENSORS, SUFFIX
+
+_DESCR = {
+    DType.F64: "<f8",
+    DType.F32: "<f4",
+    DType.F16: "<f2",
+    DType.Flex32: "<f4",
+    DType.C64: "<c8",
+    DType.C128: "<c16",
+    DType.I64: "<i8",
+    DType.I32: "<i4",
+    DType.I16: "<i2",
+    DType.I8: "|i1",
+    DType.Bool: "|b1",
+    DType.BoolU8: "|b1",
+    DType.U64: "<u8",
+    DType.U32: "<u4",
+    DType.U16: "<u2",
+    DType.U8: "|u1",
+}
+
+
+def plan(
+    tensors: Sequence[TensorSnapshot],
+    metadata: Mapping[str, str] | None,
+    limits: Limits,
+    *,
+    single: bool = False,
+) -> WritePlan:
+    """Plan a zip of these arrays in this order; with ``single`` the file of the only one."""
+    if metadata:
+        raise FormatError(f"NumPy's files have no place for metadata: {next(iter(metadata))!r}")
+    limits = limits.or_defaults(header_bytes=MAX_HEADER, tensors=MAX_TENSORS)
+    check_count(len(tensors), limits, "NP-05")
+    heads = []
+    for tensor in tensors:
+        with located(tensor=tensor.path):
+            heads.append(_header(tensor))
+    if single:
+        if len(tensors) != 1:
+            raise FormatError(f"a .npy file has one array, not {len(tensors)}", hint="save .npz, which has any number")
+        return WritePlan(heads[0], tensors, [len(heads[0])], len(heads[0]) + tensors[0].nbytes)
+    check_names([tensor.path for tensor in tensors], limits, "NP-07", "NP-07")
+    seen: dict[str, str] = {}
+    for tensor in tensors:
+        _check_member(tensor.path, seen)
+    members = zip(tensors, heads, strict=True)
+    return plan_zip([NewMember(tensor.path + SUFFIX, head, tensor) for tensor, head in members])
+
+
+def _header(tensor: TensorSnapshot) -> bytes:
+    descr = _DESCR.get(tensor.dtype)
+    if descr is None:
+        raise DTypeError(f"NumPy has no dtype for {tensor.dtype.name}", rule="NP-03", hint='pass cast="f32"')
+    text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {tuple(tensor.shape)!r}, }}"
+    if tensor.shape:  # NumPy leaves space for a longer first axis, so that arrays can be appended to in place.
+        text += " " * max(21 - len(str(tensor.shape[0])), 0)
+    length = len(text) + 1
+    length += 64 - (10 + length) % 64
+    return MAGIC + b"\1\0" + length.to_bytes(2, "little") + text.ljust(length - 1).encode() + b"\n"
+
+
+def _check_member(name: str, seen: dict[str, str]) -> None:
+    """Refuse a name that another reader of the zip would not find, or would take for another."""
+    if (
+        not name
+        or not name.isprintable()
+        or "\\" in name
+        or name[0] == "/"
+        or name[1:2] == ":"
+        or ".." in name.split("/")
+    ):
+        raise FormatError("no member of a zip can have this name", tensor=name, rule="NP-07", hint="rename the tensor")
+    other = seen.setdefault(f"{name}{SUFFIX}".casefold(), name)
+    if other != name:
+        raise DuplicateNameError(f"it differs from {other!r} in case only", tensor=name, rule="NP-07", hint="rename it")
