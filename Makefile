@@ -5,6 +5,7 @@ MINUTES ?= 10
 MUTANTS ?= 5000000
 KILLS ?= 2000
 READS ?= 1000000
+CASES ?= 100000
 BURN_VERSIONS ?= 0.19 0.20 0.21 0.22 0.23-pre
 
 BIN := .venv/bin
@@ -12,7 +13,7 @@ INSTALLED := .venv/installed
 DEMO := .venv-demo
 PIP := -m pip install --disable-pip-version-check
 
-.PHONY: demo test test-rest test-all docs architecture lint types contracts wheel bench fuzz fuzz-safetensors fuzz-pytorch kill soak-shards interop \
+.PHONY: demo test test-rest test-all docs architecture lint types contracts wheel bench fuzz fuzz-safetensors fuzz-pytorch fuzz-compose kill soak-shards interop \
   interop-all matrix bench-burn fuzz-interop clean
 
 # The main job, in an environment of its own with the package and its dependencies: no torch, nothing for tests.
@@ -64,6 +65,10 @@ fuzz-pytorch: $(INSTALLED)
 	$(BIN)/python -m tests.fuzz.pytorch --mutants $(MUTANTS) --seed $(SEED) --minutes $(MINUTES) --jobs 2
 	$(BIN)/python -m tests.fuzz.pytorch --sequences 4
 	$(BIN)/python -m tests.fuzz.pytorch --random 2000 --seed $(SEED)
+
+# Random compositions of contents, files, options, targets and verbs, against a slow reference.
+fuzz-compose: $(INSTALLED)
+	$(BIN)/python -m tests.compose.run --cases $(CASES) --seed $(SEED)
 
 kill: $(INSTALLED)
 	$(BIN)/python tests/crash/kill.py --kills $(KILLS) --seed $(SEED) --minutes $(MINUTES)

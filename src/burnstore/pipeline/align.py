@@ -164,7 +164,7 @@ def _view(torch: Input, burn: Input, given: Mapping[str, TensorSnapshot], pipeli
         return view_of_model(like, list(binding_for(like).walk(like)), rules=pipeline.rules, present=shapes)
     if pipeline.rules is not None:
         try:
-            return view_of_kinds(kinds_by_rules(shapes, pipeline.rules), shapes, "torch")
+            return view_of_kinds(kinds_by_rules(shapes, pipeline.rules, "torch"), shapes, "torch")
         except ModelError as error:
             error.hint = _WAYS_OUT  # that of a conversion speaks of writing
             raise

@@ -7,7 +7,7 @@ the plan; only what makes a plan impossible is raised.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
 from ..errors import BurnstoreError, DuplicateNameError, ModelError
 from ..models.binding import Slot
@@ -79,7 +79,7 @@ class _Load:
         if pipeline.part is not None:
             self._note_part()
         if seen is not None:
-            unmatched = self._note_view(seen, unmatched)
+            unmatched = self._note_view(seen, unmatched, given, self._kept(chosen))
         result.notes += [*notes, *self.named.notes]
         self._note_casts()
         self._share(unmatched)
@@ -246,7 +246,9 @@ class _Load:
 
     # --- notes
 
-    def _note_view(self, seen: ConvertedView, unmatched: list[Slot]) -> list[Slot]:
+    def _note_view(
+        self, seen: ConvertedView, unmatched: list[Slot], given: Container[str], chosen: Container[str] | None
+    ) -> list[Slot]:
         """Note what came of converting the layout; return the slots that still want a tensor."""
         plan, view = self.plan, self.view
         assert view is not None
@@ -262,11 +264,17 @@ class _Load:
         lost = set(seen.lost)
         without = [slot for slot in unmatched if slot.path in lost]
         for slot in without:
-            if slot.path in recorded:
+            if slot.path in recorded and (chosen is None or slot.path in chosen):
                 plan.moves.append(Move(slot.path, (), _NO_STEPS, recorded[slot.path], slot))
+            elif slot.path in recorded:
+                result.skipped.append(slot.path)
+        result.skipped.sort()
         kept = [slot.path for slot in without if slot.path not in recorded]
         if kept:
             result.notes.append(f"Burn has no {listed(kept)}: left unchanged in the model")
+        unloaded = [path for path in seen.lost if path in given] if self.target.layout == "burn" else []
+        if unloaded:
+            result.notes.append(f"Burn has no {listed(unloaded)}: not loaded")
         result.notes += unknown_notes(
             view, self.target.layout, {slot.path: slot.container_stack for slot in plan.slots}
         )

@@ -82,6 +82,7 @@ def compile_save(model: Any, layout: Layout | None, pipeline: Pipeline) -> Plan:
         rows = [(each, seen.origins.get(each.path) or (Origin(each.path),), _joined(seen, each.path)) for each in kept]
         plan.notes += unknown_notes(view, own, {slot.path: slot.container_stack for slot in slots})
         plan.notes += _filled_note(seen, {each.path for each in kept}, "the model declares them absent")
+        plan.notes += _count_note(seen.lost) if wanted == "torch" else []
     rows = _adapt(rows, adapter, plan)
     rows = _cast(rows, pipeline)
     _finish(plan, rows, pipeline)
@@ -184,7 +185,7 @@ class _Conversion:
         plan.equals += self.named.equals
         own = self.own_layout()
         wanted = own if pipeline.keep_layout else pipeline.target_layout or layout or own
-        self._add_ties()
+        self._add_ties(own)
         replaced = adapter is not None and adapter.replaces_layout
         is_converted = own != wanted and not replaced
         if own is None and is_converted:
@@ -240,10 +241,10 @@ class _Conversion:
         self.plan.notes.append(layout_note(self.source.name, *proved))
         return proved[0]
 
-    def _add_ties(self) -> None:
+    def _add_ties(self, own: Layout | None) -> None:
         """Give a tied tensor that the source leaves out the values of the tensor that it is tied to."""
         like = self.like
-        if like is None:
+        if like is None or (own is not None and own != like.layout):  # like's paths are names of its layout
             return
         holders: dict[int, str] = {}
         for slot in like.slots:
@@ -262,7 +263,9 @@ class _Conversion:
             return None
         shapes = {path: snapshot.shape for path, snapshot in self.index.items()}
         if self.like is not None:
-            return Known(self.like.view(self.index), f"like {self.like.name}", True)
+            # The view needs the names of the other layout; a source in like's own layout has none of them.
+            present = None if own == self.like.layout else self.index
+            return Known(self.like.view(present), f"like {self.like.name}", True)
         recorded = None if self.named.made else self.source.recorded
         if recorded is not None and self.named.originals:
             names = {self.named.original(name): name for name in self.index}
@@ -272,7 +275,12 @@ class _Conversion:
                     "the source records its modules, and the renames change names within them",
                     hint="rename whole modules, or pass like= or rules= that use the new names",
                 )
-        known = known_for_file(shapes, own, self.pipeline, recorded, self._keeps)
+        try:
+            known = known_for_file(shapes, own, self.pipeline, recorded, self._keeps)
+        except (ModelError, PatternError):
+            if is_needed or not isinstance(self.pipeline.adapter, FunctionAdapter):
+                raise
+            known = None  # only for the adapter to see, and a function of one snapshot seldom looks
         if known is None and is_needed:
             raise ModelError(f"nothing states the kinds of the modules of this file in {own}'s layout", hint=WAYS_OUT)
         return known
@@ -301,6 +309,7 @@ class _Conversion:
         plan.layout, plan.is_converted, plan.constants = wanted, True, seen.constants
         if wanted == "torch":
             counts = known.counts or recorded_counts(self.source.recorded)
+            plan.notes += _count_note([path for path in seen.lost if path not in counts and self._keeps(path)])
             seen.snapshots.extend(counts.get(path) or zero_count(path) for path in seen.lost)
             seen.origins.update({path: (_count_origin(counts.get(path)),) for path in seen.lost})
         else:
@@ -333,8 +342,12 @@ class _Conversion:
             if wanted == like.layout:
                 given = {snapshot.path: snapshot for snapshot, _, _ in rows}
             else:
-                view = known.view if known is not None else like.view(self.index)
-                given = {each.path: each for each in view.convert(self.index, like.layout).snapshots}
+                seen = (known.view if known is not None else like.view(self.index)).convert(self.index, like.layout)
+                unused = next((name for name in self.index if name not in seen.used and self._keeps(name)), None)
+                if unused is not None:
+                    raise ModelError(f"{like.name}, given as like, has no such tensor", tensor=unused)
+                counts = map(zero_count, seen.lost if like.layout == "torch" else ())
+                given = {each.path: each for each in (*seen.snapshots, *counts)}
         slots = {slot.path: slot for slot in like.slots}
         for name, snapshot in given.items():
             slot = slots.get(name)
@@ -395,6 +408,10 @@ class _Conversion:
         if not full:
             return rows
         return [(row[0].with_path(full.get(row[0].path, row[0].path)), *row[1:]) for row in rows]
+
+
+def _count_note(paths: Sequence[str]) -> list[str]:
+    return [f"Burn does not count, so these start at 0: {listed(paths)}"] if paths else []
 
 
 def _count_origin(count: TensorSnapshot | None) -> Origin:

@@ -87,12 +87,12 @@ def layout_evidence(file: Checkpoint, given: Layout | None) -> str | None:
 class Target:
     """Slots that want tensors, their layout (None: that of the source), and how they look in the other layout.
 
-    ``view`` is called with the names of the tensors that the source has.
+    ``view`` is called with the names of the tensors that the source has; None if it has this layout, too.
     """
 
     slots: Sequence[Slot]
     layout: Layout | None
-    view: Callable[[Iterable[str]], LayoutView]
+    view: Callable[[Iterable[str] | None], LayoutView]
     name: str = ""
     full_paths: Mapping[str, str] = field(default_factory=dict)
     """The paths with enum variants of slots whose paths are matched without them."""
@@ -106,7 +106,7 @@ def target_of_model(model: Any, *, skip_enum_variants: bool = False, rules: Mapp
     slots = list(binding_for(model).walk(model, skip_enum_variants=skip_enum_variants))
     check_distinct(slots)
 
-    def view(present: Iterable[str]) -> LayoutView:
+    def view(present: Iterable[str] | None) -> LayoutView:
         return view_of_model(model, slots, skip_enum_variants=skip_enum_variants, rules=rules, present=present)
 
     return Target(slots, layout_of(model), view, type(model).__name__)
@@ -189,14 +189,14 @@ def _view_of_file(
     shapes: Mapping[str, Shape],
     source: Input,
     pipeline: Pipeline,
-    present: Iterable[str],
+    present: Iterable[str] | None,
 ) -> LayoutView:
     from ..transforms.view import module_tree, view_of_burn, view_of_torch
     from .kinds import kinds_by_rules
 
     assert layout is not None  # a file of unknown layout is never viewed in another
     if pipeline.rules is not None:
-        root = module_tree(shapes, kinds_by_rules(shapes, pipeline.rules))
+        root = module_tree(shapes, kinds_by_rules(shapes, pipeline.rules, layout))
         return view_of_torch(root, is_declared=False) if layout == "torch" else view_of_burn(root, present)
     recorded = recorded_modules(file.metadata)
     if recorded is not None:

@@ -23,10 +23,13 @@ from ..tensor.snapshot import TensorSnapshot
 from ..transforms.guess import Guess, guess_kinds
 from ..transforms.layout import (
     AS_IS,
+    BURN_OF_TORCH,
     COUNT,
     Layout,
     ModuleKind,
     burn_map_of_torch,
+    is_burn_leaf,
+    is_known_torch,
     torch_map,
     torch_name,
 )
@@ -85,7 +88,7 @@ def view_of_model(
     shapes = {slot.path: slot.shape for slot in slots}
     kinds: dict[str, ModuleKind | None] = dict(binding_for(model).kinds(model, skip_enum_variants=skip_enum_variants))
     if rules:
-        kinds.update(kinds_by_rules(shapes, rules))
+        kinds.update(kinds_by_rules(shapes, rules, layout))
     if layout == "torch":
         _check_in_module(shapes, kinds)
     root = module_tree(shapes, kinds)
@@ -103,13 +106,23 @@ def _check_in_module(paths: Iterable[str], kinds: Mapping[str, ModuleKind | None
             )
 
 
-def kinds_by_rules(paths: Iterable[str], rules: Mapping[str, str]) -> dict[str, ModuleKind]:
+def _kind_in(layout: Layout, kind: ModuleKind) -> ModuleKind:
+    """Return a kind in the words of one framework, also if it is given in those of the other."""
+    is_own = is_known_torch(kind) if layout == "torch" else is_burn_leaf(kind)
+    other = None if is_own else torch_name(kind.name) if layout == "torch" else BURN_OF_TORCH.get(kind.name)
+    return kind if other is None else ModuleKind(other, kind.options)
+
+
+def kinds_by_rules(paths: Iterable[str], rules: Mapping[str, str], layout: Layout) -> dict[str, ModuleKind]:
     """Return the kinds that rules give to the modules of these tensors; the last rule that matches wins.
 
-    >>> {path: str(kind) for path, kind in kinds_by_rules(["fc.weight", "fc.bias"], {"^fc$": "Linear"}).items()}
-    {'fc': 'Linear'}
+    Rules may name kinds in the words of either framework; the result has those of ``layout``.
+
+    >>> kinds = kinds_by_rules(["fc.weight", "bn.gamma"], {"^fc$": "Linear", "^bn$": "BatchNorm2d"}, "burn")
+    >>> {path: str(kind) for path, kind in kinds.items()}
+    {'fc': 'Linear', 'bn': 'BatchNorm'}
     """
-    compiled = [(compile_pattern(pattern), ModuleKind.parse(kind)) for pattern, kind in rules.items()]
+    compiled = [(compile_pattern(pattern), _kind_in(layout, ModuleKind.parse(kind))) for pattern, kind in rules.items()]
     modules: dict[str, None] = {}
     for path in paths:
         owner = path.rpartition(".")[0]
@@ -318,7 +331,8 @@ def known_for_file(
     Rules win for the modules that they match; the record, then a guess, fill in the others. ``keeps`` says which
     tensors the filter keeps: only their modules must be known.
     """
-    by_rules = {} if pipeline.rules is None else kinds_by_rules(shapes, pipeline.rules)
+    words: Layout = layout if recorded is None else "torch"  # a record has PyTorch's kinds
+    by_rules = {} if pipeline.rules is None else kinds_by_rules(shapes, pipeline.rules, words)
     if recorded is not None:
         modules = [module._replace(kind=by_rules.pop(module.path(layout), module.kind)) for module in recorded]
         modules += [RecordedModule(path, path, kind, {}) for path, kind in by_rules.items()]
@@ -346,6 +360,9 @@ def view_of_kinds(
 
     ModelError where one is missing.
     """
+    for path, kind in kinds.items():  # PyTorch's side refuses these itself
+        if layout == "burn" and not is_burn_leaf(kind) and not is_known_torch(kind):
+            raise ModelError(f"{kind.name} is not a kind of module that Burn or PyTorch has", tensor=path)
     root = module_tree(shapes, kinds)
     view = view_of_torch(root, is_declared=False) if layout == "torch" else view_of_burn(root)
     left = [name for name in view.unknown(layout) if name.rpartition(".")[0] not in kinds and keeps(name)]
@@ -363,9 +380,18 @@ def _guessed(
 ) -> Guess:
     if layout != "torch":
         raise ModelError("only files in PyTorch's layout can be guessed", hint=WAYS_OUT.replace("guess=True to", "to"))
-    guess = guess_kinds({name: shape for name, shape in shapes.items() if keeps(name)})
-    for path in by_rules:
-        guess.ambiguous.pop(path, None)
+    guess = guess_kinds(shapes)
+    wanted: set[str] = set()  # the modules around the tensors that the filter keeps
+    for name in filter(keeps, shapes):
+        path, dot, _ = name.rpartition(".")
+        while path not in wanted and (path or not dot):
+            wanted.add(path)
+            path = path.rpartition(".")[0]
+    for path in list(guess.ambiguous):
+        if path in by_rules or (path and path not in wanted):
+            del guess.ambiguous[path]
+    guess.evidence = {path: why for path, why in guess.evidence.items() if path in wanted}
+    guess.tensors = tuple(filter(keeps, guess.tensors))
     if guess.ambiguous:
         path, why = next(iter(guess.ambiguous.items()))
         raise AmbiguousError(

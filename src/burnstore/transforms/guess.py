@@ -118,7 +118,8 @@ def _weighted(weight: Shape, bias: Shape | None) -> tuple[str | None, str]:
         rank = len(weight) - 2
         if rank > 3:
             return None, f"a weight with {len(weight)} axes"
-        return f"Conv{rank}d", f"a weight with {len(weight)} axes (convolutions are copied, whichever they are)"
+        kind = "Conv" if bias is None or bias == weight[:1] else "ConvTranspose"
+        return f"{kind}{rank}d", f"a weight with {len(weight)} axes (convolutions are copied, whichever they are)"
     if len(weight) == 2:
         if bias is None:
             return None, "a matrix without a bias: an Embedding is copied, a Linear transposed"

@@ -217,6 +217,8 @@ SERIES = frozenset({"Sequential", "ModuleList"})
 _TRANSPARENT = frozenset({"ModuleDict", "ParameterList", "ParameterDict", "Transformer", "Module"})
 _KNOWN_AROUND = frozenset({*_LAYERS, *_STACKS, *SERIES, *_TRANSPARENT, AS_IS})
 _TORCH_OF_BURN = {row.burn: name for name, row in reversed(_PLAIN.items())}
+BURN_OF_TORCH = {**{name: row.burn for name, row in _PLAIN.items()}, "MultiheadAttention": "MultiHeadAttention"}
+BURN_OF_TORCH |= {name: burn for burn, name in _RECURRENT_BURN.items()}
 
 
 def torch_name(burn_kind: str) -> str | None:
@@ -249,10 +251,7 @@ def is_known_torch(kind: ModuleKind) -> bool:
 
 
 def named_children(kind: ModuleKind) -> Sequence[tuple[str, str]] | None:
-    """What such a module's children are called in PyTorch and in Burn, in Burn's order; None if the names are free.
-
-    Both frameworks call these kinds the same.
-    """
+    """What such a module's children are called in both frameworks, in Burn's order; None if the names are free."""
     if kind.name in _LAYERS:
         norms = _norms(kind)
         return (*_LAYERS[kind.name], *((norm, f"norm_{place}") for place, norm in enumerate(norms, 1)))

@@ -1,0 +1,126 @@
+"""Run compositions, and print those of which the result is not what the reference expects."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from dataclasses import dataclass, field
+
+import burnstore as bs
+
+from .cases import Case, draw
+from .reference import Expected, Refused, difference
+
+REFUSALS = (bs.BurnstoreError, TypeError, ValueError)
+
+
+@dataclass
+class Tally:
+    """The cases that were run, by verdict, and the violations."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    violations: list[tuple[int, str]] = field(default_factory=list)
+
+
+def judge(case: Case, folder: str) -> tuple[str, str | None]:
+    """Return the verdict of a case, and the violation if burnstore did something else than the reference expects."""
+    expected: Expected | Refused
+    try:
+        expected = case.expect()
+    except Refused as refused:
+        expected = refused
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = case.act(folder)
+    except REFUSALS as error:
+        if not isinstance(expected, Refused) and expected.loose is None:
+            return "right", f"refused what is right: {type(error).__name__}: {error}\n{_where(error)}"
+        if isinstance(error, KeyError) and not isinstance(error, bs.BurnstoreError):
+            return "refused", f"a foreign error: {error!r}\n{_where(error)}"
+        if "unchanged" in case.text:
+            target, before = case.text["unchanged"]
+            changed = difference(target.read(target.model), before)
+            if changed is not None:
+                return "refused", f"the refused load changed the model: {changed}"
+        return "refused", None
+    except Exception as error:
+        return "refused", f"a foreign error: {error!r}\n{_where(error)}"
+    if isinstance(expected, Refused):
+        return "refused", f"should be refused: {expected}; said: {found.said!r}"
+    loose = case.text.get("options", {}).get("cast") is not None or "cast from" in expected.noted
+    wrong = difference(found.tensors, expected.tensors, any_nan=loose)
+    if wrong is not None:
+        return "right", f"wrong: {wrong}; said: {found.said!r}"
+    if found.states_layout and expected.layout not in ("any", found.layout):
+        return "right", f"the file states the layout {found.layout}, expected {expected.layout}"
+    for piece in expected.noted:
+        if piece not in found.said and repr(piece)[1:-1] not in found.said:
+            return "right", f"not noted: {piece!r}; said: {found.said!r}"
+    if found.unused is not None and expected.unused is not None and found.unused != expected.unused:
+        return "right", f"unused is {found.unused}, expected {expected.unused}"
+    return "noted" if expected.noted else "right", None
+
+
+def _where(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)[-3:]
+    return "\n".join(f"    {frame.filename.rpartition('/src/')[2]}:{frame.lineno} {frame.line}" for frame in frames)
+
+
+def run(seed: int, first: int, cases: int, *, most: int = 1 << 30, only: str | None = None) -> Tally:
+    """Run cases of a seed, up to so many violations."""
+    tally = Tally()
+    with tempfile.TemporaryDirectory(dir=_memory()) as folder:
+        for number in range(first, first + cases):
+            case = draw(seed, number)
+            if only is not None and case.verb != only:
+                continue
+            verdict, violation = judge(case, folder)
+            tally.counts[f"{case.verb} {verdict}"] += 1
+            if violation is not None:
+                tally.violations.append((number, report(case, number, violation)))
+                if len(tally.violations) >= most:
+                    break
+    return tally
+
+
+def _memory() -> str | None:
+    """Return a folder in memory, where the system has one."""
+    import os
+
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def report(case: Case, number: int, violation: str, width: int = 1000) -> str:
+    """Return a violation with everything that is needed to understand it."""
+    lines = [f"case {number}: {case.verb}: {violation}"]
+    lines += [f"    {name}: {str(value)[:width]}" for name, value in case.text.items() if name != "unchanged"]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Run random compositions against the reference.")
+    parser.add_argument("--cases", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first case")
+    parser.add_argument("--most", type=int, default=20, help="stop after so many violations")
+    parser.add_argument("--only", help="run cases of this verb only")
+    arguments = parser.parse_args()
+    started = time.monotonic()
+    tally = run(arguments.seed, arguments.first, arguments.cases, most=arguments.most, only=arguments.only)
+    for _, text in tally.violations:
+        print(text)
+    total = sum(tally.counts.values())
+    seconds = time.monotonic() - started
+    verdicts = ", ".join(f"{name} {count:,}" for name, count in sorted(tally.counts.items()))
+    print(f"seed {arguments.seed}: {total:,} cases in {seconds:.0f} s ({total / seconds:.0f} a second): {verdicts}")
+    print(f"{len(tally.violations)} violations")
+    return 1 if tally.violations else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

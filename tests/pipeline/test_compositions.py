@@ -1,0 +1,131 @@
+"""Compositions that the oracle of tests/compose found wrong once, each as a small test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import burnstore as bs
+from burnstore import nn
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        self.fc = nn.Linear(3, 4)
+        self.norm = nn.LayerNorm(4)
+        self.act = nn.PRelu()
+
+
+class Norms(nn.Module):
+    def __init__(self) -> None:
+        self.bn = nn.BatchNorm(4)
+
+
+def named(path: Path) -> dict[str, Any]:
+    with bs.open(path) as file:
+        return {name: file[name].numpy() for name in file}
+
+
+# --- like -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_burn_file_gets_all_of_torchs_names_when_like_is_a_burn_model(tmp_path: Path) -> None:
+    bs.save(Net(), tmp_path / "a.bpk")
+    bs.convert(tmp_path / "a.bpk", tmp_path / "b.safetensors", target_layout="torch", like=Net())
+    made = named(tmp_path / "b.safetensors")
+    assert set(made) == {"fc.weight", "fc.bias", "norm.weight", "norm.bias", "act.weight"}
+    assert made["fc.weight"].shape == (4, 3)
+
+
+def test_like_of_the_other_layout_refuses_tensors_that_it_does_not_have(tmp_path: Path) -> None:
+    bs.save({"0.weight": np.ones((2, 2), "f4"), "1.weight": np.ones(2, "f4")}, tmp_path / "a.bpk", layout="burn")
+    like = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False))
+    with pytest.raises(bs.errors.ModelError, match=r"1\.weight.*has no such tensor"):
+        bs.convert(tmp_path / "a.bpk", tmp_path / "b.bpk", like=like)
+
+
+def test_like_of_the_other_layout_does_not_ask_for_counters_that_burn_lacks(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(2))
+    bs.save(model, tmp_path / "a.bpk")
+    bs.convert(tmp_path / "a.bpk", tmp_path / "b.bpk", like=model, cast="f64")
+    assert named(tmp_path / "b.bpk")["0.gamma"].dtype == np.float64
+
+
+def test_ties_of_like_add_no_tensors_to_a_file_in_the_other_layout(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.ReLU(), torch.nn.Linear(2, 2, bias=False))
+    model[2].weight = model[0].weight
+    bs.save(model, tmp_path / "a.bpk")
+    bs.convert(tmp_path / "a.bpk", tmp_path / "b.bpk", like=model, cast="f64")
+    assert set(named(tmp_path / "b.bpk")) == {"0.weight", "1.weight"}
+
+
+# --- counters ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_counter_that_burn_does_not_have_is_noted() -> None:
+    saved = bs.serialize(torch.nn.ModuleDict({"bn": torch.nn.BatchNorm1d(4)}), format="safetensors")
+    result = bs.load(Norms(), saved)
+    assert result.notes == ["Burn has no 'bn.num_batches_tracked': not loaded"]
+
+
+def test_a_recorded_counter_obeys_the_filter() -> None:
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(2))
+    model[0].num_batches_tracked.fill_(7)
+    other = torch.nn.Sequential(torch.nn.BatchNorm1d(2))
+    result = bs.load(other, bs.serialize(model, format="burnpack"), filter="weight")
+    assert int(other[0].num_batches_tracked) == 0 and "0.num_batches_tracked" in result.skipped
+
+
+def test_a_counter_that_starts_at_zero_is_noted(tmp_path: Path) -> None:
+    saved = bs.save(Norms(), tmp_path / "a.safetensors", layout="torch")
+    assert any("'bn.num_batches_tracked'" in note for note in saved.notes)
+    bs.save(Norms(), tmp_path / "a.bpk")
+    done = bs.convert(tmp_path / "a.bpk", tmp_path / "b.bpk", target_layout="torch", rules={"bn": "BatchNorm"})
+    assert any("'bn.num_batches_tracked'" in note for note in done.notes)
+
+
+# --- rules and guesses ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["BatchNorm", "BatchNorm1d"])
+def test_rules_name_kinds_in_the_words_of_either_framework(tmp_path: Path, kind: str) -> None:
+    torch_model = torch.nn.ModuleDict({"bn": torch.nn.BatchNorm1d(4)})
+    bs.save(Norms(), tmp_path / "burn.bpk")
+    bs.save(torch_model, tmp_path / "recorded.bpk")
+    bs.save(torch_model, tmp_path / "torch.safetensors")
+    for source in ("burn.bpk", "recorded.bpk"):
+        bs.convert(tmp_path / source, tmp_path / "b.bpk", target_layout="torch", rules={"bn": kind}, overwrite=True)
+        assert "bn.weight" in named(tmp_path / "b.bpk")
+    bs.convert(tmp_path / "torch.safetensors", tmp_path / "c.bpk", rules={"bn": kind})
+    assert "bn.gamma" in named(tmp_path / "c.bpk")
+
+
+def test_a_rule_that_names_no_kind_is_refused_for_burn_files_too(tmp_path: Path) -> None:
+    bs.save(Norms(), tmp_path / "burn.bpk")
+    with pytest.raises(bs.errors.ModelError, match="Norm3 is not a kind"):
+        bs.convert(tmp_path / "burn.bpk", tmp_path / "b.bpk", target_layout="torch", rules={"bn": "Norm3"})
+
+
+def test_a_transposed_convolution_can_be_guessed(tmp_path: Path) -> None:
+    tensors = {"up.weight": np.ones((1, 4, 2), "f4"), "up.bias": np.ones(4, "f4")}
+    bs.save(tensors, tmp_path / "a.safetensors", layout="torch")
+    bs.convert(tmp_path / "a.safetensors", tmp_path / "b.bpk", guess=True)
+    assert set(named(tmp_path / "b.bpk")) == set(tensors)
+
+
+def test_a_filter_does_not_change_what_is_guessed(tmp_path: Path) -> None:
+    model = torch.nn.ModuleDict({"rnn": torch.nn.LSTM(2, 3)})
+    bs.save(model, tmp_path / "a.safetensors")
+    bs.convert(tmp_path / "a.safetensors", tmp_path / "b.bpk", guess=True, filter="bias")
+    assert "rnn.input_gate.input_transform.bias" in named(tmp_path / "b.bpk")
+
+
+@pytest.mark.parametrize("kinds", [{"guess": True}, {"rules": {"absent": "Linear"}}])
+def test_kinds_that_nothing_needs_do_not_stop_a_function(tmp_path: Path, kinds: dict[str, Any]) -> None:
+    bs.save(Norms(), tmp_path / "a.bpk")
+    bs.convert(tmp_path / "a.bpk", tmp_path / "b.bpk", adapter=lambda snapshot: snapshot, **kinds)
+    assert len(named(tmp_path / "b.bpk")) == 4
