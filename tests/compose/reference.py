@@ -843,6 +843,38 @@ def check_like(given: Named, rows: Named, like: Place, own: str | None, wanted: 
             raise Refused(f"like has {name}")
 
 
+def blended(one: Array, other: Array, t: float) -> Array:
+    """Return a linear blend; integers and bools must be equal, unless one of them has no weight."""
+    if kind_of(one.dtype) != "f":
+        if t and not same(one, other):
+            raise Refused("integers have no mean")
+        return one
+    if not t:
+        return one
+    wide = np.dtype(np.float32 if one.dtype.itemsize <= 2 else np.float64)
+    return cast(one.astype(wide) * wide.type(1 - t) + other.astype(wide) * wide.type(t), one.dtype)
+
+
+def diff(first: File, second: File, layers: Sequence[Layer] | None) -> Expected:
+    """Return for each name whether both files have equal values; in Burn's layout if they have two layouts."""
+    noted: list[str] = []
+    sides = [first.tensors, second.tensors]
+    if None not in (first.layout, second.layout) and first.layout != second.layout:
+        if layers is None:
+            raise Refused("two layouts, and nothing states the kinds")
+        for at, side in enumerate((first, second)):
+            if side.layout == "torch":
+                dropped = {name for name in sides[at] if name.endswith(COUNT)}
+                noted += sorted(dropped)[:1]
+                sides[at] = convert_layers(sides[at], layers, "torch", [], Options(), is_declared=True)
+    elif first.layout != second.layout:
+        noted.append("does not state its layout")
+    equal = [name for name in sides[0] if name in sides[1] and same(sides[0][name], sides[1][name])]
+    if len(equal) == len(sides[0]) == len(sides[1]):
+        equal.append("all")
+    return Expected({name: np.array(True) for name in equal}, noted=noted)
+
+
 # --- comparing --------------------------------------------------------------------------------------------------------
 
 

@@ -8,14 +8,37 @@ import time
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from random import Random
 
 import burnstore as bs
 
-from .cases import Case, draw
+from .cases import Case, convert_case, load_case, save_case
 from .reference import Expected, Refused, difference
+from .verbs import bool_case, cli_case, diff_case, mapping_case, merge_case, pickle_case
+
+VERBS: list[tuple[Callable[[Random], Case], int]] = [
+    (load_case, 36),
+    (save_case, 16),
+    (convert_case, 26),
+    (cli_case, 4),
+    (merge_case, 4),
+    (diff_case, 5),
+    (pickle_case, 4),
+    (mapping_case, 3),
+    (bool_case, 2),
+]
+"""What is drawn, and how often."""
 
 REFUSALS = (bs.BurnstoreError, TypeError, ValueError)
+
+
+def draw(seed: int, number: int) -> Case:
+    """Return the case of this number."""
+    random = Random(f"{seed}:{number}")
+    makers, weights = zip(*VERBS, strict=True)
+    return random.choices(makers, weights)[0](random)
 
 
 @dataclass

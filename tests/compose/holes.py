@@ -1,0 +1,199 @@
+"""Put a known mistake back, or take a check away, and count the cases until the oracle notices.
+
+    python -m tests.compose.holes            the table of docs/oracle.md
+
+Each entry replaces a few attributes of burnstore for as long as it is tried. `HOLES` are mistakes that were in
+burnstore once; `CHECKS` are the checks of its mechanisms, each removed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from burnstore.pipeline import options as pipeline_options
+from burnstore.transforms import filter as path_filter
+
+from .run import _memory, draw, judge
+
+Patch = dict[str, Any]
+"""Attributes by path, as ``module:name`` or ``module:Class.name``, and what stands in their place."""
+
+BAR = 20_000
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _no_list(*_: Any, **__: Any) -> list[Any]:
+    return []
+
+
+def _no_dict(*_: Any, **__: Any) -> dict[Any, Any]:
+    return {}
+
+
+def _none_changed(values: Any, converted: Any) -> Any:
+    return np.zeros(values.shape, bool)
+
+
+def _in_order(self: Any, names: Any) -> Any:
+    """Rename one after the other: a swap is lost."""
+    for old, new in names.items():
+        self._rules.append({old: new})
+    return self
+
+
+def _last_only(given: Any) -> Any:
+    """Keep the last criterion of a filter only."""
+    if isinstance(given, (list, tuple)):
+        given = given[-1]
+    if isinstance(given, path_filter.PathFilter):
+        return given
+    return path_filter.PathFilter().with_regex(given)
+
+
+def _bools_unchecked(raw: Any, dtype: Any, shape: Any) -> Any:
+    return np.ndarray(shape, np.dtype("u1"), raw).view(np.bool_)
+
+
+def _given_or_stated(self: Any, given: Any, notes: Any) -> Any:
+    return given or self.layout
+
+
+def _unstated_as_burn(self: Any, *_: Any) -> str:
+    return "burn"
+
+
+def _without_filter(self: Any, rows: Any) -> Any:
+    return rows
+
+
+def _without_last(self: Any, rows: Any) -> Any:
+    """Apply the filter, and lose a tensor of several."""
+    kept = _FILTERED(self, rows)
+    return kept[:-1] if len(kept) > 2 else kept
+
+
+_FILTERED = importlib.import_module("burnstore.pipeline.compile_file")._Conversion._filtered
+
+_BOOLS: Patch = {
+    "tensor.data:check_bools": _nothing,
+    "tensor.data:_bools": _bools_unchecked,
+    "tensor.snapshot:check_bools": _nothing,
+    "pipeline.write:check_bools": _nothing,
+    "formats.write:check_bools": _nothing,
+}
+
+HOLES: dict[str, Patch] = {
+    "a stored object without a name is not noted": {"formats.pytorch.graph:_unnamed": _no_list},
+    "convert loses one of several tensors": {"pipeline.compile_file:_Conversion._filtered": _without_last},
+    "a number in a nested mapping is dropped": {"pipeline.save:_check_mapping": _no_dict},
+    "an unstated layout is taken as Burn's": {
+        "pipeline.compile:_Load._unstated": _unstated_as_burn,
+        "pipeline.compile:proved_layout": _nothing,
+    },
+    "modules of unknown kind are copied unsaid": {
+        "pipeline.compile:unknown_notes": _no_list,
+        "pipeline.compile_file:unknown_notes": _no_list,
+    },
+    "half of a norm is filled with ones or zeros": {"transforms.layout:_check_pair": _nothing},
+    "an adapter of values drops the layout conversion": {"transforms.adapters:FunctionAdapter.replaces_layout": True},
+    "a mapping of renames is applied in sequence": {"transforms.remap:KeyRemapper.add_names": _in_order},
+    "a cast overflows silently": {"transforms.precision:_changed": _none_changed},
+    "a bool byte of 2 is accepted": _BOOLS,
+    "of two filters only the last counts": {
+        "pipeline.options:_CHECKS": {**pipeline_options._CHECKS, "filter": _last_only}
+    },
+    "like does not check names and shapes": {"pipeline.compile_file:_Conversion._check_like": _nothing},
+    "tied parameters take the first of two values": {"pipeline.execute:_same_bits": lambda first, second: True},
+    "a counter that Burn lacks ignores the filter": {"pipeline.compile:_Load._kept": _nothing},
+}
+
+CHECKS: dict[str, Patch] = {
+    "formats.pytorch.graph: notes of unnamed data": {"formats.pytorch.graph:_unnamed": _no_list},
+    "transforms.layout: check_shapes": {"transforms.layout:check_shapes": _nothing},
+    "transforms.layout: half of a norm": {"transforms.layout:_check_pair": _nothing},
+    "transforms.view: modules without a counterpart": {"transforms.view:LayoutView.check": _nothing},
+    "transforms.view: constants that have another value": {"pipeline.plan:Plan.check_constants": _nothing},
+    "transforms.precision: values that do not fit": {"transforms.precision:_changed": _none_changed},
+    "transforms.remap: two tensors of one name": {
+        "pipeline.names:keep_distinct": lambda names, originals, policy: sorted(
+            {name: row for row, name in enumerate(names)}.values()
+        )
+    },
+    "tensor.data: bools": _BOOLS,
+    "pipeline.layouts: proved_layout": {
+        "pipeline.compile:proved_layout": _nothing,
+        "pipeline.compile_file:proved_layout": _nothing,
+    },
+    "pipeline.ends: layout_given": {"pipeline.ends:Input.layout_given": _given_or_stated},
+    "pipeline.compile: shape and dtype of a slot": {"pipeline.compile:_mismatch": _nothing},
+    "pipeline.compile: adapters of converted tensors": {
+        "pipeline.compile:check_adapted": _nothing,
+        "pipeline.compile_file:check_adapted": _nothing,
+    },
+    "pipeline.compile_file: like": {"pipeline.compile_file:_Conversion._check_like": _nothing},
+    "pipeline.compile_file: filter": {"pipeline.compile_file:_Conversion._filtered": _without_filter},
+    "pipeline.execute: missing tensors and misfits": {"pipeline.execute:raise_if_refused": _nothing},
+    "pipeline.execute: values of ties": {"pipeline.execute:_same_bits": lambda first, second: True},
+    "pipeline.save: numbers in mappings": {"pipeline.save:_check_mapping": _no_dict},
+}
+
+
+@contextmanager
+def planted(patch: Patch) -> Iterator[None]:
+    """Replace attributes of burnstore for as long as the block lasts."""
+    caches = importlib.import_module("burnstore.transforms.layout")
+    with ExitStack() as stack:
+        for place, stand_in in patch.items():
+            module, _, path = place.partition(":")
+            owner: Any = importlib.import_module(f"burnstore.{module}")
+            *around, name = path.split(".")
+            for each in around:
+                owner = getattr(owner, each)
+            stack.enter_context(mock.patch.object(owner, name, stand_in))
+        caches._torch_map.cache_clear()
+        try:
+            yield
+        finally:
+            caches._torch_map.cache_clear()
+
+
+def cases_until_found(patch: Patch, seed: int = 1, most: int = BAR) -> tuple[int, str] | None:
+    """Return how many cases it takes until the oracle finds a violation, and which; None if it finds none."""
+    with tempfile.TemporaryDirectory(dir=_memory()) as folder, planted(patch):
+        for number in range(most):
+            violation = judge(draw(seed, number), folder)[1]
+            if violation is not None:
+                return number + 1, violation
+    return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Count the cases until each hole is found.")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--checks", action="store_true", help="remove checks instead of planting holes")
+    arguments = parser.parse_args()
+    lost = 0
+    print("| hole | cases until found | seconds | first violation |\n|---|---:|---:|---|")
+    for name, patch in (CHECKS if arguments.checks else HOLES).items():
+        started = time.monotonic()
+        found = cases_until_found(patch, arguments.seed)
+        lost += found is None
+        shown = ("not found", "") if found is None else (f"{found[0]:,}", found[1].partition("\n")[0][:90])
+        print(f"| {name} | {shown[0]} | {time.monotonic() - started:.1f} | {shown[1]} |", flush=True)
+    return 1 if lost else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
