@@ -79,13 +79,14 @@ def parse(
     rule_of_keys: str | None = None,
     rule_of_end: str | None = None,
     depth: int = MOST_DEPTH,
+    longest: int | None = None,
     integer: Callable[[str], int | float] = serde_integer,
     constant: Callable[[str], Tree] | None = None,
 ) -> Tree:
     """Parse the one value that fills the text, white space aside.
 
     Errors cite ``rule``, ``rule_of_keys`` where a key comes twice, ``rule_of_end`` where text follows the value; their
-    offsets count the bytes of the text.
+    offsets count the bytes of the text. ``longest`` is the most bytes of a string, if there is a limit.
     ``integer`` converts integers, ``constant`` the words NaN and Infinity, which are refused by default.
     """
     with located(rule=rule):
@@ -99,8 +100,9 @@ def parse(
             raise CorruptError(f"it is not JSON: {error.msg}", offset=at) from None
         except RecursionError:  # the caller's own stack is nearly full
             raise LimitError("JSON nested too deep for the stack that is left") from None
-        if "\\u" in text:
-            _refuse_lone_surrogates(value)
+        # Strings are looked at one by one only where there may be something to refuse.
+        if "\\u" in text or (longest is not None and re.search(f'"[^"]{{{longest // 4}}}', text)):
+            _check_strings(value, longest)
         return value
 
 
@@ -113,7 +115,7 @@ def parse_texts(text: str, start: int) -> tuple[dict[str, str], int] | None:
     if type(value) is not dict or not all(type(each) is str for each in value.values()):
         return None
     if "\\u" in text[start:end]:
-        _refuse_lone_surrogates(value)
+        _check_strings(value, None)
     return value, end
 
 
@@ -141,18 +143,6 @@ def count(raw: bytes | memoryview, characters: bytes) -> int:
     whole = np.frombuffer(raw, np.uint8)
     pieces = [whole[start : start + _PIECE] for start in range(0, len(whole), _PIECE)]
     return sum(int(np.count_nonzero(piece == character)) for piece in pieces for character in characters)
-
-
-def places(raw: bytes, character: bytes, *, most: int) -> np.ndarray[Any, np.dtype[np.int64]] | None:
-    """Return the places of a byte, None where there are more than ``most``."""
-    whole = np.frombuffer(raw, np.uint8)
-    found, total = [np.empty(0, np.int64)], 0
-    for start in range(0, len(whole), _PIECE):
-        found.append(np.flatnonzero(whole[start : start + _PIECE] == ord(character)) + start)
-        total += len(found[-1])
-        if total > most:
-            return None
-    return np.concatenate(found)
 
 
 def _check_depth(text: str, most: int) -> None:
@@ -192,13 +182,16 @@ def _constant(text: str) -> Tree:
     raise CorruptError(f"{text} is not JSON")
 
 
-def _refuse_lone_surrogates(value: Tree) -> None:
+def _check_strings(value: Tree, longest: int | None) -> None:
+    """Refuse lone surrogates, and strings of more than ``longest`` bytes."""
     todo = [value]
     while todo:
         item = todo.pop()
         if isinstance(item, str):
             if not item.isascii() and _SURROGATE.search(item):
                 raise CorruptError(f"{printable(item)!r} contains a lone surrogate")
+            if longest is not None and len(item.encode()) > longest:
+                raise LimitError(f"text of {len(item.encode())} bytes, more than the limit of {longest}")
         elif isinstance(item, dict):
             todo.extend(item)
             todo.extend(item.values())

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,11 +24,10 @@ from ...errors import CorruptError, LimitError
 from . import json as strict
 from .window import Collector, NumberArray, NumberForm, NumberKind, Numbers, Sink
 
-_WHITE = rb"[ \t\n\r]{0,4096}"
+_WHITE = rb"[ \t\n\r]*"
 _NULL = re.compile(rb"%sn" % _WHITE)
 _PIECE = 1 << 20
 _BYTES_PER_NODE, _BYTES_OF_FEW = 40, 16 << 20
-_LONGEST_ESCAPE = 6
 _SPELLED = [str(value).encode() for value in range(256)]
 _KINDS: dict[type, NumberKind] = {int: "int", float: "float", bool: "bool"}
 
@@ -44,15 +44,13 @@ def parse_document(
 ) -> strict.Tree:
     """Parse a document of at most so many values; an array of numbers under one of ``keys`` stays a `NumberText`.
 
-    All bounds are checked by passes over the text that build nothing.
+    All bounds but that of a string are checked by passes over the text that build nothing.
     """
-    # Without escapes a string ends at the next quote; of equal length, so that places stay the same.
-    plain = raw.replace(b"\\\\", b"__").replace(b'\\"', b"__") if b"\\" in raw else raw
-    quotes = strict.places(plain, b'"', most=4 * nodes + 64)
-    if quotes is None:
+    if len(raw) > 4 * nodes and strict.count(raw, b'"') > 4 * nodes + 64:
         raise LimitError(f"JSON with more strings than {nodes} values need")
-    _check_strings(raw, quotes, longest_text)
-    found = list(_arrays(plain, quotes, keys, most=nodes // 5))
+    found = list(islice(_arrays(raw, keys), nodes // 5 + 1))
+    if len(found) > nodes // 5:
+        raise LimitError(f"more than {nodes // 5} arrays of numbers")
     if len(raw) - sum(stop - start for start, stop in found) > nodes * _BYTES_PER_NODE + _BYTES_OF_FEW:
         raise LimitError(f"a document longer than {nodes} values need")
     parts: list[bytes] = []
@@ -65,28 +63,29 @@ def parse_document(
     text = strict.decode(b"".join(parts), most_nodes=nodes, most_strings=2 * nodes + 32, most_commas=nodes - 1)
     waiting = iter(found)
     tree = strict.parse(
-        text, rule_of_end=rule_of_end, depth=depth, integer=strict.integer_64, constant=partial(_next, waiting)
+        text,
+        rule_of_end=rule_of_end,
+        depth=depth,
+        longest=longest_text,
+        integer=strict.integer_64,
+        constant=partial(_next, waiting),
     )
     if next(waiting, None) is not None:
         raise CorruptError("an array of numbers inside something that is not JSON")
     return tree
 
 
-def _arrays(plain: bytes, quotes: NumberArray, keys: Iterable[str], *, most: int) -> Iterator[NumberText]:
-    """Find the arrays under these keys that hold neither strings nor other arrays or objects."""
+def _arrays(raw: bytes, keys: Iterable[str]) -> Iterator[NumberText]:
+    """Find the arrays under these keys that hold neither strings nor other arrays or objects.
+
+    A quote without a backslash before it is never inside a string, so what is found is a whole key, or is not JSON.
+    """
     words = b"|".join(re.escape(key.encode()) for key in keys)
     opening = re.compile(rb'"(?:%s)"%s:%s\[(?=%s[-0-9tfn])' % (words, _WHITE, _WHITE, _WHITE))
-    count = 0
-    for match in opening.finditer(plain):
-        before, start = np.searchsorted(quotes, match.span())
-        if before % 2:
-            continue  # it begins inside a string
-        end = int(quotes[start]) if start < len(quotes) else len(plain)
-        stop = plain.find(b"]", match.end(), end)
-        if stop >= 0 and all(plain.find(other, match.end(), stop) < 0 for other in (b"[", b"{", b"}")):
-            count += 1
-            if count > most:
-                raise LimitError(f"more than {most} arrays of numbers")
+    inside = re.compile(rb'[^]["{}]*')
+    for match in opening.finditer(raw):
+        stop = inside.match(raw, match.end()).end()  # type: ignore[union-attr]  # it matches anything
+        if raw[stop : stop + 1] == b"]" and raw[match.start() - 1 : match.start()] != b"\\":
             yield NumberText(match.end(), stop)
 
 
@@ -95,21 +94,6 @@ def _next(waiting: Iterator[NumberText], word: str) -> NumberText:
     if text is None or word != "NaN":
         raise CorruptError(f"{word} is not JSON")
     return text
-
-
-def _check_strings(raw: bytes, quotes: NumberArray, longest: int) -> None:
-    if len(quotes) % 2:
-        raise CorruptError("a string without an end", offset=int(quotes[-1]))
-    starts, lengths = quotes[::2], quotes[1::2] - quotes[::2] - 1
-    for row in np.flatnonzero(lengths > longest).tolist():
-        start, length = int(starts[row]), int(lengths[row])
-        if length <= longest * _LONGEST_ESCAPE:
-            try:
-                length = len(json.loads(raw[start : start + length + 2]).encode())
-            except ValueError:
-                continue  # for the parser to report
-        if length > longest:
-            raise LimitError(f"text of {length} bytes, more than the limit of {longest}", offset=start)
 
 
 class NumberTexts:
