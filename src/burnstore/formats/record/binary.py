@@ -196,34 +196,12 @@ class Reading:
             raise CorruptError(f"expected the id of a parameter, found the byte {byte:02X}", hint=_DECLARE_ALL)
         text = reader.text(_LONGEST_ID)
         param_id(text)
-        dtype, extent, shape = self._elements(kind) if self._as_lists else self._bytes()
+        as_kind = kind if self._as_lists else None
+        dtype, extent, shape = read_tensor(reader, self._heading, self._limits, self._sink, as_kind)
         check_size(dtype, shape, extent.nbytes, self._limits)
         if dtype.kind is not kind and not {dtype.kind, kind} <= _ALIKE:
             raise CorruptError(f"a tensor of {dtype.name} where the declaration has {kind.value}", offset=start)
         return _Tensor(text, dtype, shape, extent)
-
-    def _bytes(self) -> tuple[DType, Extent, Shape]:
-        extent = self._reader.bytes()
-        shape = read_shape(self._reader, self._limits)
-        return read_dtype(self._reader, self._minor), extent, shape
-
-    def _elements(self, kind: Kind) -> tuple[DType, Extent, Shape]:
-        """Read the elements of a tensor up to Burn 0.13, encoded one by one (BR-13)."""
-        reader, precision = self._reader, self._heading.precision
-        count = reader.count()
-        if kind is Kind.BOOL:
-            dtype, extent = DType.Bool, reader.raw(count, 1)
-        elif kind is Kind.FLOAT and precision.float is not DType.F16:
-            dtype, extent = precision.float, reader.raw(count, precision.float.bits // 8)
-        else:
-            dtype = precision.float if kind is Kind.FLOAT else precision.int
-            form = number_forms(precision)["value"]
-            if dtype is DType.F16:
-                form = NumberForm(np.dtype("<u2"), 0, (1 << 16) - 1)
-            elif dtype is DType.I16:
-                form = NumberForm(np.dtype("<i2"), -(1 << 15), (1 << 15) - 1)
-            extent = reader.integers(count, form, self._sink, signed=kind is not Kind.FLOAT).extent
-        return dtype, extent, read_shape(reader, self._limits)
 
     def _planted(self, value: Any, path: str, rows: Rows, marks: set[str]) -> Any:
         """Return the tree of a reading; collect its tensors in ``rows``, the paths of marked Options in ``marks``."""
@@ -288,8 +266,29 @@ def _starts_with_one(node: Node) -> bool:
     return not isinstance(node, Parameter)
 
 
-def read_shape(reader: BincodeReader, limits: Limits) -> Shape:
-    """Read the extents of a tensor."""
+def read_tensor(
+    reader: BincodeReader, heading: Heading, limits: Limits, sink: Sink | None, kind: Kind | None
+) -> tuple[DType, Extent, Shape]:
+    """Read a tensor: bytes, shape and dtype; up to Burn 0.13 the elements of a declared kind, one by one (BR-13)."""
+    if kind is None or sink is None:
+        extent = reader.bytes()
+        shape = _read_shape(reader, limits)
+        return read_dtype(reader, heading.minor), extent, shape
+    precision, count = heading.precision, reader.count()
+    dtype = {Kind.BOOL: DType.Bool, Kind.FLOAT: precision.float}.get(kind, precision.int)
+    if kind is Kind.BOOL or dtype in (DType.F32, DType.F64):
+        extent = reader.raw(count, dtype.bits // 8)
+    else:
+        form = number_forms(precision)["value"]
+        if dtype is DType.F16:
+            form = NumberForm(np.dtype("<u2"), 0, (1 << 16) - 1)
+        elif dtype is DType.I16:
+            form = NumberForm(np.dtype("<i2"), -(1 << 15), (1 << 15) - 1)
+        extent = reader.integers(count, form, sink, signed=kind is not Kind.FLOAT).extent
+    return dtype, extent, _read_shape(reader, limits)
+
+
+def _read_shape(reader: BincodeReader, limits: Limits) -> Shape:
     start = reader.position
     rank = reader.count()
     if rank > limits.rank:
@@ -316,11 +315,9 @@ def read_nameless(reader: BincodeReader, heading: Heading, limits: Limits) -> Do
         text = reader.text(_LONGEST_ID)
         name = f"tensor_{len(rows.names)}"
         try:
-            extent = reader.bytes()
+            dtype, extent, shape = read_tensor(reader, heading, limits, None, None)
             if not extent.nbytes:
                 raise CorruptError("a tensor without bytes, or the state of an optimizer")
-            shape = read_shape(reader, limits)
-            dtype = read_dtype(reader, heading.minor)
         except FormatError as error:
             raise UnsupportedError(
                 f"an id that no tensor follows: {error.message}", rule="BR-18", offset=start, hint=hint

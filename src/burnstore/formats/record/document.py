@@ -167,10 +167,11 @@ class Document:
         return {path: node for path, node in walk(self.item, self.most_names) if not isinstance(node, Leaf)}
 
 
-def walk(item: Any, most_names: int) -> Iterator[tuple[str, Any]]:
+def walk(item: Any, most_names: int, *, lists: bool = False) -> Iterator[tuple[str, Any]]:
     """Yield the leaves of a tree with their paths, depth first; a list of nothing but constants is one.
 
-    Paths repeat the keys above them, so a small file may have paths without end: their total length is bounded.
+    With ``lists`` every list is yielded before what it holds, and empty dicts are not. Paths repeat the keys above
+    them, so a small file may have paths without end: their total length is bounded.
     """
     stack: list[tuple[str, Iterator[tuple[Any, Any]]]] = [("", iter([("", item)]))]
     while stack:
@@ -183,9 +184,11 @@ def walk(item: Any, most_names: int) -> Iterator[tuple[str, Any]]:
         most_names -= len(path)
         if most_names < 0:
             raise LimitError("paths that are longer in total than a file of this size needs", rule="BR-14")
-        if isinstance(node, list) and any(isinstance(each, (list, dict, Leaf)) for each in node):
+        if isinstance(node, list) and (lists or any(isinstance(each, (list, dict, Leaf)) for each in node)):
+            if lists:
+                yield path, node
             stack.append((path, iter(enumerate(node))))
-        elif isinstance(node, dict) and node:
+        elif isinstance(node, dict) and (lists or node):
             stack.append((path, iter(node.items())))
         else:
             yield path, node

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ...errors import CorruptError, LimitError, UnsupportedError, located
+from ...errors import CorruptError, UnsupportedError, located
 from ...limits import Limits
-from ...tensor.dtype import DType
+from ...tensor.dtype import Kind
 from ...tensor.scalar import Scalar, ScalarKind
 from ..codec.bincode import BincodeReader
-from ..codec.window import Extent, Sink
-from .binary import read_shape
+from ..codec.window import Sink
+from .binary import read_tensor
 from .declaration import below
-from .document import Document, Leaf, Rows, number_forms, param_id
+from .document import Document, Leaf, Rows, param_id, walk
 from .heading import Heading
-from .spelling import read_dtype
 
 RecordKind = Literal["module", "optimizer", "scheduler"]
 
@@ -88,7 +87,7 @@ def training_state(document: Document, *, scheduler: str | None = None) -> Train
         return TrainingState({}, _scheduler_scalars(document, scheduler))
     tensors: dict[str, tuple[int, int]] = {}
     scalars: dict[str, Scalar] = {}
-    left = document.most_names
+    states: dict[str, Any] = {}
     for text, versioned in document.item.items():
         identity = param_id(text)
         if identity is None:
@@ -97,30 +96,17 @@ def training_state(document: Document, *, scheduler: str | None = None) -> Train
                 "Burn makes of it is unknown",
                 rule="BR-08",
             )
-        [(rank, state)] = versioned["V1"].items()
+        [(rank, states[str(identity)])] = versioned["V1"].items()
         scalars[f"{identity}.__rank"] = Scalar("UInt", int(rank.removeprefix("Rank")))
-        stack: list[tuple[str, Iterator[tuple[Any, Any]]]] = [("", iter([(identity, state)]))]
-        while stack:
-            above, children = stack[-1]
-            segment, node = next(children, (None, None))
-            if segment is None:
-                stack.pop()
-                continue
-            path = below(above, str(segment))
-            left -= len(path)
-            if left < 0:
-                raise LimitError("paths that are longer in total than a file of this size needs", rule="BR-14")
-            if isinstance(node, Leaf):
-                tensors[path] = (node.row, identity)
-            elif isinstance(node, dict):
-                stack.append((path, iter(node.items())))
-            elif isinstance(node, list):
-                scalars[f"{path}.len"] = Scalar("UInt", len(node))
-                stack.append((path, iter(enumerate(node))))
-            elif isinstance(node, int) and not isinstance(node, bool) and node >= 0:
-                scalars[path] = Scalar("UInt", node)
-            elif node is not None:
-                scalars[path] = Scalar.of(node)
+    for path, node in walk(states, document.most_names, lists=True):
+        if isinstance(node, Leaf):
+            tensors[path] = (node.row, int(path.partition(".")[0]))
+        elif isinstance(node, list):
+            scalars[f"{path}.len"] = Scalar("UInt", len(node))
+        elif isinstance(node, int) and not isinstance(node, bool) and node >= 0:
+            scalars[path] = Scalar("UInt", node)
+        elif node is not None:
+            scalars[path] = Scalar.of(node)
     return TrainingState(tensors, scalars)
 
 
@@ -130,35 +116,31 @@ def _scheduler_scalars(document: Document, scheduler: str | None) -> dict[str, S
     There the scheduler of a training is a list of schedulers, one for each group of parameters; an old record is the
     state of the first, which is that of all parameters.
     """
-    return {f"0.{name}": scalar for name, scalar in _own_scalars(document, scheduler).items()}
-
-
-def _own_scalars(document: Document, scheduler: str | None) -> dict[str, Scalar]:
     item = document.item
-    if isinstance(item, dict):
-        found: dict[str, Scalar] = {}
-        for index, each in enumerate(item["schedulers"]):
-            [(variant, number)] = each.items() if isinstance(each, dict) and len(each) == 1 else [(None, None)]
-            if variant not in SCHEDULERS or not isinstance(number, (int, float)):
-                raise UnsupportedError(f"scheduler number {index} of a composed one is of an unknown kind")
-            found.update({f"{index}.{key}": value for key, value in _scheduler_scalar(variant, number).items()})
-        return found
     if isinstance(item, list):
         raise UnsupportedError(f"the scheduler of Burn {document.heading.version} counts differently from newer ones")
-    if scheduler is None:
-        raise UnsupportedError(
-            "one number, and the file does not state of which scheduler", hint=f"name it: {', '.join(SCHEDULERS)}"
-        )
-    if scheduler not in SCHEDULERS:
-        raise ValueError(f"scheduler is one of {', '.join(SCHEDULERS)}, not {scheduler!r}")
-    return _scheduler_scalar(scheduler, item)
+    if not isinstance(item, dict):
+        if scheduler is None:
+            raise UnsupportedError(
+                "one number, and the file does not state of which scheduler", hint=f"name it: {', '.join(SCHEDULERS)}"
+            )
+        if scheduler not in SCHEDULERS:
+            raise ValueError(f"scheduler is one of {', '.join(SCHEDULERS)}, not {scheduler!r}")
+        return _scheduler_scalar("0", scheduler, item)
+    found: dict[str, Scalar] = {}
+    for index, each in enumerate(item["schedulers"]):
+        [(variant, number)] = each.items() if isinstance(each, dict) and len(each) == 1 else [(None, None)]
+        if variant not in SCHEDULERS or not isinstance(number, (int, float)):
+            raise UnsupportedError(f"scheduler number {index} of a composed one is of an unknown kind")
+        found |= _scheduler_scalar(f"0.{index}", variant, number)
+    return found
 
 
-def _scheduler_scalar(scheduler: str, number: int | float) -> dict[str, Scalar]:
+def _scheduler_scalar(prefix: str, scheduler: str, number: int | float) -> dict[str, Scalar]:
     name, kind = SCHEDULERS[scheduler]
     if isinstance(number, float) != (scheduler == "Exponential"):
         raise UnsupportedError(f"{number!r} is not the state of a {scheduler} scheduler")
-    return {name: Scalar(kind, float(number) if kind == "Float" else number)}
+    return {f"{prefix}.{name}": Scalar(kind, float(number) if kind == "Float" else number)}
 
 
 def read_scheduler(reader: BincodeReader, heading: Heading, name: str) -> Document:
@@ -170,7 +152,28 @@ def read_scheduler(reader: BincodeReader, heading: Heading, name: str) -> Docume
 
 def read_optimizer(reader: BincodeReader, heading: Heading, name: str, limits: Limits, sink: Sink) -> Document:
     """Read a binary optimizer record of that kind."""
-    reading = _States(reader, heading, limits, sink)
+    rows = Rows()
+    kind = Kind.FLOAT if heading.minor <= 13 else None
+
+    def state(spec: dict[str, Any], path: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for word, content in spec.items():
+            field, optional, since = word.partition("?")
+            place = below(path, field)
+            if since and heading.minor < int(since):
+                continue
+            if optional and not _is_some(reader):
+                found[field] = None
+            elif content == "uint":
+                found[field] = reader.uint()
+            elif content == "tensor":
+                with located(tensor=place, offset=reader.position):
+                    dtype, extent, shape = read_tensor(reader, heading, limits, sink, kind)
+                    found[field] = rows.add(place, dtype, shape, extent, None, limits)
+            else:
+                found[field] = state(content, place)
+        return found
+
     item: dict[str, Any] = {}
     for _ in range(reader.count()):
         start = reader.position
@@ -179,61 +182,17 @@ def read_optimizer(reader: BincodeReader, heading: Heading, name: str, limits: L
         version, rank = reader.uint(), reader.uint()
         if text in item or version != 0 or rank > _MOST_RANK:
             raise CorruptError(f"not the state of {name}", rule="BR-17", offset=start)
-        item[text] = {"V1": {f"Rank{rank}": reading.state(STATES[name], f"{text}.V1.Rank{rank}")}}
+        item[text] = {"V1": {f"Rank{rank}": state(STATES[name], f"{text}.V1.Rank{rank}")}}
     _check_end(reader)
-    return Document(heading, item, reading.rows)
+    return Document(heading, item, rows)
 
 
-class _States:
-    def __init__(self, reader: BincodeReader, heading: Heading, limits: Limits, sink: Sink) -> None:
-        self.rows = Rows()
-        self._reader = reader
-        self._heading = heading
-        self._limits = limits
-        self._sink = sink
-
-    def state(self, spec: dict[str, Any], path: str) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for word, content in spec.items():
-            name, optional, since = word.partition("?")
-            if since and self._heading.minor < int(since):
-                continue
-            if optional and not self._is_some():
-                found[name] = None
-            elif content == "uint":
-                found[name] = self._reader.uint()
-            elif content == "tensor":
-                found[name] = self._tensor(below(path, name))
-            else:
-                found[name] = self.state(content, below(path, name))
-        return found
-
-    def _is_some(self) -> bool:
-        start = self._reader.position
-        mark = self._reader.take(1)[0]
-        if mark > 1:
-            raise CorruptError(f"the byte {mark:02X} where an Option begins with 00 or 01", rule="BR-17", offset=start)
-        return mark == 1
-
-    def _tensor(self, path: str) -> Leaf:
-        reader, precision = self._reader, self._heading.precision
-        dtype: DType
-        extent: Extent
-        with located(tensor=path, offset=reader.position):
-            if self._heading.minor > 13:
-                extent = reader.bytes()
-                shape = read_shape(reader, self._limits)
-                dtype = read_dtype(reader, self._heading.minor)
-            else:
-                dtype = precision.float
-                count = reader.count()
-                if dtype is DType.F16:
-                    form = number_forms(precision)["value"]
-                    extent = reader.integers(count, form, self._sink, signed=False).extent
-                else:
-                    extent = reader.raw(count, dtype.bits // 8)
-                shape = read_shape(reader, self._limits)
-            return self.rows.add(path, dtype, shape, extent, None, self._limits)
+def _is_some(reader: BincodeReader) -> bool:
+    start = reader.position
+    mark = reader.take(1)[0]
+    if mark > 1:
+        raise CorruptError(f"the byte {mark:02X} where an Option begins with 00 or 01", rule="BR-17", offset=start)
+    return mark == 1
 
 
 def _check_end(reader: BincodeReader) -> None:
