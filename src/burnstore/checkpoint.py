@@ -20,7 +20,7 @@ from .errors import (
     printable,
     refuse_unknown,
 )
-from .formats.base import UNSTATED_LAYOUT, Check, Contents, Table, extra_checks
+from .formats.base import UNSTATED_LAYOUT, Check, Contents, HasChecks, Table
 from .formats.registry import HEAD_BYTES, format_for_bytes, format_named
 from .formats.sharded.locate import INDEX_SUFFIX, locate
 from .io.gather import gather
@@ -170,7 +170,8 @@ class Checkpoint(Mapping[str, TensorSnapshot]):
 
     def checks(self) -> Sequence[Check]:
         """What of the file can be checked beyond opening it and reading its tensors: checksums, padding."""
-        return extra_checks(format_named(self._format), self._source, self._contents, self._limits)
+        found = format_named(self._format)
+        return found.checks(self._source, self._contents, self._limits) if isinstance(found, HasChecks) else []
 
     def _place_of(self, name: str) -> tuple[str, int]:
         offset = self._table.offsets[self._row(name)]

@@ -162,8 +162,7 @@ class Format(Protocol):
     """Read contents out of a source and plan files. Stateless: one object serves all files.
 
     A format may have further abilities: `ModelLayout`, `StampsMetadata`, `StatesLayout`, `HasChecks`,
-    `DescribesHeader`, `Shardable`, `HoldsTies`, `HoldsScalars`. Callers ask for them with the functions below each
-    Protocol.
+    `DescribesHeader`, `Shardable`, `HoldsTies`, `HoldsScalars`. Callers ask for them with isinstance.
     """
 
     name: str
@@ -182,11 +181,6 @@ class ModelLayout(Protocol):
     """A format with a layout of its own, in which models are written unless the caller asks for another."""
 
     layout: str | None
-
-
-def model_layout(format: Format) -> str | None:
-    """Return the layout in which a format writes models, None for the model's own."""
-    return format.layout if isinstance(format, ModelLayout) else None
 
 
 @runtime_checkable
@@ -223,11 +217,6 @@ class HasChecks(Protocol):
         """Return the checks of one file."""
 
 
-def extra_checks(format: Format, source: Source, contents: Contents, limits: Limits) -> Sequence[Check]:
-    """Return the checks that a format has for one file."""
-    return format.checks(source, contents, limits) if isinstance(format, HasChecks) else []
-
-
 @runtime_checkable
 class DescribesHeader(Protocol):
     """A format that can explain a file's first bytes, also those of a file that breaks the rules."""
@@ -236,21 +225,11 @@ class DescribesHeader(Protocol):
         """Name the parts of a file of this size that begins with these bytes."""
 
 
-def header_parts(format: Format, head: bytes, size: int) -> list[Part]:
-    """Name the parts of a file's header; one part where the format cannot tell them apart."""
-    return format.describe_header(head, size) if isinstance(format, DescribesHeader) else [Part(0, size, format.name)]
-
-
 @runtime_checkable
 class Shardable(Protocol):
     """A format whose tensors can be split over several files with an index beside them."""
 
     index_suffix: str
-
-
-def supports_shards(format: Format) -> bool:
-    """Tell whether a format can be saved with ``max_shard_size``."""
-    return isinstance(format, Shardable)
 
 
 def supports_metadata(format: Format) -> bool:
@@ -265,18 +244,8 @@ class HoldsTies(Protocol):
     holds_ties: bool
 
 
-def supports_ties(format: Format) -> bool:
-    """Tell whether a format can store a tensor once under several names."""
-    return isinstance(format, HoldsTies) and format.holds_ties
-
-
 @runtime_checkable
 class HoldsScalars(Protocol):
     """A format that stores named numbers beside the tensors: its ``plan`` takes ``scalars=``."""
 
     holds_scalars: bool
-
-
-def supports_scalars(format: Format) -> bool:
-    """Tell whether a format can store named numbers beside the tensors."""
-    return isinstance(format, HoldsScalars) and format.holds_scalars

@@ -14,11 +14,11 @@ from ..formats.base import (
     LAYOUT_KEY,
     UNSTATED_LAYOUT,
     Format,
-    model_layout,
+    HoldsScalars,
+    ModelLayout,
     stamped_metadata,
     stated_layout,
     supports_metadata,
-    supports_scalars,
 )
 from ..transforms.layout import LAYOUTS, Layout
 from .ends import Input
@@ -32,7 +32,8 @@ _STAMPS = (LAYOUT_KEY, "format", "producer", "version")
 
 def written_layout(chosen: Format) -> Layout | None:
     """Return the layout in which a format writes models; None for the model's own."""
-    return next((known for known in LAYOUTS if known == model_layout(chosen)), None)
+    own = chosen.layout if isinstance(chosen, ModelLayout) else None
+    return next((known for known in LAYOUTS if known == own), None)
 
 
 def checked_metadata(given: Mapping[str, str | None] | None) -> dict[str, str | None]:
@@ -169,7 +170,7 @@ def scalars_of(sources: Sequence[Input], chosen: Format, notes: list[str]) -> di
         for name, value in source.scalars.items():
             if scalars.setdefault(name, value) != value:
                 raise DuplicateNameError(f"two sources have different scalars named {name!r}", path=source.name)
-    if scalars and not supports_scalars(chosen):
+    if scalars and not isinstance(chosen, HoldsScalars):
         notes.append(f"{chosen.name} has no place for scalars, left out: {', '.join(scalars)}")
         return {}
     return scalars

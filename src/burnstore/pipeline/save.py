@@ -16,10 +16,10 @@ from ..formats.base import (
     LAYOUT_KEY,
     UNSTATED_LAYOUT,
     Format,
+    Shardable,
     stamped_metadata,
     stated_layout,
     supports_metadata,
-    supports_shards,
 )
 from ..formats.sharded.read import SET_KEY
 from ..formats.write import batches, write_file
@@ -136,7 +136,7 @@ def _save_shards(
     how: WriteOptions,
     options: Mapping[str, Any],
 ) -> list[str]:
-    if not supports_shards(chosen):
+    if not isinstance(chosen, Shardable):
         raise TypeError(f"max_shard_size is for SafeTensors; {chosen.name} is written to one file")
     from ..formats.sharded.write import byte_count, save_shards  # not at import: most saves are of one file
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 
 from ..errors import printable
-from ..formats.base import Format, supports_ties
+from ..formats.base import Format, HoldsTies
 from ..models.load.ties import same_values
 from ..tensor.snapshot import TensorSnapshot
 from ..tensor.sources import Data, RangeData, WrappedData
@@ -20,10 +20,10 @@ def ties_of(plan: Plan, snapshots: Sequence[TensorSnapshot], chosen: Format) -> 
     As `safetensors.torch.save_model` does, the first name in alphabetical order is kept. Empty, with a note in the
     plan, if the format has no ties, or if Burn reads the file: its store looks for every name.
     """
-    if not supports_ties(chosen) or plan.layout == "burn":
+    if not isinstance(chosen, HoldsTies) or plan.layout == "burn":
         twice = [name for group in _groups(snapshots, _origin) for name in group[1:]]
         if twice:
-            place = f"{chosen.name} in Burn's layout" if supports_ties(chosen) else chosen.name
+            place = f"{chosen.name} in Burn's layout" if isinstance(chosen, HoldsTies) else chosen.name
             plan.notes.append(f"tied tensors are stored more than once, because {place} has no ties: {listed(twice)}")
         return {}
     ties = {name: group[0] for group in _groups(snapshots, lambda data: data.identity) for name in group[1:]}

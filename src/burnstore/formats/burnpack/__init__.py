@@ -61,6 +61,5 @@ from .writer import plan
 name = "burnpack"
 layout = "burn"
 holds_scalars = True
-said_layout = stated_layout  # until every caller asks `formats.base.stated_layout`
 
 __all__ = ["checks", "describe_header", "holds_scalars", "layout", "name", "plan", "read", "stamp", "stated_layout"]

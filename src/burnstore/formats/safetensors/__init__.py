@@ -60,6 +60,5 @@ name = "safetensors"
 layout = None
 index_suffix = INDEX_SUFFIX
 holds_ties = True
-said_layout = stated_layout  # until every caller asks `formats.base.stated_layout`
 
 __all__ = ["describe_header", "holds_ties", "index_suffix", "layout", "name", "plan", "read", "stamp", "stated_layout"]

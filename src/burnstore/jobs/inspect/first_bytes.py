@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import UnknownFormatError
-from ...formats.base import Part, header_parts
+from ...formats.base import DescribesHeader, Part
 from ...formats.registry import HEAD_BYTES, format_for_bytes
 from ...formats.sharded.locate import locate
 from ...io.source import FileSource
@@ -57,5 +57,7 @@ def read_first_bytes(path: str | os.PathLike[str]) -> FirstBytes:
     with suppress(UnknownFormatError):
         found = format_for_bytes(head)
         known = found.name
-        parts = header_parts(found, head, size)
+        parts = [Part(0, size, found.name)]
+        if isinstance(found, DescribesHeader):
+            parts = found.describe_header(head, size)
     return FirstBytes(file, size, known, head, parts)
