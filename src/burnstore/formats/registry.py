@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from ..errors import MissingDependencyError, UnknownFormatError
+from ..errors import MissingDependencyError, UnknownFormatError, expect
 from .base import Format
 from .sharded.locate import begins_like_index
 
@@ -77,9 +77,7 @@ def register_format(
     is refused when saving.
     """
     for what, value in (("name", name), ("target", target)):
-        if not isinstance(value, str):
-            raise TypeError(f"a format's {what} is a str, not {type(value).__name__}")
-        if not value:
+        if not expect(value, str, f"a format's {what}"):
             raise ValueError(f"a format's {what} cannot be empty")
     if name in _ENTRIES:
         raise ValueError(f"there is a format {name!r} already")
@@ -101,9 +99,7 @@ def format_names() -> list[str]:
 
 def format_named(name: str) -> Format:
     """Return the format of that name."""
-    if not isinstance(name, str):
-        raise TypeError(f"a format's name is a str, not {type(name).__name__}")
-    if name not in _ENTRIES:
+    if expect(name, str, "a format's name") not in _ENTRIES:
         _register_entry_points()
     entry = _ENTRIES.get(name)
     if entry is None:

@@ -172,10 +172,14 @@ class DType:
         return self.name if self.scheme is None else f"QFloat({self.scheme})"
 
     def __repr__(self) -> str:
-        return f"DType.{_ATTRIBUTE_OF[self.name]}" if self.scheme is None else f"DType.qfloat({self.scheme!r})"
+        return f"DType.{_attribute(self.name)}" if self.scheme is None else f"DType.qfloat({self.scheme!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (DType.parse, (self.name,)) if self.scheme is None else (DType.qfloat, (self.scheme,))
+
+
+def _attribute(name: str) -> str:
+    return name.replace("(", "").replace(")", "")  # BoolU8 for Bool(U8)
 
 
 @functools.lru_cache(maxsize=256)  # NumPy computes a dtype's name on every access
@@ -219,41 +223,39 @@ _BY_NAME: dict[str, DType] = {}
 _BY_SCHEME: WeakValueDictionary[QuantScheme, DType] = WeakValueDictionary()
 _BY_NUMPY: dict[str, DType] = {}
 _BY_TORCH: dict[str, DType] = {}
-_ATTRIBUTE_OF: dict[str, str] = {}
 
-for _attribute, _name, _bits, _kind, _numpy, _torch in (
-    ("F64", "F64", 64, Kind.FLOAT, "<f8", "float64"),
-    ("F32", "F32", 32, Kind.FLOAT, "<f4", "float32"),
-    ("Flex32", "Flex32", 32, Kind.FLOAT, "<f4", "float32"),
-    ("F16", "F16", 16, Kind.FLOAT, "<f2", "float16"),
-    ("BF16", "BF16", 16, Kind.FLOAT, "bfloat16", "bfloat16"),
-    ("I64", "I64", 64, Kind.INT, "<i8", "int64"),
-    ("I32", "I32", 32, Kind.INT, "<i4", "int32"),
-    ("I16", "I16", 16, Kind.INT, "<i2", "int16"),
-    ("I8", "I8", 8, Kind.INT, "|i1", "int8"),
-    ("U64", "U64", 64, Kind.UINT, "<u8", "uint64"),
-    ("U32", "U32", 32, Kind.UINT, "<u4", "uint32"),
-    ("U16", "U16", 16, Kind.UINT, "<u2", "uint16"),
-    ("U8", "U8", 8, Kind.UINT, "|u1", "uint8"),
-    ("Bool", "Bool", 8, Kind.BOOL, "bool", "bool"),
-    ("BoolU8", "Bool(U8)", 8, Kind.BOOL, "bool", "bool"),
-    ("BoolU32", "Bool(U32)", 32, Kind.BOOL, "bool", "bool"),
-    ("F8_E4M3", "F8_E4M3", 8, Kind.FLOAT, "float8_e4m3fn", "float8_e4m3fn"),
-    ("F8_E5M2", "F8_E5M2", 8, Kind.FLOAT, "float8_e5m2", "float8_e5m2"),
-    ("F8_E8M0", "F8_E8M0", 8, Kind.FLOAT, "float8_e8m0fnu", "float8_e8m0fnu"),
-    ("F8_E4M3FNUZ", "F8_E4M3FNUZ", 8, Kind.FLOAT, "float8_e4m3fnuz", "float8_e4m3fnuz"),
-    ("F8_E5M2FNUZ", "F8_E5M2FNUZ", 8, Kind.FLOAT, "float8_e5m2fnuz", "float8_e5m2fnuz"),
-    ("F6_E2M3", "F6_E2M3", 6, Kind.FLOAT, "float6_e2m3fn", None),
-    ("F6_E3M2", "F6_E3M2", 6, Kind.FLOAT, "float6_e3m2fn", None),
-    ("F4", "F4", 4, Kind.FLOAT, "float4_e2m1fn", "float4_e2m1fn_x2"),
-    ("C32", "C32", 32, Kind.COMPLEX, None, "complex32"),
-    ("C64", "C64", 64, Kind.COMPLEX, "<c8", "complex64"),
-    ("C128", "C128", 128, Kind.COMPLEX, "<c16", "complex128"),
+for _name, _bits, _kind, _numpy, _torch in (
+    ("F64", 64, Kind.FLOAT, "<f8", "float64"),
+    ("F32", 32, Kind.FLOAT, "<f4", "float32"),
+    ("Flex32", 32, Kind.FLOAT, "<f4", "float32"),
+    ("F16", 16, Kind.FLOAT, "<f2", "float16"),
+    ("BF16", 16, Kind.FLOAT, "bfloat16", "bfloat16"),
+    ("I64", 64, Kind.INT, "<i8", "int64"),
+    ("I32", 32, Kind.INT, "<i4", "int32"),
+    ("I16", 16, Kind.INT, "<i2", "int16"),
+    ("I8", 8, Kind.INT, "|i1", "int8"),
+    ("U64", 64, Kind.UINT, "<u8", "uint64"),
+    ("U32", 32, Kind.UINT, "<u4", "uint32"),
+    ("U16", 16, Kind.UINT, "<u2", "uint16"),
+    ("U8", 8, Kind.UINT, "|u1", "uint8"),
+    ("Bool", 8, Kind.BOOL, "bool", "bool"),
+    ("Bool(U8)", 8, Kind.BOOL, "bool", "bool"),
+    ("Bool(U32)", 32, Kind.BOOL, "bool", "bool"),
+    ("F8_E4M3", 8, Kind.FLOAT, "float8_e4m3fn", "float8_e4m3fn"),
+    ("F8_E5M2", 8, Kind.FLOAT, "float8_e5m2", "float8_e5m2"),
+    ("F8_E8M0", 8, Kind.FLOAT, "float8_e8m0fnu", "float8_e8m0fnu"),
+    ("F8_E4M3FNUZ", 8, Kind.FLOAT, "float8_e4m3fnuz", "float8_e4m3fnuz"),
+    ("F8_E5M2FNUZ", 8, Kind.FLOAT, "float8_e5m2fnuz", "float8_e5m2fnuz"),
+    ("F6_E2M3", 6, Kind.FLOAT, "float6_e2m3fn", None),
+    ("F6_E3M2", 6, Kind.FLOAT, "float6_e3m2fn", None),
+    ("F4", 4, Kind.FLOAT, "float4_e2m1fn", "float4_e2m1fn_x2"),
+    ("C32", 32, Kind.COMPLEX, None, "complex32"),
+    ("C64", 64, Kind.COMPLEX, "<c8", "complex64"),
+    ("C128", 128, Kind.COMPLEX, "<c16", "complex128"),
 ):
     _dtype = DType(_name, _bits, _kind, _numpy, _torch)
-    setattr(DType, _attribute, _dtype)
+    setattr(DType, _attribute(_name), _dtype)
     _BY_NAME[_name] = _dtype
-    _ATTRIBUTE_OF[_name] = _attribute
     if _numpy is not None:
         _BY_NUMPY.setdefault(np.dtype(_numpy).name if _numpy[0] in "<|" else _numpy, _dtype)
     if _torch is not None:

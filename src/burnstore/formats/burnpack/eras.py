@@ -33,23 +33,16 @@ class Era(Flag):
     SCALARS = 56
 
 
-NAMES = {
-    Era.V0_19: "0.19",
-    Era.V0_20: "0.20",
-    Era.V0_21: "0.21",
-    Era.V0_22_PRE: "0.22-pre",
-    Era.V0_22: "0.22",
-    Era.V0_23: "0.23-pre",
+# The name of each era, and its newest release.
+_ERAS = {
+    Era.V0_19: ("0.19", "0.19.1"),
+    Era.V0_20: ("0.20", "0.20.1"),
+    Era.V0_21: ("0.21", "0.21.0"),
+    Era.V0_22_PRE: ("0.22-pre", "0.22.0-pre.2"),
+    Era.V0_22: ("0.22", "0.22.1"),
+    Era.V0_23: ("0.23-pre", "0.23.0-pre.1"),
 }
-
-_NEWEST_OF_ERA = {
-    Era.V0_19: "0.19.1",
-    Era.V0_20: "0.20.1",
-    Era.V0_21: "0.21.0",
-    Era.V0_22_PRE: "0.22.0-pre.2",
-    Era.V0_22: "0.22.1",
-    Era.V0_23: "0.23.0-pre.1",
-}
+NAMES = {era: name for era, (name, _) in _ERAS.items()}
 
 DEFAULT_VERSION = "0.22.1"
 
@@ -79,7 +72,7 @@ def release_of(version: str) -> Release | None:
             era for era, name in NAMES.items() if name.split("-")[0] == f"0.{minor}" and era is not Era.V0_22_PRE
         )
     exact = patch is not None and (not pre or number is not None)
-    return Release(era, version if exact else _NEWEST_OF_ERA[era])
+    return Release(era, version if exact else _ERAS[era][1])
 
 
 def named_release(version: str) -> Release:

@@ -12,6 +12,7 @@ import struct
 import numpy as np
 
 from ...errors import CorruptError, LimitError, TruncatedError
+from ...io.spool import Spool
 from .window import (
     Collector,
     Extent,
@@ -20,7 +21,6 @@ from .window import (
     NumberKind,
     Numbers,
     Run,
-    Sink,
     Window,
     checked_int64,
     read_runs,
@@ -92,7 +92,7 @@ class BincodeReader(Window):
         self.skip(count * size)
         return place
 
-    def integers(self, count: int, form: NumberForm, sink: Sink, *, signed: bool) -> Numbers:
+    def integers(self, count: int, form: NumberForm, sink: Spool, *, signed: bool) -> Numbers:
         """Decode integers into the sink."""
         start = self.position
 

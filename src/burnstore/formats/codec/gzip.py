@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ...errors import CorruptError, LimitError, TruncatedError
-from .window import Readable
+from ...io.source import Source
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -27,7 +27,7 @@ def begins(head: bytes, length: int) -> bytes:
         return b""
 
 
-def inflated(source: Readable, *, most: int) -> Iterator[bytes]:
+def inflated(source: Source, *, most: int) -> Iterator[bytes]:
     """Inflate a file by the piece; raise before more than ``most`` bytes are in memory.
 
     The checksum and the length at the end are checked; a second member or anything else after them is refused.

@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...errors import CorruptError, LimitError
+from ...io.spool import Spool
 from . import json as strict
-from .window import Collector, NumberArray, NumberForm, NumberKind, Numbers, Sink
+from .window import Collector, NumberArray, NumberForm, NumberKind, Numbers
 
 _WHITE = rb"[ \t\n\r]*"
 _NULL = re.compile(rb"%sn" % _WHITE)
@@ -99,7 +100,7 @@ def _next(waiting: Iterator[NumberText], word: str) -> NumberText:
 class NumberTexts:
     """The arrays of numbers that `parse_document` left in a text; those that are decoded go to ``sink``."""
 
-    def __init__(self, raw: bytes, sink: Sink, *, most_nulls: int = 1_000_000) -> None:
+    def __init__(self, raw: bytes, sink: Spool, *, most_nulls: int = 1_000_000) -> None:
         self._raw = raw
         self._sink = sink
         self._most_nulls = most_nulls

@@ -21,6 +21,8 @@ from typing import Union
 import numpy as np
 
 from ...errors import CorruptError, LimitError, TruncatedError, printable
+from ...io.source import Source
+from ...io.spool import Spool
 from .window import (
     Collector,
     Extent,
@@ -28,9 +30,7 @@ from .window import (
     NumberForm,
     NumberKind,
     Numbers,
-    Readable,
     Run,
-    Sink,
     Window,
     checked_int64,
     read_runs,
@@ -76,7 +76,7 @@ class MsgpackReader(Window):
 
     __slots__ = ("_nodes", "_sink")
 
-    def __init__(self, source: Readable, sink: Sink, *, nodes: int) -> None:
+    def __init__(self, source: Source, sink: Spool, *, nodes: int) -> None:
         super().__init__(source)
         self._sink = sink
         self._nodes = nodes

@@ -4,33 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from ...errors import CorruptError, TruncatedError
+from ...io.source import Source
+from ...io.spool import Spool
 
 _FIRST_BLOCK = 64 << 10
 _BLOCK_AFTER_SKIP = 4 << 10
 _MAX_BLOCK = 1 << 20
-
-
-class Readable(Protocol):
-    """What a window needs of a source."""
-
-    size: int
-
-    def read_at(self, offset: int, length: int) -> bytes:
-        """Return exactly these bytes."""
-
-
-class Sink(Protocol):
-    """Takes the bytes that numbers written as text stand for."""
-
-    size: int
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Append these bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +31,7 @@ class Window:
 
     __slots__ = ("_base", "_block", "_source", "at", "buffer", "end")
 
-    def __init__(self, source: Readable, position: int = 0) -> None:
+    def __init__(self, source: Source, position: int = 0) -> None:
         self._source = source
         self._base = position
         self._block = _FIRST_BLOCK
@@ -141,7 +125,7 @@ class Numbers:
 class Collector:
     """Gather the pieces of one array of numbers, check them against a form, and write them to the sink."""
 
-    def __init__(self, form: NumberForm, sink: Sink, offset: int) -> None:
+    def __init__(self, form: NumberForm, sink: Spool, offset: int) -> None:
         self._form = form
         self._sink = sink
         self._offset = offset

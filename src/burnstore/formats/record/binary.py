@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 
 from ...errors import CorruptError, FormatError, LimitError, TruncatedError, UnsupportedError, located
+from ...io.spool import Spool
 from ...limits import Limits
 from ...tensor.data import Shape
 from ...tensor.dtype import DType, Kind
 from ..codec.bincode import BincodeReader
-from ..codec.window import Extent, NumberForm, Sink
+from ..codec.window import Extent, NumberForm
 from .declaration import Absent, Choice, Constant, Fields, Items, Maybe, Node, Parameter, below
 from .document import Document, Rows, check_size, number_forms, param_id
 from .heading import Heading
@@ -57,7 +58,7 @@ _Ends = dict[int, Any]
 class Reading:
     """Read the item of one binary record along a declaration."""
 
-    def __init__(self, reader: BincodeReader, heading: Heading, limits: Limits, sink: Sink, *, as_lists: bool) -> None:
+    def __init__(self, reader: BincodeReader, heading: Heading, limits: Limits, sink: Spool, *, as_lists: bool) -> None:
         self._reader = reader
         self._heading = heading
         self._minor = heading.minor
@@ -267,7 +268,7 @@ def _starts_with_one(node: Node) -> bool:
 
 
 def read_tensor(
-    reader: BincodeReader, heading: Heading, limits: Limits, sink: Sink | None, kind: Kind | None
+    reader: BincodeReader, heading: Heading, limits: Limits, sink: Spool | None, kind: Kind | None
 ) -> tuple[DType, Extent, Shape]:
     """Read a tensor: bytes, shape and dtype; up to Burn 0.13 the elements of a declared kind, one by one (BR-13)."""
     if kind is None or sink is None:

@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 
 from ...errors import CorruptError, LimitError, TruncatedError, UnsupportedError, located
+from ...io.source import Source
+from ...io.spool import Spool
 from ...limits import Limits
 from ...tensor.data import Shape
 from ...tensor.dtype import DType, Kind
 from ...tensor.param_id import ParamId
 from ..codec.json_document import NumberText, NumberTexts, lost_number
 from ..codec.msgpack import Found, MsgpackReader, Tree
-from ..codec.window import Extent, NumberForm, Numbers, Readable, Sink
+from ..codec.window import Extent, NumberForm, Numbers
 from .declaration import below
 from .heading import Heading, PrecisionSettings
 from .spelling import dtype_from_tree
@@ -63,7 +65,7 @@ class ParameterReader(MsgpackReader):
 
     __slots__ = ("_tails",)
 
-    def __init__(self, source: Readable, sink: Sink, *, nodes: int) -> None:
+    def __init__(self, source: Source, sink: Spool, *, nodes: int) -> None:
         super().__init__(source, sink, nodes=nodes)
         self._tails: dict[bytes, tuple[DType, Shape]] = {}
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...errors import CorruptError, UnsupportedError, located
+from ...io.spool import Spool
 from ...limits import Limits
 from ...tensor.dtype import Kind
 from ...tensor.scalar import Scalar, ScalarKind
 from ..codec.bincode import BincodeReader
-from ..codec.window import Sink
 from .binary import read_tensor
 from .declaration import below
 from .document import Document, Leaf, Rows, param_id, walk
@@ -150,7 +150,7 @@ def read_scheduler(reader: BincodeReader, heading: Heading, name: str) -> Docume
     return Document(heading, item, Rows())
 
 
-def read_optimizer(reader: BincodeReader, heading: Heading, name: str, limits: Limits, sink: Sink) -> Document:
+def read_optimizer(reader: BincodeReader, heading: Heading, name: str, limits: Limits, sink: Spool) -> Document:
     """Read a binary optimizer record of that kind."""
     rows = Rows()
     kind = Kind.FLOAT if heading.minor <= 13 else None

@@ -20,7 +20,7 @@ _HALVINGS = 2
 _CHUNKS_PER_SIZE = 8
 
 Memory = Any
-"""A part of a staging buffer, as `Staging.memory` gives it; slices of it are parts of it."""
+"""A part of a staging buffer, as `HostStaging.memory` gives it; slices of it are parts of it."""
 
 
 class Sink(Protocol):

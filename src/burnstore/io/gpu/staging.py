@@ -25,7 +25,11 @@ Tensor = Any
 
 
 class HostStaging:
-    """A ring in plain memory whose copies are done when they are started: on a CPU what a GPU's ring is there."""
+    """A ring of buffers in plain memory whose copies are done when they are started: what a GPU's ring is on a CPU.
+
+    It is entered before a transfer and left after it. Leaving waits for all copies that were started, also after a
+    failure; then others may use the buffers.
+    """
 
     def __init__(self, settings: TransferSettings | None = None) -> None:
         settings = transfer_settings() if settings is None else settings
@@ -35,16 +39,19 @@ class HostStaging:
         self._buffers: list[memoryview] = []
 
     def buffer(self, index: int) -> memoryview:
+        """Return the memory of a new buffer, which begins at a page; called with 0, 1, 2 in turn."""
         self._buffers.append(memoryview(page_aligned(self.buffer_bytes)))
         return self._buffers[index]
 
     def begin_batch(self) -> None:
-        return None
+        """Begin a batch of copies."""
 
     def memory(self, index: int) -> Any:
+        """Return a whole buffer, for sinks to copy from."""
         return self._buffers[index]
 
     def end_batch(self) -> CopyEvent:
+        """Start the copies of the batch that are not started yet, and return their end."""
         return self
 
     def query(self) -> bool:

@@ -5,7 +5,7 @@
     issuer    the caller's own thread, so that Ctrl-C reaches it and the GPU's context is its own: hands chunks that
               were read to their sinks, which start copies, and has buffers refilled whose copies are done
 
-Nothing here knows formats, tensors or GPUs: a `Staging` has the buffers and says when one is free again, a `Sink`
+Nothing here knows formats, tensors or GPUs: a `HostStaging` has the buffers and states when one is free again, a `Sink`
 copies from them. When `transfer` returns or raises, no thread reads, every copy that was started is done, and the
 buffers are released. `transferring` is the same for a caller with work to do while the last chunks are under way.
 """
@@ -17,14 +17,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Protocol
 
 from ...errors import ReadError
 from ..parallel import ThreadGroup
 from ..sizes import GPU_READ_BYTES, PAGE
 from ..source import ReadsPages
 from .buffers import CopyEvent
-from .chunks import Chunk, Memory, Range, by_source, page_windows, split_chunks
+from .chunks import Chunk, Range, by_source, page_windows, split_chunks
+from .staging import HostStaging
 
 # Chunks that were read meanwhile are handed on together: calls for all of them are made less often.
 _MAX_BATCH = 4
@@ -107,31 +107,7 @@ class Readers:
         self._threads.wait()
 
 
-class Staging(Protocol):
-    """A ring of buffers in host memory; entered before and left after a transfer."""
-
-    buffer_bytes: int
-    max_buffers: int
-
-    def buffer(self, index: int) -> memoryview:
-        """Return the memory of a new buffer, which begins at a page; called with 0, 1, 2 in turn."""
-
-    def begin_batch(self) -> None:
-        """Begin a batch of copies."""
-
-    def memory(self, index: int) -> Memory:
-        """Return a whole buffer, for sinks to copy from."""
-
-    def end_batch(self) -> CopyEvent:
-        """Start the copies of the batch that are not started yet, and return their end."""
-
-    def __enter__(self) -> Staging: ...
-
-    def __exit__(self, *_: object) -> None:
-        """Wait for all copies that were started, also after a failure; then others may use the buffers."""
-
-
-def transfer(ranges: Iterable[Range], staging: Staging, *, readers: int) -> None:
+def transfer(ranges: Iterable[Range], staging: HostStaging, *, readers: int) -> None:
     """Bring all ranges to their sinks; the first failure, of a reader or of a sink, is raised here.
 
     >>> from burnstore.io.gpu.staging import HostStaging
@@ -149,7 +125,7 @@ def transfer(ranges: Iterable[Range], staging: Staging, *, readers: int) -> None
 
 
 @contextmanager
-def transferring(ranges: Iterable[Range], staging: Staging, *, readers: int) -> Iterator[None]:
+def transferring(ranges: Iterable[Range], staging: HostStaging, *, readers: int) -> Iterator[None]:
     """Transfer ranges: in the block every byte is read or being read, after it all have arrived."""
     groups = by_source(ranges)
     if not groups:
@@ -168,7 +144,7 @@ def transferring(ranges: Iterable[Range], staging: Staging, *, readers: int) -> 
 class _Transfer:
     """One run, in the issuer's thread."""
 
-    def __init__(self, groups: Sequence[Sequence[Range]], staging: Staging, readers: int) -> None:
+    def __init__(self, groups: Sequence[Sequence[Range]], staging: HostStaging, readers: int) -> None:
         self._staging = staging
         self._sources = [group[0].source for group in groups]
         self._nbytes = sum(range_.length for group in groups for range_ in group)
