@@ -1,11 +1,11 @@
-"""Placement: the tensors of a file, made on a device; transferred in large pieces and cut into views where they lie.
+"""Placement: make the tensors of a file on a device; they are transferred in large chunks and are views of them.
 
-A tensor of a megabyte or more has memory of its own there. Smaller ones share an allocation of up to 8 MiB with their
-neighbours in the file, as arrays on the host do. What a device cannot take as it lies in the file (bools, which must be
-looked at, and quantized tensors, which come dequantized) is made on the host and copied.
+A tensor of a megabyte or more has its own memory there. Smaller ones share an allocation of up to 8 MiB with their
+neighbours in the file, as arrays on the host do. Bools, which must be checked, and quantized tensors, which are
+dequantized, are made on the host and copied.
 
-There may be very many small ones, so what can be worked out for all of a kind is, and the rest by the column. Models
-repeat their layers: tensors of one kind that lie at equal distances are cut with one call.
+There may be very many small ones, so everything is computed once per kind of tensor, or by the column. Models repeat
+their layers: tensors of one kind at equal distances are cut with one call.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 def place(table: Table, source: Source, device: Device) -> list[Tensor]:
-    """A tensor on the device for each row of a table whose bytes lie in the source as they are.
+    """Return a tensor on the device for each row of a table whose bytes are ranges of the source.
 
-    DTypeError where torch has no such dtype.
+    Raise DTypeError where torch has no such dtype.
     """
     if not torch_tensor.has_staging(device):
         return _copied(table, source, device)
@@ -57,14 +57,14 @@ def place(table: Table, source: Source, device: Device) -> list[Tensor]:
 
 
 def _copied(table: Table, source: Source, device: Device) -> list[Tensor]:
-    """Tensors that are made on the host and copied one by one."""
+    """Make tensors on the host and copy them one by one."""
     buffers, places = gather(source, table.offsets, table.sizes, table.alignments())
     made = torch_tensor.tensors_from_buffers(table.names, table.dtypes, table.shapes, table.sizes, buffers, places)
     return [torch_tensor.placed(tensor, device) for tensor in made]
 
 
 def _transferred(table: Table, kinds: Kinds, source: Source, staging: TensorStaging) -> list[Tensor]:
-    """Tensors that are cut from the memory that was transferred to the device."""
+    """Cut tensors from the memory that was transferred to the device."""
     if not table.names:
         return []
     forms = _forms(table, kinds)
@@ -78,7 +78,7 @@ def _transferred(table: Table, kinds: Kinds, source: Source, staging: TensorStag
 
 
 def _sinks(table: Table, source: Source, groups: Groups, staging: TensorStaging) -> tuple[list[NewSink], list[Range]]:
-    """Memory on the device for each group, rounded up to whole elements of any width where several share it."""
+    """Return memory on the device for each group, rounded up to whole elements of any width where several share it."""
     counts = np.diff(groups.firsts, append=len(table.names)).tolist()
     rows = zip(groups.bases.tolist(), groups.lengths.tolist(), groups.skipped.tolist(), strict=True)
     sinks: list[NewSink] = []
@@ -93,7 +93,7 @@ def _sinks(table: Table, source: Source, groups: Groups, staging: TensorStaging)
 
 
 class _Form(NamedTuple):
-    """How the tensors of a kind lie in memory, in torch's terms."""
+    """The form of the tensors of a kind in memory, in torch's terms."""
 
     dtype: Any
     width: int
@@ -123,7 +123,7 @@ def _row_major(shape: Shape) -> Shape:
 
 
 class _Places(NamedTuple):
-    """Where tensors lie, by the row: in which memory, of which form, and the element of it at which each begins."""
+    """The place of each tensor: its memory, its form, and the element of the memory at which it begins."""
 
     memory: Column
     form: Column
@@ -131,7 +131,7 @@ class _Places(NamedTuple):
 
 
 def _cut(names: Sequence[str], memories: Sequence[Tensor], forms: Sequence[_Form], places: _Places) -> list[Tensor]:
-    """The tensor of each row, a view of its memory."""
+    """Return the tensor of each row, a view of its memory."""
     tensors: list[Tensor] = [None] * len(names)
     is_left = np.ones(len(names), bool)
     for rows in series(places.memory * len(forms) + places.form, places.begin, shortest=_SHORTEST_SERIES):
@@ -152,7 +152,7 @@ def _cut(names: Sequence[str], memories: Sequence[Tensor], forms: Sequence[_Form
 def _cut_singly(
     names: Sequence[str], memories: Sequence[Tensor], forms: Sequence[_Form], places: _Places, rows: Column
 ) -> list[Tensor]:
-    """The tensors of some rows, one by one; a memory is seen as a dtype once for those that follow each other in it."""
+    """Return the tensors of some rows, one by one; a memory is viewed as a dtype once for neighbours in it."""
     numbers = {form.dtype: number for number, form in enumerate(forms)}
     dtypes = np.array([numbers[form.dtype] for form in forms], np.int64)[places.form[rows]]
     changes = (np.diff(places.memory[rows]) != 0) | (np.diff(dtypes) != 0)

@@ -171,7 +171,7 @@ def _register_entry_points() -> bool:
 
 
 def _unknown(message: str, *, path: str | None = None, offset: int | None = None, hint: str = "") -> UnknownFormatError:
-    """Return the error for a format that nobody knows; its hint names the entry points that could not be loaded."""
+    """Return the error for an unknown format; its hint names the entry points that could not be loaded."""
     hints = [hint] if hint else []
     if _broken_entry_points:
         hints.append(f"repair these format packages, which could not be loaded: {'; '.join(_broken_entry_points)}")

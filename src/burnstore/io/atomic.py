@@ -10,7 +10,7 @@
     published  fsync of the folder, so that the new name survives a power cut
 
 These words are the values of `SaveError.stage`. Up to and including ``publish`` any failure, also Ctrl-C, removes the
-scratch file and leaves the destination unchanged; after it the new file is in place, and an error says "saved, but".
+scratch file and leaves the destination unchanged; after it the new file is there, and errors begin with "saved, but".
 A process that is killed leaves at most its scratch file, which `stale_scratch_files` finds later.
 
 Kept from the replaced file: permission bits and ACL (or the save fails), owner and extended attributes where permitted.
@@ -77,7 +77,7 @@ def atomic_file(
     try:
         scratch = ScratchFile(shown, folder, base)
         try:
-            # The scratch file is private until it has the old file's owner and mode: whoever may not read the old one
+            # The scratch file is private until it has the old file's owner and mode: users who may not read the old one
             # cannot open it in between.
             scratch._create(0o666 if old is None else 0o600)
             if old is not None:

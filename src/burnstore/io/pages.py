@@ -137,7 +137,7 @@ def _address(array: Any) -> int:
 
 @cache
 def _vector_copy() -> VectorCopy | None:
-    """The system call; None where there is none."""
+    """Return the system call; None where the system has none."""
     try:
         import ctypes  # not at import: only parts of tensors are read so
 

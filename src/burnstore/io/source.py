@@ -339,14 +339,14 @@ class FileMap(mmap.mmap):
     """A read-only mapping of a file, and private ones beside it whose memory can be written.
 
     A private mapping shares the file's pages until they are written. Each of its bytes is handed out once: a second
-    request gets another mapping, so that nobody sees what another one writes.
+    request gets another mapping, so that no caller sees what another one writes.
     """
 
     source: weakref.ref[MmapSource]
     _private: mmap.mmap | None = None
 
     def writable(self, offset: int, length: int) -> memoryview | None:
-        """Return the file's bytes as writable memory that nobody else has; None where the system grants none."""
+        """Return the file's bytes as writable memory that no other caller has; None where the system grants none."""
         source = self.source()
         if source is None or source._fd < 0:
             return None

@@ -1,7 +1,7 @@
 """Notebook: the HTML that a notebook shows of a file. A table without script, in the colours of the notebook.
 
-Everything is escaped, and there is neither a style sheet nor a script: so it stays as it is wherever a notebook is
-looked at. Text has the colour of what surrounds it, and hues are translucent, which fits light and dark.
+Everything is escaped, and there is neither a style sheet nor a script: so it looks the same wherever a notebook is
+shown. Text has the colour of what surrounds it, and hues are translucent, which fits light and dark.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def tensors_panel(
     shapes: Sequence[Sequence[int]],
     nbytes: int,
 ) -> str:
-    """What a notebook shows of a file: its size, where its parameters are, and the first of its tensors.
+    """Return the panel of a file: its size, where its parameters are, and the first of its tensors.
 
     >>> shown = tensors_panel("dir/<b>.bpk", "burnpack", "burn", ["a.w"], ["F32"], [(2, 3)], 24)
     >>> "&lt;b&gt;.bpk" in shown, "<script" in shown, "2 × 3" in shown
@@ -54,32 +54,32 @@ def tensors_panel(
 
 
 def changes_panel(first: str, second: str, counts: Mapping[Any, int], lines: Sequence[str]) -> str:
-    """What a notebook shows of the difference of two files: how many tensors became what, and the first of the lines.
+    """Return the panel of the difference of two files: how many tensors became what, and the first of the lines.
 
     >>> shown = changes_panel("a.bpk", "b.bpk", {"equal": 2, "moved": 0, "changed": 1}, ["changed: w: by 0.5"])
     >>> "changed: w: by 0.5" in shown, "moved" in shown
     (True, False)
     """
     facts = {status: f"{count:,}" for status, count in counts.items() if count} or {"tensors": "none"}
-    told = "".join(f"<div>{_code(line)}</div>" for line in lines[:_MOST_ROWS])
-    body = f'<div style="margin-top:.6em">{told}{_more(len(lines))}</div>' if lines else ""
+    shown = "".join(f"<div>{_code(line)}</div>" for line in lines[:_MOST_ROWS])
+    body = f'<div style="margin-top:.6em">{shown}{_more(len(lines))}</div>' if lines else ""
     return _panel(os.path.basename(first) or first, f"→ {os.path.basename(second) or second}", facts, body)
 
 
 def _panel(title: str, subtitle: str, facts: Mapping[str, str], body: str) -> str:
-    told = "".join(
+    shown = "".join(
         f'<span style="margin-right:1.6em"><span style="{_QUIET}">{_text(name)}</span> <b>{_text(value)}</b></span>'
         for name, value in facts.items()
     )
     return (
         f'<div style="border:{_LINE};border-radius:8px;padding:.8em 1.1em;max-width:60em;line-height:1.5">'
         f'<div><b style="font-size:1.15em">{_text(title)}</b> <span style="{_QUIET}">{_text(subtitle)}</span></div>'
-        f"<div>{told}</div>{body}</div>"
+        f"<div>{shown}</div>{body}</div>"
     )
 
 
 def _shares(names: Sequence[str], elements: Sequence[int]) -> Mapping[str, int]:
-    """How many parameters are below each module: the outermost ones, or those inside where there is only one."""
+    """Count the parameters below each module: the outermost ones, or those inside where there is only one."""
     depth = 0
     while True:
         sums: Counter[str] = Counter()

@@ -208,7 +208,7 @@ class Writing(Abilities):
     """Saving behaves as burnstore promises."""
 
     def provided(self, events: list[str], count: int = 6, elements: int = 10) -> list[TensorSnapshot]:
-        """Snapshots whose functions write down when they are asked."""
+        """Return snapshots whose functions record when they are called."""
 
         def providing(name: str) -> Callable[[], Array]:
             def provide() -> Array:

@@ -13,13 +13,13 @@ A file is a 10-byte header, one CBOR item, and the data of the tensors. Integers
 The metadata map has ``tensors`` (name → descriptor, sorted by the bytes of the name) and, where there are any,
 ``metadata`` (text → text, sorted) and ``scalars`` (text → one of Int, UInt, Float, Bool; Burn 0.22 and later). A
 descriptor has ``dtype``, ``shape``, ``data_offsets`` (start and end, counted from the start of the data) and, where the
-tensor has one, ``param_id``. Data lie in the order in which the model was walked, which need not be that of the names.
+tensor has one, ``param_id``. Data are in the order in which the model was walked, which need not be that of the names.
 
 The rules. Errors and tests cite them; "stricter" marks what Burn's own readers let pass.
 
     BP-01  The file has at least 10 bytes and starts with NRUB.
-    BP-02  The version is 1. (Stricter: Burn takes 0 too, which nobody writes.)
-    BP-03  The metadata is no longer than the limit (100 MiB unless `Limits` says otherwise) and lies inside the file.
+    BP-02  The version is 1. (Stricter: Burn takes 0 too, which no Burn writes.)
+    BP-03  The metadata is no longer than the limit (100 MiB unless `Limits` sets another) and is inside the file.
     BP-04  The metadata is one CBOR item of exactly M bytes: definite lengths, no tags, integers of at most 64 bits,
            text in UTF-8, no key twice in a map. (Stricter: Burn takes indefinite lengths, tags, trailing bytes, and the
            last of equal keys.)
@@ -27,21 +27,21 @@ The rules. Errors and tests cite them; "stricter" marks what Burn's own readers 
            keys; what a newer Burn might mean by one cannot be known.)
     BP-06  A descriptor has ``dtype``, ``shape`` and ``data_offsets``, and besides them only ``param_id``, an unsigned
            integer or null. (Stricter, as BP-05.)
-    BP-07  There are no more tensors than the limit (100,000 unless `Limits` says otherwise).
-    BP-08  No two tensors have one name; a name has at most 64 KiB unless `Limits` says otherwise. (Stricter: Burn takes
+    BP-07  There are no more tensors than the limit (100,000 unless `Limits` sets another).
+    BP-08  No two tensors have one name; a name has at most 64 KiB unless `Limits` sets another. (Stricter: Burn takes
            the last of equal names and has no limit.)
     BP-09  A dtype is spelled as some release of Burn spells it.
     BP-10  A shape has at most 64 axes; no axis, and not the byte length, reaches 2^63. (Stricter: the number of axes.)
     BP-11  A start does not exceed its end, and both are below 2^62.
     BP-12  End less start is exactly the number of elements times their size. (Checked by Burn since 0.22.)
-    BP-13  Tensors lie end to end (0.19), or each starts at the next multiple of 256 after the one before (later
+    BP-13  Tensors are end to end (0.19), or each starts at the next multiple of 256 after the one before (later
            releases): no overlap, no other gap. (Stricter: Burn checks neither.)
-    BP-14  What tells the releases apart (the places of the tensors, the length of the file, the spelling of dtypes, the
+    BP-14  What differs between releases (the places of the tensors, the length of the file, the spelling of dtypes, the
            presence of scalars) agrees, and suffices to tell where the data start. (Stricter: Burn up to 0.21 reads
            files of 0.19 shifted; later releases refuse them.)
     BP-15  The file ends with its last tensor. (Stricter: Burn takes trailing bytes.)
     BP-16  The padding after the metadata is zero. (Stricter. Padding between tensors is read by
-           `burnstore.verify` alone, which says if it is not zero.)
+           `burnstore.verify` alone, which notes if it is not zero.)
     BP-17  ``metadata`` maps text to text.
     BP-18  A scalar is a map of one entry whose key names its kind and whose value fits it.
     BP-19  A bool is stored as 0 or 1. Checked when a tensor is read.

@@ -470,7 +470,7 @@ class _Machine:
 def _counted(
     take: Callable[[_Machine, list[Any], int, int], None], width: int
 ) -> Callable[[_Machine, list[Any], int], int]:
-    """An opcode that is followed by a length of ``width`` bytes and by that many bytes."""
+    """Return the function of an opcode that is followed by a length of ``width`` bytes and by that many bytes."""
     unpack = struct.Struct({1: "<B", 4: "<I", 8: "<Q"}[width]).unpack_from
 
     def push(machine: _Machine, stack: list[Any], position: int) -> int:
@@ -482,7 +482,7 @@ def _counted(
 
 
 def _line_of(convert: Callable[[bytes], Any], what: str) -> Callable[[_Machine, list[Any], int], int]:
-    """An opcode that is followed by a line, which spells a value."""
+    """Return the function of an opcode that is followed by a line, which spells a value."""
 
     def push(machine: _Machine, stack: list[Any], position: int) -> int:
         line, after = machine._line(position)

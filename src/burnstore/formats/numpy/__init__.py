@@ -22,7 +22,7 @@ The rules. Errors and tests cite them.
     NP-06  Checksums are those of the bytes: compared when a deflated array is read, and by ``verify`` for all.
     NP-07  A name can be a member of a zip: printable, relative, without backslashes and ``..``, and unlike others when
            case is ignored.
-    NP-08  A shape has at most 64 axes unless `Limits` says otherwise, and its bytes fit a file.
+    NP-08  A shape has at most 64 axes unless `Limits` sets another, and its bytes fit a file.
     NP-09  A bool is stored as 0 or 1. Checked when a tensor is read.
 """
 

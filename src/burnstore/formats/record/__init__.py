@@ -2,13 +2,13 @@
 
 A record is one document in one of three encodings, plain or in gzip:
 
-    metadata   five texts: float, int (Rust types), format (the recorder), version (of Burn), settings (the precision)
+    metadata   five strings: float, int (Rust types), format (the recorder), version (of Burn), settings (the precision)
     item       the record: a map for a struct, an array for a Vec, array or tuple, one entry for the variant of an enum
     _b         empty, or not there up to Burn 0.11
 
-Of a model only its parameters have values; every other field stores nothing, so a record says neither a stride nor an
+Of a model only its parameters have values; every other field stores nothing, so a record has neither a stride nor an
 epsilon. A parameter is ``{id, param}`` with a tensor as ``param``. A tensor is ``{bytes, shape, dtype}`` from Burn 0.14
-on, and before that ``{value, shape}`` with its elements one by one, whose types the precision tells. An optimizer's
+on, and before that ``{value, shape}`` with its elements one by one, whose types the precision states. An optimizer's
 record maps the id of each parameter to ``{V1: {RankN: state}}``, a scheduler's is a number or a few.
 
 MessagePack and JSON name everything. Bincode names nothing: a ``.bin`` is read along a declaration of its model, or its
@@ -27,7 +27,7 @@ The rules. Errors and tests cite them; "stricter" marks what Burn's own readers 
     BR-05  Bincode 2, ``standard()``: integers in their shortest form, lengths that the file has room for.
     BR-06  The document has ``metadata``, then ``item``, and besides them at most an empty ``_b`` (stricter: the order,
            other keys, and a ``_b`` that is not there).
-    BR-07  ``metadata`` has its five texts; settings and types are those of one of the three precisions (stricter: Burn
+    BR-07  ``metadata`` has five strings; settings and types are those of one of the three precisions (stricter: Burn
            never looks at them).
     BR-08  An id is the 13 characters of a number, the 10 of Burn 0.14, or a UUID as up to Burn 0.13, which has no
            number.
@@ -38,7 +38,7 @@ The rules. Errors and tests cite them; "stricter" marks what Burn's own readers 
     BR-13  The elements of a tensor up to Burn 0.13 are all of one kind. Half precision stores floats as the integers of
            their bits; where the values do not tell which is meant, a declaration or ``undecided=`` must.
     BR-14  No two tensors have one path; paths have at most 64 KiB; there are at most 100,000 tensors unless `Limits`
-           says otherwise.
+           sets another.
     BR-15  Bytes stand nowhere but in a tensor.
     BR-16  Nothing follows the document. (Stricter: Burn ignores what follows MessagePack and bincode.)
     BR-17  A binary record is read along a declaration in exactly one way, to the last byte.

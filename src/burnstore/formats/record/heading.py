@@ -1,4 +1,4 @@
-"""The heading: five texts at the beginning of every record, with the release of Burn and the precision they name."""
+"""The heading: five strings at the beginning of every record, with the release of Burn and the precision they name."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Heading:
         return cls(**tree)
 
     def to_dict(self) -> dict[str, str]:
-        """Return the five texts, in the order of the file."""
+        """Return the five strings, in the order of the file."""
         return asdict(self)
 
     @property

@@ -395,7 +395,7 @@ def _weight_map(index_path: str) -> dict[str, str] | None:
 
 
 def _file_at(folder: str, name: str) -> object:
-    """Return what tells a file from a later one of the same name; None if there is none."""
+    """Return what distinguishes a file from a later one of the same name; None if it does not exist."""
     with suppress(OSError):
         status = os.lstat(os.path.join(folder, name))
         return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
