@@ -313,7 +313,7 @@ def refuse_unknown(function: str, given: Iterable[str], *, formats_take_others: 
     TypeError: open has no option 'mmap'; zero_copy=True maps the file
     """
     for name in given:
-        if name in _OTHER_WORDS:
+        if name in _OTHER_WORDS and not (name == "like" and formats_take_others):  # records take a declaration
             raise TypeError(f"{function} has no option {name!r}; {_OTHER_WORDS[name]}")
         if not formats_take_others:
             raise TypeError(f"{function} has no option {name!r}")
