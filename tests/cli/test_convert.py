@@ -157,7 +157,7 @@ def test_source_and_target_are_one_file(here: Path) -> None:
 def test_the_target_exists(here: Path) -> None:
     (here / "x.bpk").write_bytes(b"precious")
     err = refused("File already exists", "model.safetensors", "x.bpk", "--keep-layout")
-    assert err.endswith("; hint: --overwrite\n")
+    assert err.endswith("; hint: pass --overwrite\n")
 
 
 @pytest.mark.matrix(every=2)
@@ -185,7 +185,7 @@ def test_targets_that_cannot_be_written(here: Path, name: str, complaint: str, a
         ("raises:Net", "calling Net failed: RuntimeError: no luck today"),
         ("net:NUMBER", "expected a model"),
         ("gone.bpk", "no such file"),
-        ("model.safetensors", "does not record its modules"),
+        ("model.safetensors", "neither records its modules"),
         ("garbage.bpk", "no known format begins with"),
     ],
 )

@@ -147,7 +147,7 @@ def test_a_model_a_file_of_rules_or_keeping_the_layout_helps(
         (("broken.bpk", "a.bpk"), "broken.bpk: "),
         (("a.bpk", "t.safetensors", "--like", "no_such_module:Net"), "no_such_module"),
         (("a.bpk", "b.bpk", "--rules", "absent"), "absent"),
-        (("a.bpk",), "the following arguments are required: B"),
+        (("a.bpk",), "expected two files to compare"),
         (("a.bpk", "b.bpk", "--tolerance", "-1"), "'-1' is not a number of 0 or more"),
         (("a.bpk", "b.bpk", "--tolerance", "nan"), "'nan' is not a number of 0 or more"),
         (("a.bpk", "b.bpk", "--filter", "("), "is not a regular expression"),

@@ -136,7 +136,7 @@ def test_into_a_file_and_as_json(folder: Path, capsys: Captured) -> None:
         ),
         (["net.pt", "--into", "ends:Net"], "the import failed: SystemExit: 3"),
         (["net.pt", "--into", "explained_models:Burn", "--filter", "("], "("),
-        (["net.pt", "--rename", "x"], "'x' is not a renaming rule: write OLD=>NEW"),
+        (["net.pt", "--rename", "x"], "'x' is not a rename rule"),
         (["net.pt", "--rules", "none.rules"], "none.rules: no such file"),
     ],
 )

@@ -545,8 +545,8 @@ def test_a_file_name_that_is_no_text_can_be_shown(tmp_path: Path) -> None:
     [
         ([], "the following arguments are required: VERB; hint: burnstore --help"),
         (["inspect"], "the following arguments are required: FILE; hint: burnstore inspect --help"),
-        (["inspekt", "x"], "invalid choice: 'inspekt'"),
-        (["inspect", "x", "--sort", "weight"], "argument --sort: invalid choice: 'weight'"),
+        (["inspekt", "x"], "'inspekt' is not one of"),
+        (["inspect", "x", "--sort", "weight"], "'weight' is not one of name, size"),
         (["inspect", "x", "--limit", "-1"], "argument --limit: '-1' is not a number of tensors"),
         (["inspect", "x", "--limit", "many"], "argument --limit: 'many' is not a number of tensors"),
         (["inspect", "x", "--stat"], "unrecognized arguments: --stat"),

@@ -216,7 +216,7 @@ MODEL = {"fc.weight": rand(4, 3), "fc.bias": rand(4), "ids": np.arange(5), "half
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    bs.save(MODEL, tmp_path / "a.bpk")
+    bs.save(MODEL, tmp_path / "a.bpk", layout="burn")
     bs.save(MODEL, tmp_path / "a.safetensors", metadata={"burnstore.layout": "burn", "note": "x"})
     bs.save(MODEL, tmp_path / "plain.safetensors")
     bs.save(MODEL, tmp_path / "sharded.safetensors", max_shard_size=40)

@@ -226,10 +226,10 @@ def test_task_vectors_are_weights_that_add_up_to_one(files: Files) -> None:
     ("options", "message"),
     [
         ({"weights": [0.5, 0.4]}, "the weights add up to 0.9, not to 1"),
-        ({"weights": [0.5, 0.25, 0.25]}, "the weights are 3, and the sources 2"),
+        ({"weights": [0.5, 0.25, 0.25]}, "expected 2 weights \\(one per source\\), got 3"),
         ({"weights": [np.nan, 1]}, "must be finite"),
         ({"weights": [1, -1], "normalize": True}, "add up to 0"),
-        ({"tensor_weights": {"head": [1]}}, "those of 'head' are 1, and the sources 2"),
+        ({"tensor_weights": {"head": [1]}}, "expected 2 weights \\(one per source\\) for 'head', got 1"),
         ({"t": 0.5, "weights": [0.5, 0.5]}, "t stands for the weights"),
         ({"method": "overlay", "weights": [0.5, 0.5]}, "an overlay has no weights"),
         ({"method": "cubic"}, "method is one of"),

@@ -1,4 +1,4 @@
-"""Arguments of several verbs, and their values: patterns, sizes, and models such as ``net:Net``."""
+"""Arguments of several verbs, and their values: patterns, sizes, files, and models such as ``net:Net``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ..errors import BurnstoreError, ModelError, located, printable
+from ..errors import BurnstoreError, ModelError, ReadError, located, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 
 _COMMON: dict[str, dict[str, Any]] = {
@@ -86,6 +86,38 @@ def _at_least(text: str, least: int, what: str) -> int:
     if number < least:
         raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
     return number
+
+
+def expand_patterns(paths: Sequence[str]) -> list[str]:
+    """Return the paths, with the files that a pattern such as ``*.pt`` matches in its place, in the order of names.
+
+    A shell does the same where the pattern is not quoted; Windows does not. BurnstoreError if nothing matches.
+    """
+    found: list[str] = []
+    for path in paths:
+        if not any(character in path for character in "*?[") or "://" in path or os.path.lexists(path):
+            found.append(path)
+            continue
+        from glob import glob  # not at import: a pattern is rare
+
+        from ..jobs.inspect.tree import natural_order
+
+        matches = sorted(glob(path, recursive=True), key=natural_order)
+        if not matches:
+            raise BurnstoreError("no file matches this pattern", path=path)
+        found += matches
+    return found
+
+
+def stands_for_files(path: str) -> bool:
+    """Return whether a path is a folder of separate files, not the folder of one checkpoint."""
+    from ..formats.sharded.locate import locate  # not at import: outline and completion need no files
+
+    try:
+        locate(path)
+    except ReadError:
+        return os.path.isdir(path)
+    return False
 
 
 # --- models -----------------------------------------------------------------------------------------------------------

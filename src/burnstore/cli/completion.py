@@ -6,8 +6,10 @@ import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from .arguments import add_options
 from .errors import OK
 from .parser import VERBS, VerbParser, build_parser
+from .text import print_json
 
 DESCRIPTION = """\
 Print the completion script for a shell: verbs, options and their choices. The shell completes file names itself. The
@@ -30,12 +32,17 @@ exit codes:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
     parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
+    add_options(parser, "json")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the script."""
     verbs = [_Verb.of(name, parser) for name, parser in _parsers()]
-    print("\n".join({"bash": _bash, "zsh": _zsh, "fish": _fish}[arguments.shell](verbs)))
+    script = "\n".join({"bash": _bash, "zsh": _zsh, "fish": _fish}[arguments.shell](verbs))
+    if arguments.json:
+        print_json({"script": script})
+    else:
+        print(script)
     return OK
 
 

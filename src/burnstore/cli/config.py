@@ -10,10 +10,11 @@ from typing import Any
 
 from ..errors import BurnstoreError
 from ..formats.pytorch.values import Opaque, opaque_values
+from ..jobs.json_output import json_text
 from ..stores.config import config_from_file, save_config, to_json
 from .arguments import add_options
-from .errors import ERROR, OK, print_error
-from .text import escape
+from .errors import JOB_ERRORS, OK, fail
+from .text import escape, print_json
 
 _LEFT_OUT = object()
 _MOST_SHOWN = 5
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="a PyTorch file, or JSON")
     parser.add_argument("--key", metavar="KEY", help="the part to show; a.b is b below a")
     parser.add_argument("-o", "--output", metavar="JSON", help="write it to this file")
-    add_options(parser, "overwrite")
+    add_options(parser, "overwrite", "json")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -51,16 +52,19 @@ def run(arguments: argparse.Namespace) -> int:
         kept = _without_opaque(data)
         if kept is _LEFT_OUT:
             raise BurnstoreError(f"expected plain data, got {data!r}", hint="choose another part with --key")
-        if arguments.output is None:
+        if arguments.output is not None:
+            save_config(kept, arguments.output, overwrite=arguments.overwrite)
+        if arguments.json:
+            places = [{"path": json_text(path), "type": value.type_name} for path, value in left_out]
+            print_json({"config": json.loads(to_json(kept)), "left_out": places})
+        elif arguments.output is None:
             # ASCII only: whatever the texts are, no terminal acts on them.
             print(json.dumps(json.loads(to_json(kept)), indent=2))
         else:
-            save_config(kept, arguments.output, overwrite=arguments.overwrite)
             print(f"{escape(arguments.file)} -> {escape(arguments.output)}")
-    except (BurnstoreError, OSError, MemoryError) as error:
-        print_error(error, arguments.file)
-        return ERROR
-    if left_out:
+    except JOB_ERRORS as error:
+        return fail(error, arguments.file)
+    if left_out and not arguments.json:
         _report(left_out)
     return OK
 

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 from collections.abc import Iterator
 from typing import Any
 
-from ..errors import AmbiguousError
+from ..errors import AmbiguousError, BurnstoreError
+from ..formats.registry import name_with_suffix_of
 from ..formats.sharded.write import JOURNAL_SUFFIX
 from ..jobs.convert.convert import ConvertResult, convert, replay
 from ..jobs.json_output import json_text
 from ..transforms.guess import Guess
-from .arguments import add_options, byte_size, key_and_text
-from .errors import JOB_ERRORS, OK, fail, misuse
+from .arguments import add_options, byte_size, expand_patterns, key_and_text
+from .errors import ERROR, JOB_ERRORS, OK, error_facts, fail, misuse, print_error, shown_notes
 from .options import add_like, add_pipeline_options, add_top_level_key, like_from, pipeline_from
 from .progress import shown_progress
 from .text import counted, escape, escape_controls, print_json, size
-
-_GUESS_ADVICE = re.compile(r"guess=True[^,]*, ")
 
 DESCRIPTION = """\
 Write the tensors of files of any format, also of sharded ones, into a file whose suffix gives the format (.bpk,
@@ -34,6 +32,7 @@ examples:
   burnstore convert model.pt model.bpk --like net:Net          into Burn's layout, by the class Net in ./net.py
   burnstore convert model.pt model.bpk --guess                 by names and shapes, if they are unambiguous
   burnstore convert encoder.pt decoder.pt model.safetensors    several sources, one target
+  burnstore convert '*.pt' converted/ --format safetensors     each source into a file of its name
   burnstore convert model.safetensors half.safetensors --cast bf16 --filter '^encoder\\.' --rename '^encoder\\.=>'
   burnstore convert huge.pt huge.safetensors --shard 5GB --resume --receipt
   burnstore convert --replay model.bpk.receipt.json again.bpk  repeat a conversion, and require the same digests
@@ -50,7 +49,10 @@ The steps are, in this order: --rename, the layout, --filter, --adapter, --cast.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
     parser.add_argument(
-        "paths", nargs="*", metavar="SRC... DST", help="files, folders or indexes, and the file to write"
+        "paths",
+        nargs="*",
+        metavar="SRC... DST",
+        help="files, folders, indexes or patterns, and the target",
     )
     _add_what(parser.add_argument_group("contents"))
     _add_layout(parser.add_argument_group("layout"))
@@ -97,27 +99,63 @@ def _add_layout(group: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Convert, and print a summary."""
-    least = 0 if arguments.replay else 2
-    if len(arguments.paths) < least or (arguments.replay and len(arguments.paths) > 1):
-        return misuse(
-            "--replay takes at most a target" if arguments.replay else "expected a source and a target", "convert"
-        )
-    subject = arguments.paths[0] if arguments.paths else arguments.replay
-    target = arguments.paths[-1] if arguments.paths else arguments.replay
+    *sources, target = arguments.paths or [arguments.replay or ""]
+    if arguments.replay and len(arguments.paths) > 1:
+        return misuse("--replay takes at most a target", "convert")
+    if not arguments.replay and not sources:
+        return misuse("expected a source and a target", "convert")
+    try:
+        sources = expand_patterns(sources)
+    except BurnstoreError as error:
+        return fail(error, target)
+    if sources and (os.path.isdir(target) or target.endswith("/")):
+        return _convert_each(sources, target, arguments)
+    if sources:
+        arguments.paths = [*sources, target]
+    code, document = _outcome(arguments)
+    if arguments.json:
+        print_json(document)
+    return code
+
+
+def _convert_each(sources: list[str], folder: str, arguments: argparse.Namespace) -> int:
+    """Convert each source into a file of its name in a folder; the worst outcome decides the exit code."""
+    if arguments.format is None:
+        return misuse("a folder as the target needs --format", "convert")
+    if isinstance(arguments.receipt, str):
+        return misuse("a folder as the target has a receipt for each file: --receipt takes no FILE then", "convert")
+    names: dict[str, str] = {}
+    for source in sources:
+        name = name_with_suffix_of(arguments.format, os.path.basename(os.path.normpath(source)))
+        if names.setdefault(name, source) != source:
+            return misuse(f"{escape(names[name])} and {escape(source)} would both become {escape(name)}", "convert")
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        return fail(error, folder)
+    outcomes = []
+    for name, source in names.items():
+        arguments.paths = [source, os.path.join(folder, name)]
+        outcomes.append(_outcome(arguments))
+    if arguments.json:
+        print_json({"conversions": [document for _, document in outcomes]})
+    return max(code for code, _ in outcomes)
+
+
+def _outcome(arguments: argparse.Namespace) -> tuple[int, dict[str, Any]]:
+    """Convert once; return the exit code and the JSON document."""
+    subject, target = (arguments.paths[0], arguments.paths[-1]) if arguments.paths else (arguments.replay,) * 2
     try:
         with shown_progress(os.path.basename(target), quiet=arguments.quiet) as progress:
             done = _replay(arguments, progress) if arguments.replay else _convert(arguments, progress)
     except (*JOB_ERRORS, ValueError, TypeError) as error:
         if isinstance(error, AmbiguousError) and not arguments.json:
             print("\n".join(_evidence(error.guess)))
-        if isinstance(error, AmbiguousError) and arguments.guess and error.hint is not None:
-            error.hint = _GUESS_ADVICE.sub("", error.hint)  # The guess has just failed.
-        return fail(error, subject)
-    if arguments.json:
-        print_json(_as_json(done))
-    else:
+        print_error(error, subject)
+        return ERROR, {"error": error_facts(error, subject)}
+    if not arguments.json:
         print("\n".join(_summary(done)))
-    return OK
+    return OK, _as_json(done)
 
 
 def interrupted(arguments: argparse.Namespace) -> str:
@@ -173,8 +211,8 @@ def _summary(done: ConvertResult) -> Iterator[str]:
         "verified" if done.verified else "not verified",
     ]
     yield f"{escape(files)}: {', '.join(fact for fact in facts if fact)}"
-    for note in done.notes:
-        yield f"  note: {escape_controls(note)}"
+    for note in shown_notes(done.notes):
+        yield f"  note: {note}"
     if done.receipt is not None:
         yield f"  receipt: {escape(done.receipt)}"
 

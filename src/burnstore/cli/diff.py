@@ -11,11 +11,13 @@ from typing import Any
 
 from ..jobs.diff.diff import diff
 from ..jobs.diff.result import STATUSES, Diff, TensorDiff
-from .arguments import add_options
-from .errors import FOUND, JOB_ERRORS, OK, fail
+from ..jobs.inspect.inspect import files_of
+from ..jobs.json_output import json_text
+from .arguments import add_options, expand_patterns, stands_for_files
+from .errors import ERROR, FOUND, JOB_ERRORS, OK, error_facts, fail, misuse, print_error, shown_notes
 from .options import add_like, add_pipeline_options, like_from, pipeline_from
 from .progress import shown_progress
-from .table import Column, render
+from .table import Column, name_column, render
 from .text import Screen, counted, dtype_label, escape, figure, print_json, shape_label, shorten
 
 _MOST_ENTRIES_ON_SCREEN = 24
@@ -31,6 +33,7 @@ examples:
   burnstore diff before.bpk after.bpk
   burnstore diff model.pt model.bpk --like net:Net           across layouts, by the class Net in ./net.py
   burnstore diff model.safetensors half.safetensors --ignore-dtype --relative-tolerance 0.005
+  burnstore diff run1/*.bpk run2/                            each file with the one of its name in run2
   burnstore diff a.bpk b.bpk --filter '^encoder\\.' --limit 10
   burnstore diff a.bpk b.bpk --json | jq '.tensors[] | select(.status == "changed") | .difference.max_abs'
 
@@ -47,8 +50,9 @@ first) and COSINE cover the pairs of finite values. Metadata that differs is sho
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
-    parser.add_argument("first", metavar="A", help="a file of tensors, an index of shards or a folder with one")
-    parser.add_argument("second", metavar="B", help="the file to compare with")
+    parser.add_argument(
+        "paths", nargs="+", metavar="A... B", help="two files, indexes or folders; or files, and a folder"
+    )
     parser.add_argument("--tolerance", type=_distance, metavar="X", help="values within this distance count as equal")
     parser.add_argument(
         "--relative-tolerance", type=_distance, metavar="X", help="the same, relative to the larger of the two values"
@@ -57,27 +61,81 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ignore-dtype", action="store_true", help="tensors of different dtypes are equal if their values are"
     )
     add_like(parser)
-    add_pipeline_options(parser, "rename", "rules", "layout", "keep_layout")
+    add_pipeline_options(parser, "rename", "rules", "guess", "layout", "keep_layout")
     add_options(parser, "filter", "limit", "json", "jobs", "quiet")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compare, and print the differences."""
+    """Compare, and print the differences; of several files each with the one of its name."""
     try:
-        with shown_progress(os.path.basename(arguments.second), quiet=arguments.quiet) as progress:
-            found = diff(
-                arguments.first,
-                arguments.second,
-                tolerance=arguments.tolerance,
-                relative_tolerance=arguments.relative_tolerance,
-                ignore_dtype=arguments.ignore_dtype,
-                like=like_from(arguments),
-                pipeline=pipeline_from(arguments),
-                executor=arguments.jobs,
-                progress=progress,
-            )
+        paths = expand_patterns(arguments.paths)
+        if len(paths) < 2:
+            return misuse("expected two files to compare", "diff")
+        pairs, alone = _pairs(paths)
     except JOB_ERRORS as error:
-        return fail(error, arguments.first)
+        return fail(error, arguments.paths[0])
+    if not pairs:
+        return misuse("expected two files, or files and a folder with files of the same names", "diff")
+    if len(pairs) == 1 and not alone:
+        try:
+            found = _compare(*pairs[0], arguments)
+        except JOB_ERRORS as error:
+            return fail(error, pairs[0][0])
+        return _show(found, arguments)
+    code = FOUND if alone else OK
+    documents: list[dict[str, Any]] = []
+    for first, second in pairs:
+        try:
+            found = _compare(first, second, arguments)
+        except JOB_ERRORS as error:
+            print_error(error, first)
+            documents.append(
+                {"first": json_text(first), "second": json_text(second), "error": error_facts(error, first)}
+            )
+            code = ERROR
+            continue
+        documents.append({**found.to_dict(), "error": None})
+        code = max(code, OK if found.is_equal else FOUND)
+        if not arguments.json:
+            print("\n".join((*_lines(found, arguments, Screen.of_stdout()), "")))
+    if arguments.json:
+        print_json({"diffs": documents, "only_in_second": [json_text(path) for path in alone]})
+    else:
+        for path in alone:
+            print(f"{escape(path)}: no file of this name to compare with")
+        print(f"{counted(len(pairs), 'pair')} of files compared")
+    return code
+
+
+def _pairs(paths: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return the files to compare, none if that is unclear, and the files of the last folder without another."""
+    *firsts, last = paths
+    if not stands_for_files(last):
+        return ([(firsts[0], last)] if len(firsts) == 1 else []), []
+    is_folder = len(firsts) == 1 and stands_for_files(firsts[0])
+    firsts = files_of(firsts[0]) if is_folder else firsts
+    names = {os.path.basename(os.path.normpath(first)) for first in firsts}
+    seconds = files_of(last) if is_folder else []
+    alone = [second for second in seconds if second != last and os.path.basename(second) not in names]
+    return [(first, os.path.join(last, os.path.basename(os.path.normpath(first)))) for first in firsts], alone
+
+
+def _compare(first: str, second: str, arguments: argparse.Namespace) -> Diff:
+    with shown_progress(os.path.basename(second), quiet=arguments.quiet) as progress:
+        return diff(
+            first,
+            second,
+            tolerance=arguments.tolerance,
+            relative_tolerance=arguments.relative_tolerance,
+            ignore_dtype=arguments.ignore_dtype,
+            like=like_from(arguments),
+            pipeline=pipeline_from(arguments),
+            executor=arguments.jobs,
+            progress=progress,
+        )
+
+
+def _show(found: Diff, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(found.to_dict())
     else:
@@ -106,14 +164,14 @@ def _lines(found: Diff, arguments: argparse.Namespace, screen: Screen) -> Iterat
     if found.layout is not None:
         yield f"  compared in {found.layout.capitalize()}'s layout"
     yield from (f"  {screen.paint('not compared', '1;33')}: {escape(note)}" for note in found.uncompared)
-    yield from (f"  note: {escape(note)}" for note in found.notes)
+    yield from (f"  note: {note}" for note in shown_notes(found.notes))
     yield from _other_differences(found, screen)
     shown = [tensor for tensor in found.tensors if tensor.status not in ("equal", "close")]
     shown.sort(key=lambda tensor: STATUSES.index(tensor.status))
     rows = shown[: arguments.limit]
     if rows:
         yield ""
-        yield from render(_columns(rows), screen)
+        yield from render(_columns(rows, screen), screen)
     if len(rows) < len(shown):
         yield screen.paint(f"({len(shown) - len(rows):,} more; --limit {arguments.limit})", "2")
 
@@ -149,22 +207,18 @@ def _quoted(text: str | None) -> str:
     return "none" if text is None else escape(text)
 
 
-def _columns(rows: Sequence[TensorDiff]) -> list[Column]:
+def _name(row: TensorDiff) -> str:
+    moved = row.status == "moved"
+    return _arrow(escape(row.name or ""), escape(row.new_name or "")) if moved else escape(row.shown_name)
+
+
+def _columns(rows: Sequence[TensorDiff], screen: Screen) -> list[Column]:
     def figures(name: str, digits: int = 4) -> list[str]:
         return [figure(getattr(row.difference, name, None), digits) for row in rows]
 
     return [
         Column("STATUS", [row.status for row in rows], style="1"),
-        Column(
-            "NAME",
-            [
-                _arrow(escape(row.name or ""), escape(row.new_name or ""))
-                if row.status == "moved"
-                else escape(row.shown_name)
-                for row in rows
-            ],
-            least=20,
-        ),
+        name_column("NAME", [_name(row) for row in rows], screen),
         Column("DTYPE", [_both(row.dtype, row.new_dtype, dtype_label) for row in rows], spare=8, style="36"),
         Column("SHAPE", [_both(row.shape, row.new_shape, shape_label) for row in rows], least=16),
         Column("DIFFERING", [_share(row) for row in rows], right=True, spare=5),

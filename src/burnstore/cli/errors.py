@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..errors import BurnstoreError, printable
@@ -23,8 +23,10 @@ _PHRASES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"like= a model or declaration"), "--like MODULE:NAME"),
     (re.compile(r"max_shard_size(=\S+)?"), "--shard SIZE"),
     (re.compile(r"resume=True \(--resume\)"), "--resume"),
-    (re.compile(r"pass (?=overwrite=True)"), ""),
+    (re.compile(r'top_level_key=""'), "--top-level-key ''"),
 )
+_VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|[0-9][0-9,.]*")
+_QUOTED = re.compile(r"('[^']*')")
 _FLAG = re.compile(r"\b([a-z_]+)=(?:True\b|(?=[\s,;.)]|$))")
 _CHOICE = re.compile(r"\b([a-z_]+)=(?:\"(\w+)\"|\.\.\.)")
 
@@ -115,13 +117,39 @@ def hint_with_options(hint: str) -> str:
     >>> hint_with_options('pass source_layout="torch" or "burn", or keep_layout=True to write them unchanged')
     'pass --source-layout torch or burn, or --keep-layout to write them unchanged'
     >>> hint_with_options("pass overwrite=True")
-    '--overwrite'
+    'pass --overwrite'
     """
-    for pattern, option in _PHRASES:
-        hint = pattern.sub(option, hint)
-    hint = _CHOICE.sub(lambda found: f"{_option(found[1])} {found[2] or '...'}", hint)
-    hint = _FLAG.sub(lambda found: _option(found[1]), hint)
+    hint = _FLAG.sub(lambda found: _option(found[1]), _with_choices(hint))
     return re.sub(r'"(burn|torch|first|last|skip)"', r"\1", hint)
+
+
+def _with_choices(text: str) -> str:
+    for pattern, option in _PHRASES:
+        text = pattern.sub(option, text)
+    return _CHOICE.sub(lambda found: f"{_option(found[1])} {found[2] or '...'}", text)
+
+
+def group_notes(notes: Iterable[str]) -> list[str]:
+    """Return the notes with those that differ only in names and numbers shown once, with their number.
+
+    >>> group_notes(["'a': class Foo is unknown", "'b': class Foo is unknown", "done"])
+    ["'a': class Foo is unknown (and 1 more like this)", 'done']
+    """
+    groups: dict[str, list[str]] = {}
+    for note in notes:
+        groups.setdefault(_VARYING.sub("*", note), []).append(note)
+    return [
+        group[0] if len(group) == 1 else f"{group[0]} (and {len(group) - 1:,} more like this)"
+        for group in groups.values()
+    ]
+
+
+def shown_notes(notes: Iterable[str]) -> list[str]:
+    """Return notes for a screen: those that are alike once, with options in place of Python arguments."""
+    return [
+        escape_controls("".join(text if text[:1] == "'" else _with_choices(text) for text in _QUOTED.split(note)))
+        for note in group_notes(notes)
+    ]
 
 
 def _option(name: str) -> str:

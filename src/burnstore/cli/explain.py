@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from ..jobs.explain.explain import RATE, Explanation, LayoutChange, explain
 from .arguments import add_options, byte_size, model_or_path
-from .errors import FOUND, JOB_ERRORS, OK, fail, hint_with_options
+from .errors import FOUND, JOB_ERRORS, OK, fail, hint_with_options, shown_notes
 from .options import add_like, add_pipeline_options, add_top_level_key, like_from, pipeline_from
-from .table import Column, render
+from .table import Column, name_column, render
 from .text import Screen, counted, escape, escape_controls, print_json, size
 
 DESCRIPTION = """\
@@ -88,8 +88,8 @@ def _lines(found: Explanation, arguments: argparse.Namespace, screen: Screen) ->
         yield ""
         yield from render(
             [
-                Column("INTO", [escape(row.target) for row in rows], least=16),
-                Column("FROM", [" + ".join(map(escape, row.sources)) or "-" for row in rows], least=16),
+                name_column("INTO", [escape(row.target) for row in rows], screen, 16),
+                name_column("FROM", [" + ".join(map(escape, row.sources)) or "-" for row in rows], screen, 16),
                 Column("STEPS", [escape_controls("; ".join(row.steps) or "unchanged") for row in rows], least=12),
                 Column("DTYPE", [escape(row.dtype) for row in rows], spare=2),
                 Column("SHAPE", [str(list(row.shape)) for row in rows], spare=1),
@@ -110,8 +110,8 @@ def _problems(found: Explanation, screen: Screen) -> Iterator[str]:
     if result is None:  # a conversion
         for name, why in found.left_out.items():
             yield f"{screen.paint('left out', '1;33')}: {escape(name)} ({escape_controls(why)})"
-        for note in found.notes:
-            yield f"note: {escape_controls(note)}"
+        for note in shown_notes(found.notes):
+            yield f"note: {note}"
         yield f"{counted(len(found.moves), 'tensor')} would be written"
         return
     for path in map(str, result.missing):
@@ -124,8 +124,8 @@ def _problems(found: Explanation, screen: Screen) -> Iterator[str]:
         yield f"{screen.paint('unused', '1;33')}: {escape(path)}"
     if result.skipped:
         yield f"skipped by the filter: {counted(len(result.skipped), 'tensor')}"
-    for note in result.notes:
-        yield f"note: {escape_controls(note)}"
+    for note in shown_notes(result.notes):
+        yield f"note: {note}"
     outcome = "a load would succeed" if found.refusal is None else f"a load would raise {found.refusal}"
     yield f"{counted(len(found.moves), 'tensor')} would be applied; {outcome}"
 

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BurnstoreError
 from ..jobs.inspect.inspect import SORTS, Inspection, files_of, inspect
 from ..jobs.inspect.tree import DEEPEST, ModuleTree, TensorRow, Totals
 from ..jobs.json_output import json_text
-from .arguments import add_options, module_depth
-from .errors import ERROR, FOUND, JOB_ERRORS, OK, as_burnstore_error, misuse, print_error
+from .arguments import add_options, expand_patterns, module_depth
+from .errors import ERROR, FOUND, JOB_ERRORS, OK, as_burnstore_error, misuse, print_error, shown_notes
 from .progress import shown_progress
-from .table import Column, render
+from .table import Column, name_column, render
 from .text import SCHEMA, Screen, can_show, counted, dtype_label, escape, figure, shape_label, shorten, size, width
 
 if TYPE_CHECKING:
     from ..jobs.inspect.first_bytes import FirstBytes
 
+_STATS = {"min": "min", "max": "max", "mean": "mean", "std": "std", "nan": "nan_count", "inf": "inf_count"}
+_STATS |= {"zeros": "zero_count"}
+_COLUMNS = ("name", "dtype", "shape", "elements", "size", "bytes", "id", "offset", "shard", *_STATS)
 _LINES_PER_WRITE = 1000
 _MOST_ENTRIES_ON_SCREEN = 24
 _WIDEST_KEY_ON_SCREEN = 32
@@ -41,6 +45,7 @@ examples:
   burnstore inspect model.bpk --sort size --limit 10      the ten largest tensors
   burnstore inspect model.bpk --filter '^encoder\\.'       only the encoder
   burnstore inspect model.bpk --stats                     ranges; exit code 1 if there is a NaN or Inf
+  burnstore inspect model.bpk --columns name,shape,max    only these columns, in this order
   burnstore inspect model.bpk --hex                       the first bytes and their meaning
   burnstore inspect model.bpk --json | jq '.files[0].total'
 
@@ -49,9 +54,9 @@ exit codes:
   1  --filter matched no tensor, or --stats found a NaN or Inf
   2  an error: a file that cannot be read, or wrong arguments
 
-In a terminal long names are shortened, and columns are omitted if there is no room; a pipe or a file gets every name
-and column in full. Figures of --stats cover the finite values and have four digits; --json has all digits and is the
-output for programs. NO_COLOR is honoured.
+In a terminal long names are shortened so that they stay different, and columns are omitted if there is no room; a pipe
+or a file gets every name and column in full. Columns without any value are not shown. Figures of --stats cover the
+finite values and have four digits; --json has all digits and is the output for programs. NO_COLOR is honoured.
 """
 
 
@@ -64,6 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     views.add_argument("--tree", action="store_true", help="show modules and their totals")
     views.add_argument("--hex", action="store_true", help="show the first bytes and their meaning, of any file")
     parser.add_argument(
+        "--columns", type=_column_names, metavar="A,B...", help=f"only these columns: {', '.join(_COLUMNS)}"
+    )
+    parser.add_argument(
         "--depth", type=module_depth, metavar="N", help="with --tree: only N levels (0: only the total)"
     )
     parser.add_argument(
@@ -74,6 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Inspect every file; the worst result decides the exit code."""
+    arguments.stats = arguments.stats or not _STATS.keys().isdisjoint(arguments.columns or ())
     conflict = _conflict(arguments)
     if conflict is not None:
         return misuse(conflict, "inspect")
@@ -112,16 +121,27 @@ def _conflict(arguments: argparse.Namespace) -> str | None:
         return "--depth needs --tree"
     if arguments.tree and (arguments.limit is not None or arguments.stats):
         return "--limit and --stats apply to the table, not to --tree; --depth shortens a tree"
+    if arguments.columns is not None and (arguments.tree or arguments.hex or arguments.json):
+        return "--columns applies to the table, not to --tree, --hex or --json"
     about_tensors = (arguments.filter, arguments.sort, arguments.limit, arguments.stats or None)
     if arguments.hex and any(given is not None for given in about_tensors):
         return "--hex shows bytes; --filter, --sort, --limit and --stats apply to tensors"
     return None
 
 
+def _column_names(text: str) -> list[str]:
+    names = text.lower().replace(" ", "").split(",")
+    wrong = [name for name in names if name not in _COLUMNS]
+    if wrong:
+        raise argparse.ArgumentTypeError(f"{wrong[0]!r} is not a column; the columns are {', '.join(_COLUMNS)}")
+    return list(dict.fromkeys(names))
+
+
 def _expand(paths: Iterable[str]) -> Iterator[str]:
     for path in paths:
         try:
-            yield from files_of(path)
+            for file in expand_patterns([path]):
+                yield from files_of(file)
         except (BurnstoreError, OSError):
             yield path  # Opening it reports what is wrong.
 
@@ -160,7 +180,8 @@ class _Pages:
                 tree = _tree_of(found, self._arguments)
                 _write(_tree_lines(tree, self._screen, largest_first=self._arguments.sort == "size"))
             else:
-                _write(render(_columns(found.tensors, self._arguments.stats), self._screen))
+                columns = _columns(found.tensors, self._arguments, self._screen)
+                _write(render(columns, self._screen, "or --columns, or --json"))
         omitted = found.selected.tensors - len(found.tensors)
         if omitted:
             print(self._screen.paint(f"({omitted:,} more; --limit {self._arguments.limit})", "2"))
@@ -260,7 +281,7 @@ def _summary_lines(found: Inspection, arguments: argparse.Namespace, screen: Scr
         ("schemes", list(schemes)),
         ("metadata", [_entry(key, escape(value), screen) for key, value in found.metadata.items()]),
         ("scalars", [_entry(key, f"{one.value} ({one.kind})", screen) for key, one in found.scalars.items()]),
-        ("notes", [escape(note) for note in found.notes]),
+        ("notes", shown_notes(found.notes)),
     ]
     if arguments.filter is not None:
         matches = _amount(found.selected, " tensor") if found.selected.tensors else "no tensor"
@@ -304,30 +325,34 @@ def _alarm_lines(found: Inspection, screen: Screen) -> Iterator[str]:
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def _columns(rows: tuple[TensorRow, ...], with_stats: bool) -> list[Column]:
+def _columns(rows: tuple[TensorRow, ...], arguments: argparse.Namespace, screen: Screen) -> list[Column]:
     labels = {dtype: dtype_label(dtype) for dtype in {row.dtype for row in rows}}
-    columns = [
-        Column("NAME", [escape(row.name) for row in rows], least=20),
-        Column("DTYPE", [labels[row.dtype] for row in rows], spare=11, style="36"),
-        Column("SHAPE", [shape_label(row.shape) for row in rows], least=16),
-        Column("SIZE", [size(row.nbytes, gap="") for row in rows], right=True, spare=6 if with_stats else 10),
-        Column("BYTES", [str(row.nbytes) for row in rows], right=True, spare=1),
-        Column("PARAM ID", ["-" if row.param_id is None else str(row.param_id) for row in rows], spare=3, style="2"),
-        Column("OFFSET", ["-" if row.offset is None else str(row.offset) for row in rows], right=True, spare=2),
-    ]
-    if any(row.shard is not None for row in rows):
-        columns.append(Column("SHARD", ["-" if row.shard is None else escape(row.shard) for row in rows], spare=0))
-    if with_stats:
-        columns += [
-            Column("MIN", _stat_cells(rows, "min"), right=True, spare=9),
-            Column("MAX", _stat_cells(rows, "max"), right=True, spare=10),
-            Column("MEAN", _stat_cells(rows, "mean"), right=True, spare=8),
-            Column("STD", _stat_cells(rows, "std"), right=True, spare=5),
-            Column("NAN", _stat_cells(rows, "nan_count"), right=True, spare=12, alarm=True),
-            Column("INF", _stat_cells(rows, "inf_count"), right=True, spare=12, alarm=True),
-            Column("ZEROS", _stat_cells(rows, "zero_count"), right=True, spare=4),
-        ]
-    return columns
+    size_spare = 6 if arguments.stats else 10
+    made: dict[str, Callable[[], Column]] = {
+        "name": lambda: name_column("NAME", [escape(row.name) for row in rows], screen),
+        "dtype": lambda: Column("DTYPE", [labels[row.dtype] for row in rows], spare=11, style="36"),
+        "shape": lambda: Column("SHAPE", [shape_label(row.shape) for row in rows], least=16),
+        "elements": lambda: Column("ELEMENTS", [f"{row.elements:,}" for row in rows], right=True, spare=0),
+        "size": lambda: Column("SIZE", [size(row.nbytes, gap="") for row in rows], right=True, spare=size_spare),
+        "bytes": lambda: Column("BYTES", [str(row.nbytes) for row in rows], right=True, spare=1),
+        "id": lambda: Column("PARAM ID", [_or_dash(row.param_id) for row in rows], spare=3, style="2"),
+        "offset": lambda: Column("OFFSET", [_or_dash(row.offset) for row in rows], right=True, spare=2),
+        "shard": lambda: Column("SHARD", [_or_dash(row.shard) for row in rows], spare=0),
+    }
+    spares = {"min": 9, "max": 10, "mean": 8, "std": 5, "nan": 12, "inf": 12, "zeros": 4}
+    for name, field in _STATS.items():
+        made[name] = partial(_stat_column, rows, name.upper(), field, spares[name])
+    if arguments.columns is not None:
+        return [replace(made[name](), spare=None) for name in arguments.columns]
+    return [make() for name, make in made.items() if name != "elements" and (arguments.stats or name not in _STATS)]
+
+
+def _stat_column(rows: tuple[TensorRow, ...], title: str, field: str, spare: int) -> Column:
+    return Column(title, _stat_cells(rows, field), right=True, spare=spare, alarm=title in ("NAN", "INF"))
+
+
+def _or_dash(value: object) -> str:
+    return "-" if value is None else escape(str(value))
 
 
 def _stat_cells(rows: tuple[TensorRow, ...], name: str) -> list[str]:

@@ -7,13 +7,14 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from ..errors import BurnstoreError
 from ..jobs.merge.combine import CONFLICTS, METHODS
 from ..jobs.merge.merge import MergeResult, MergeSource, merge
-from .arguments import add_options, byte_size, key_and_text
-from .errors import JOB_ERRORS, OK, fail, misuse
+from .arguments import add_options, byte_size, expand_patterns, key_and_text
+from .errors import JOB_ERRORS, OK, fail, misuse, shown_notes
 from .options import add_like, add_pipeline_options, like_from, pipeline_from
 from .progress import shown_progress
-from .table import Column, render
+from .table import Column, name_column, render
 from .text import Screen, counted, escape, escape_controls, print_json, size
 
 DESCRIPTION = """\
@@ -45,7 +46,7 @@ source of weight 0 is ignored. Integers, bools and quantized tensors cannot be a
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
     parser.add_argument(
-        "paths", nargs="+", metavar="SRC... DST", help="files, folders or indexes, and the file to write"
+        "paths", nargs="+", metavar="SRC... DST", help="files, folders, indexes or patterns, and the file to write"
     )
     how = parser.add_argument_group("method")
     how.add_argument("--method", choices=METHODS, help="default: overlay; linear with weights")
@@ -71,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--metadata", action="append", metavar="KEY=TEXT", type=key_and_text, help="add a metadata entry")
     layout = parser.add_argument_group("layout")
     add_like(layout)
-    add_pipeline_options(layout, "rules", "keep_layout", "layout", "target_layout")
+    add_pipeline_options(layout, "rules", "guess", "keep_layout", "layout", "target_layout")
     parser.add_argument("--format", choices=("burnpack", "safetensors"), help="the format (default: by the suffix)")
     parser.add_argument(
         "--shard", type=byte_size, metavar="SIZE", help="write SafeTensors in files of at most this size"
@@ -85,6 +86,10 @@ def run(arguments: argparse.Namespace) -> int:
     if len(arguments.paths) < 2:
         return misuse("expected at least one source and a target", "merge")
     *paths, target = arguments.paths
+    try:
+        paths = expand_patterns(paths)
+    except BurnstoreError as error:
+        return fail(error, target)
     try:
         sources = _sources(paths, arguments)
     except ValueError as error:
@@ -146,7 +151,7 @@ def _lines(done: MergeResult, arguments: argparse.Namespace, screen: Screen) -> 
     rows = done.tensors if arguments.limit is None else done.tensors[: arguments.limit]
     if rows:
         columns = [
-            Column("NAME", [escape(row.name) for row in rows], least=16),
+            name_column("NAME", [escape(row.name) for row in rows], screen, 16),
             Column("SOURCES", ["+".join(str(at + 1) for at in row.sources) for row in rows]),
             Column("WEIGHTS", [_weights(row.weights) for row in rows], spare=2),
         ]
@@ -163,8 +168,8 @@ def _lines(done: MergeResult, arguments: argparse.Namespace, screen: Screen) -> 
     yield f"{escape(arguments.paths[-1])}: {', '.join(facts)}"
     for name, why in done.left_out.items():
         yield f"  left out: {escape(name)} ({escape_controls(why)})"
-    for note in done.notes:
-        yield f"  note: {escape_controls(note)}"
+    for note in shown_notes(done.notes):
+        yield f"  note: {note}"
 
 
 def _weights(weights: tuple[float, ...] | None) -> str:

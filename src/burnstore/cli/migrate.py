@@ -6,13 +6,13 @@ import argparse
 import os
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
-from ..errors import BurnstoreError
 from ..jobs.migrate import Migration, migrate, migrate_each
 from .arguments import add_options
-from .errors import ERROR, FOUND, OK, print_error
+from .errors import ERROR, FOUND, JOB_ERRORS, OK, as_burnstore_error, error_facts, print_error
 from .progress import ProgressDisplay
-from .text import escape, size
+from .text import escape, print_json, size
 
 DESCRIPTION = """\
 Write the contents of a record of Burn 0.13 to 0.21 (.mpk, .bin, .json, each also .gz) into a file that Burn of today
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("F16", "I16"),
         help="the dtype of tensors that a Half record of Burn 0.13 leaves open; F16 if all are floats",
     )
-    add_options(parser, "overwrite", "quiet")
+    add_options(parser, "overwrite", "quiet", "json")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -61,11 +61,14 @@ def run(arguments: argparse.Namespace) -> int:
         for outcome in _outcomes(arguments, display):
             display.clear()
             done.append(outcome)
-            _print(outcome)
+            _print(outcome, as_json=arguments.json)
+    failed = [each for each in done if each.error is not None]
+    if arguments.json:
+        print_json({"records": [_facts(each) for each in done]})
+        return FOUND if not done else ERROR if failed else OK
     if not done:
         print(f"no records of Burn below {escape(arguments.source)}")
         return FOUND
-    failed = [each for each in done if each.error is not None]
     if len(done) > 1:
         total = sum(each.nbytes for each in done)
         summary = f"{len(done) - len(failed)} of {len(done)} records migrated and verified, {size(total)}"
@@ -73,9 +76,15 @@ def run(arguments: argparse.Namespace) -> int:
     return ERROR if failed else OK
 
 
-def _print(outcome: Migration) -> None:
+def _facts(outcome: Migration) -> dict[str, Any]:
+    error = None if outcome.error is None else error_facts(outcome.error, outcome.source)
+    return {**outcome.to_dict(), "error": error}
+
+
+def _print(outcome: Migration, *, as_json: bool) -> None:
     if outcome.error is not None:
         print_error(outcome.error, outcome.source)
+    if as_json or outcome.error is not None:
         return
     what = f"{outcome.kind}, {outcome.tensors} {'tensor' if outcome.tensors == 1 else 'tensors'}"
     print(f"{escape(outcome.source)} -> {escape(outcome.destination)}: {what}, {size(outcome.nbytes)}, verified")
@@ -95,6 +104,6 @@ def _outcomes(arguments: argparse.Namespace, display: ProgressDisplay) -> Iterat
             progress=partial(display.show, arguments.source),
             **wanted,
         )
-    except (BurnstoreError, OSError, MemoryError) as error:
-        shown = BurnstoreError("there is not enough memory") if isinstance(error, MemoryError) else error
+    except JOB_ERRORS as error:
+        shown = as_burnstore_error(error, arguments.source)
         yield Migration(arguments.source, arguments.destination, error=shown)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 
 from ..jobs.outline import BURN_VERSIONS, outline_snippet
+from .arguments import add_options
 from .errors import OK
+from .text import print_json
 
 DESCRIPTION = """\
 Print Rust code that saves the outline of a Burn model: a file with its tensors and the kinds of its modules, so
@@ -29,12 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--burn", choices=list(BURN_VERSIONS), default="0.22", help="the version of Burn (default: %(default)s)"
     )
+    add_options(parser, "json")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the code."""
-    print(outline_snippet(arguments.burn), end="")
+    source = outline_snippet(arguments.burn)
+    if arguments.json:
+        print_json({"source": source})
+    else:
+        print(source, end="")
     return OK
-
-
-# BAD

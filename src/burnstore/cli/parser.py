@@ -7,6 +7,8 @@ A verb's file has ``DESCRIPTION`` and ``EXAMPLES`` (with its exit codes), ``add_
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -30,6 +32,10 @@ VERBS = {
 }
 
 
+_WRONG_CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
+_QUOTED = re.compile(r"'([^']*)'")
+
+
 class _Parser(argparse.ArgumentParser):
     """Print errors as every other part does, on one line and with a hint."""
 
@@ -37,7 +43,12 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=_Formatter, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        raise SystemExit(misuse(message, self.prog.removeprefix("burnstore").strip()))
+        verb = self.prog.removeprefix("burnstore").strip()
+        wrong = _WRONG_CHOICE.search(message)
+        if wrong is not None:
+            choices = _QUOTED.findall(wrong[2]) or wrong[2].split(", ")
+            message = f"{wrong[1]!r} is not one of {', '.join(choices)}{_did_you_mean(wrong[1], choices)}"
+        raise SystemExit(misuse(message, verb))
 
 
 class VerbParser(_Parser):
@@ -52,7 +63,9 @@ class VerbParser(_Parser):
         self.load()
         given, unknown = super().parse_known_args(args, namespace)
         if unknown:  # An error here has the hint of this verb.
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            known = [flag for action in self._actions for flag in action.option_strings if len(flag) > 2]
+            first = next((text for text in unknown if text.startswith("-")), unknown[0]).partition("=")[0]
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{_did_you_mean(first, known)}")
         return given, unknown
 
     def load(self) -> None:
@@ -88,6 +101,13 @@ class _Version(argparse.Action):
 
         print(f"burnstore {__version__}")
         parser.exit()
+
+
+def _did_you_mean(given: str, known: Iterable[str]) -> str:
+    from difflib import get_close_matches  # not at import: mistakes are rare
+
+    close = get_close_matches(given, known, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def build_parser() -> argparse.ArgumentParser:

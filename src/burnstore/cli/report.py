@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
 
-from ..errors import BurnstoreError
 from ..jobs.report.report import Report, report
-from .arguments import add_options, model_or_path
-from .errors import FOUND, JOB_ERRORS, OK, fail
+from .arguments import add_options
+from .errors import FOUND, JOB_ERRORS, OK, fail, misuse
+from .options import add_like, add_pipeline_options, like_from, pipeline_from
 from .progress import shown_progress
 from .text import counted, escape, print_json
 
 _PAGE = "report.html"
+_OF_TWO = ("rename", "rules", "guess", "layout", "keep_layout")
 
 DESCRIPTION = """\
 Write one page that shows what a file of tensors contains: a treemap of its parameters by module, a table of its tensors
@@ -45,12 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="write one JSON document to stdout, and a page only with -o"
     )
-    parser.add_argument(
-        "--like", metavar="MODULE:NAME|FILE", help="a model or file that gives the module kinds, for different layouts"
-    )
-    parser.add_argument(
-        "--keep-layout", action="store_true", help="compare two files unchanged, whatever their layouts"
-    )
+    comparison = parser.add_argument_group("two files")
+    add_like(comparison)
+    add_pipeline_options(comparison, *_OF_TWO)
     add_options(parser, "overwrite", "jobs", "quiet")
 
 
@@ -58,7 +55,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Make the report, write the page, and print where it is."""
     output = arguments.output or (None if arguments.json else _PAGE)
     try:
-        options = _comparison_options(arguments)
+        given = [name for name in ("like", *_OF_TWO) if getattr(arguments, name)]
+        if given and arguments.other is None:
+            return misuse(f"--{given[0].replace('_', '-')} needs two files", "report")
+        options = {"like": like_from(arguments), "pipeline": pipeline_from(arguments)} if arguments.other else {}
         with shown_progress(os.path.basename(arguments.file), quiet=arguments.quiet) as progress:
             found = report(
                 arguments.file,
@@ -78,17 +78,6 @@ def run(arguments: argparse.Namespace) -> int:
         sources = " and ".join(escape(path) for path in (arguments.file, arguments.other) if path is not None)
         print(f"{sources} -> {escape(output or '')}: {_summary(found)}")
     return FOUND if found.found else OK
-
-
-def _comparison_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    if arguments.keep_layout:
-        options["keep_layout"] = True
-    if arguments.like is not None:
-        options["like"] = model_or_path(arguments.like)
-    if options and arguments.other is None:
-        raise BurnstoreError("--like and --keep-layout need two files", hint="pass a second file")
-    return options
 
 
 def _summary(found: Report) -> str:

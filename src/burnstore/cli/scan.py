@@ -7,11 +7,10 @@ import json
 import os
 from collections.abc import Iterator
 
-from ..errors import BurnstoreError
 from ..jobs.scan.scan import CLEAN, ERROR, ScanResult, scan, scan_files
-from .arguments import add_options
+from .arguments import add_options, expand_patterns
 from .errors import ERROR as FAILED
-from .errors import FOUND, OK, print_error
+from .errors import FOUND, JOB_ERRORS, OK, as_burnstore_error, print_error
 from .text import Screen, escape
 
 _SCHEMA = 1
@@ -68,13 +67,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _results(paths: list[str]) -> Iterator[ScanResult]:
     for path in paths:
         try:
-            if os.path.isdir(path):
-                yield from scan_files(path)
-            else:
-                yield scan(path)
-        except (OSError, MemoryError) as error:
-            failed = BurnstoreError("not enough memory", path=path) if isinstance(error, MemoryError) else error
-            yield ScanResult(path, None, ERROR, error=failed)
+            for file in expand_patterns([path]):
+                yield from scan_files(file) if os.path.isdir(file) else [scan(file)]
+        except JOB_ERRORS as error:
+            yield ScanResult(path, None, ERROR, error=as_burnstore_error(error, path))
 
 
 def _show(found: ScanResult, screen: Screen) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ..errors import BurnstoreError
 from ..jobs.skeleton import skeleton
-from .arguments import import_model, names_object
-from .errors import ERROR, OK, print_error
+from .arguments import add_options, import_model, names_object
+from .errors import JOB_ERRORS, OK, fail
+from .text import print_json
 
 DESCRIPTION = """\
 Print the Rust source of a Burn module for a model of PyTorch: structs with fields in Burn's types, constructors with
@@ -37,14 +37,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rust", action="store_true", required=True, help="print Rust source")
     parser.add_argument("--name", metavar="NAME", help="what the outermost struct is called (default: the class)")
+    add_options(parser, "json")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the source."""
     try:
         given = import_model(arguments.model) if names_object(arguments.model) else arguments.model
-        sys.stdout.write(skeleton(given, name=arguments.name))
-    except (BurnstoreError, OSError, MemoryError) as error:
-        print_error(error, arguments.model)
-        return ERROR
+        source = skeleton(given, name=arguments.name)
+    except JOB_ERRORS as error:
+        return fail(error, arguments.model)
+    if arguments.json:
+        print_json({"source": source})
+    else:
+        sys.stdout.write(source)
     return OK

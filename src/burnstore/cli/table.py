@@ -6,12 +6,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from .names import readable_width, shorten_names
 from .text import Screen, shorten, width
 
 _GAP = "  "
 # Nothing is shortened for a pipe, but one name of 64 KiB must not widen every line.
 _WIDEST_ALIGNED = 100
 _NARROWEST = 4
+_MOST_MEASURED = 5000  # names whose least width is worth computing
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +29,19 @@ class Column:
     least: int | None = None
     spare: int | None = None
     style: str = ""
+    names: bool = False  # Cells are names of tensors, which are shortened so that they stay different.
     alarm: bool = False  # Cells other than 0 and - are red.
 
 
-def render(columns: Sequence[Column], screen: Screen) -> Iterator[str]:
-    """Yield the lines of the table, header first, and a last line with the omitted columns.
+def name_column(title: str, names: Sequence[str], screen: Screen, least: int = 20) -> Column:
+    """Return a column of names of tensors; other columns give way before the names are too short to differ."""
+    if screen.columns is not None and len(names) <= _MOST_MEASURED and max(map(len, names), default=0) > least:
+        least = max(least, min(readable_width(names, screen.ellipsis), screen.columns * 3 // 5))
+    return Column(title, names, least=least, names=True)
+
+
+def render(columns: Sequence[Column], screen: Screen, instead: str = "or --json") -> Iterator[str]:
+    """Yield the lines of the table, header first, and a last line with the omitted columns and ways to see them.
 
     >>> rows = [Column("NAME", ["a.weight", "b"]), Column("BYTES", ["24", "1024"], right=True)]
     >>> print("\\n".join(render(rows, Screen())))
@@ -40,17 +50,22 @@ def render(columns: Sequence[Column], screen: Screen) -> Iterator[str]:
     b          1024
     """
     most = _WIDEST_ALIGNED if screen.columns is None else sys.maxsize
-    chosen = [(column, _natural_width(column, most)) for column in columns]
+    chosen = [(column, _natural_width(column, most)) for column in columns if not _is_empty(column)]
     left_out: list[str] = []
     if screen.columns is not None:
         chosen, left_out = _fit(chosen, screen.columns)
         chosen = _shrink(chosen, screen.columns)
-    titles = [_fitted([column.title], size, column.right, screen)[0] for column, size in chosen]
+    titles = [_fit_cells(column, [column.title], size, screen)[0] for column, size in chosen]
     yield screen.paint(_line(titles), "1")
-    fitted = [_painted(column, _fitted(column.cells, size, column.right, screen), screen) for column, size in chosen]
+    fitted = [_painted(column, _fit_cells(column, column.cells, size, screen), screen) for column, size in chosen]
     yield from map(_line, zip(*fitted, strict=True))
     if left_out:
-        yield screen.paint(f"(no room for {', '.join(left_out)}: widen the terminal, or pipe, or --json)", "2")
+        yield screen.paint(f"(no room for {', '.join(left_out)}: widen the terminal, or pipe, {instead})", "2")
+
+
+def _is_empty(column: Column) -> bool:
+    """Return whether a column that may be omitted has nothing to show."""
+    return column.spare is not None and len(column.cells) > 0 and all(cell in ("-", "") for cell in column.cells)
 
 
 def _natural_width(column: Column, most: int) -> int:
@@ -92,13 +107,15 @@ def _shrink(chosen: list[tuple[Column, int]], room: int) -> list[tuple[Column, i
     return [(column, size) for (column, _), size in zip(chosen, sizes, strict=True)]
 
 
-def _fitted(cells: Sequence[str], size: int, right: bool, screen: Screen) -> list[str]:
+def _fit_cells(column: Column, cells: Sequence[str], size: int, screen: Screen) -> list[str]:
     """Return the cells padded to the width; wider cells are shortened on a screen and stay wider elsewhere."""
-    if screen.columns is not None:
+    if screen.columns is not None and column.names:
+        cells = shorten_names(cells, size, screen.ellipsis)
+    elif screen.columns is not None:
         cells = [shorten(cell, size, screen.ellipsis) for cell in cells]
     if _is_plain(cells):
-        return [cell.rjust(size) for cell in cells] if right else [cell.ljust(size) for cell in cells]
-    if right:
+        return [cell.rjust(size) for cell in cells] if column.right else [cell.ljust(size) for cell in cells]
+    if column.right:
         return [" " * (size - width(cell)) + cell for cell in cells]
     return [cell + " " * (size - width(cell)) for cell in cells]
 

@@ -13,8 +13,8 @@ from ..io.atomic import remove_files, stale_scratch_files
 from ..jobs.convert.receipt import check_receipt
 from ..jobs.json_output import json_text
 from ..jobs.verify.verify import Verification, parse_digest, verify_each
-from .arguments import add_options
-from .errors import ERROR, FOUND, JOB_ERRORS, OK, as_burnstore_error, error_facts, misuse, print_error
+from .arguments import add_options, expand_patterns
+from .errors import ERROR, FOUND, JOB_ERRORS, OK, as_burnstore_error, error_facts, misuse, print_error, shown_notes
 from .progress import ProgressDisplay
 from .text import Screen, counted, escape, print_json, size
 
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     screen = Screen.of_stdout()
     for path in arguments.paths:
         try:
-            for found in _verify(path, arguments):
+            for found in (found for file in expand_patterns([path]) for found in _verify(file, arguments)):
                 code = max(code, _code(found))
                 files.append(found.to_dict())
                 if not arguments.json:
@@ -119,8 +119,8 @@ def _show(found: Verification, screen: Screen) -> None:
     print(f"{escape(found.path)}: {verdict}: {about}")
     for line in _findings(found):
         print(f"  {line}")
-    for note in found.notes:
-        print(f"  note: {escape(note)}")
+    for note in shown_notes(found.notes):
+        print(f"  note: {note}")
     if found.expected is not None and found.is_expected:
         print(f"  the digest is as expected, {found.digest}")
 

@@ -129,6 +129,17 @@ def format_for_path(path: str) -> Format:
     )
 
 
+def name_with_suffix_of(format: str, name: str) -> str:
+    """Return a file name with the suffix of a format in place of its own.
+
+    >>> name_with_suffix_of("burnpack", "model.pth.tar"), name_with_suffix_of("safetensors", "my.folder")
+    ('model.bpk', 'my.folder.safetensors')
+    """
+    format_named(format)
+    known = [suffix for entry in _ENTRIES.values() for suffix in entry.suffixes if name.lower().endswith(suffix)]
+    return name.removesuffix(name[len(name) - max(map(len, known), default=0) :]) + _ENTRIES[format].suffixes[0]
+
+
 def format_for_bytes(head: bytes) -> Format:
     """Return the format whose signature these first bytes match; the name of the file plays no part."""
     matching = [entry for entry in _ENTRIES.values() if entry.signature(head)]

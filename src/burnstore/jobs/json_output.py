@@ -47,6 +47,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, BurnstoreError):
         facts = ("message", "rule", "tensor", "offset", "hint")
         return {"kind": type(value).__name__, **{fact: getattr(value, fact) for fact in facts}}
+    if isinstance(value, OSError):
+        return {"kind": type(value).__name__, "message": json_text(str(value))}
     return value.to_dict()
 
 

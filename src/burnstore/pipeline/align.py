@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..errors import DuplicateNameError, ModelError, located
+from ..errors import AmbiguousError, DuplicateNameError, ModelError, located
 from ..limits import Limits
 from ..models.bindings import binding_for
 from ..tensor.snapshot import TensorSnapshot
@@ -17,14 +17,13 @@ from ..transforms.layout import Layout
 from ..transforms.view import LayoutView
 from .compile import listed
 from .compile_file import compile_save
-from .ends import Input, input_of_file
+from .ends import Input, input_of_file, with_layouts_given
 from .kinds import (
     declared_layout,
-    kinds_by_rules,
+    known_for_file,
     layout_of,
     recorded_counts,
     recorded_modules,
-    view_of_kinds,
     view_of_model,
     view_of_record,
 )
@@ -33,7 +32,7 @@ from .options import Pipeline
 
 _WAYS_OUT = (
     "pass like= a model, a declaration or a file that records its modules, rules={pattern: kind}, "
-    "or keep_layout=True to compare the tensors unchanged"
+    "guess=True, or keep_layout=True to compare the tensors unchanged"
 )
 
 
@@ -92,9 +91,10 @@ def align(first: Input, second: Input, pipeline: Pipeline, like: Any = None) -> 
     side, the filter to the names under which tensors are compared.
     """
     notes: list[str] = []
+    first, second = with_layouts_given([first, second], pipeline.layout, notes)
     if pipeline.rename is not None:
         named = rename_tensors(first, pipeline)
-        first, notes = replace(first, snapshots=named.snapshots), list(named.notes)
+        first, notes = replace(first, snapshots=named.snapshots), [*notes, *named.notes]
     aligned = _in_one_layout(first, second, pipeline, like)
     aligned.notes[:0] = notes
     return _filtered(aligned, pipeline)
@@ -102,7 +102,7 @@ def align(first: Input, second: Input, pipeline: Pipeline, like: Any = None) -> 
 
 def _in_one_layout(first: Input, second: Input, pipeline: Pipeline, like: Any) -> Aligned:
     ours, theirs = _by_name(first.snapshots), _by_name(second.snapshots)
-    one, other = first.layout or pipeline.layout, second.layout or pipeline.layout
+    one, other = first.layout, second.layout
     if pipeline.keep_layout or one == other:
         return Aligned(ours, theirs, None)
     if one is None or other is None:
@@ -162,12 +162,16 @@ def _view(torch: Input, burn: Input, given: Mapping[str, TensorSnapshot], pipeli
         return view_of_record(recorded, shapes, "torch")
     if like is not None:
         return view_of_model(like, list(binding_for(like).walk(like)), rules=pipeline.rules, present=shapes)
-    if pipeline.rules is not None:
+    if pipeline.rules is not None or pipeline.guess:
         try:
-            return view_of_kinds(kinds_by_rules(shapes, pipeline.rules, "torch"), shapes, "torch")
+            known = known_for_file(shapes, "torch", pipeline, None, lambda name: True)
+        except AmbiguousError:
+            raise
         except ModelError as error:
             error.hint = _WAYS_OUT  # that of a conversion speaks of writing
             raise
+        assert known is not None
+        return known.view
     for side in (torch, burn):
         if side.model is not None and not isinstance(side.model, Mapping):  # a mapping states no modules
             return view_of_model(side.model, list(binding_for(side.model).walk(side.model)), present=shapes)

@@ -25,6 +25,7 @@ from .compile import adapter_name, check_adapted, listed, unknown_notes
 from .ends import Input, Target
 from .kinds import (
     WAYS_OUT,
+    WAYS_OUT_WITH_GUESS,
     Known,
     known_for_file,
     layout_of,
@@ -282,7 +283,10 @@ class _Conversion:
                 raise
             known = None  # only for the adapter to see, and a function of one snapshot seldom looks
         if known is None and is_needed:
-            raise ModelError(f"nothing states the kinds of the modules of this file in {own}'s layout", hint=WAYS_OUT)
+            raise ModelError(
+                f"nothing states the kinds of the modules of this file in {own}'s layout",
+                hint=WAYS_OUT_WITH_GUESS if own == "torch" else WAYS_OUT,
+            )
         return known
 
     def _converted(self, known: Known, wanted: Layout | None) -> list[_Row]:

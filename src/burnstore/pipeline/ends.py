@@ -62,6 +62,13 @@ class Input:
         return given
 
 
+def with_layouts_given(inputs: Sequence[Input], given: Layout | None, notes: list[str]) -> list[Input]:
+    """Return inputs with the given layout where they state none; if all state one, it must be the given one."""
+    if given is not None and any(source.layout is None for source in inputs):
+        return [source if source.layout is not None else replace(source, layout=given) for source in inputs]
+    return [replace(source, layout=source.layout_given(given, notes)) for source in inputs]
+
+
 def input_of_file(file: Checkpoint) -> Input:
     """Return an open file as an input."""
     layout = next((known for known in LAYOUTS if known == file.layout), None)

@@ -44,10 +44,11 @@ It is JSON: ``{"fc": "Linear", "net.2": ["Linear", "net.1"], "bn": ["BatchNorm2d
 last entry has the tensors that Burn has and PyTorch does not, because they are constant.
 """
 
-WAYS_OUT = (
-    "pass like= a model or declaration, rules={pattern: kind}, guess=True to decide by names and shapes, "
-    "or keep_layout=True to copy names and axes unchanged"
+_WAYS_OUT = (
+    "pass like= a model or declaration, rules={{pattern: kind}}, {}or keep_layout=True to copy names and axes unchanged"
 )
+WAYS_OUT = _WAYS_OUT.format("")
+WAYS_OUT_WITH_GUESS = _WAYS_OUT.format("guess=True to decide by names and shapes, ")
 
 
 def layout_of(model: Any) -> Layout:
@@ -379,7 +380,7 @@ def _guessed(
     keeps: Callable[[str], bool],
 ) -> Guess:
     if layout != "torch":
-        raise ModelError("only files in PyTorch's layout can be guessed", hint=WAYS_OUT.replace("guess=True to", "to"))
+        raise ModelError("only files in PyTorch's layout can be guessed", hint=WAYS_OUT)
     guess = guess_kinds(shapes)
     wanted: set[str] = set()  # the modules around the tensors that the filter keeps
     for name in filter(keeps, shapes):
@@ -394,8 +395,9 @@ def _guessed(
     guess.tensors = tuple(filter(keeps, guess.tensors))
     if guess.ambiguous:
         path, why = next(iter(guess.ambiguous.items()))
+        count = len(guess.ambiguous)
         raise AmbiguousError(
-            f"{len(guess.ambiguous)} modules are ambiguous, the first: {why}",
+            f"ambiguous: {why}" if count == 1 else f"{count} modules are ambiguous, the first: {why}",
             guess=guess,
             tensor=path or None,
             hint="name the kinds of these modules with rules={pattern: kind}, or pass like= a model or declaration",

@@ -185,8 +185,6 @@ def _spell(dtype: DType, era: Era) -> Tree:
         from .quant_spelling import scheme_to_tree  # few files have quantized tensors
 
         return {"QFloat": scheme_to_tree(dtype.scheme, "T" if era & Era.SCHEME_T else "P")}
-    raise DTypeError(
-        f"Burnpack has no dtype for {dtype.name}",
-        rule="BP-09",
-        hint="cast it to a dtype that Burn has, such as F32 or BF16",
-    )
+    is_real = dtype.kind is not Kind.COMPLEX
+    hint = "cast it to a dtype that Burn has, such as F32 or BF16" if is_real else "leave it out, or write SafeTensors"
+    raise DTypeError(f"Burnpack has no dtype for {dtype.name}", rule="BP-09", hint=hint)

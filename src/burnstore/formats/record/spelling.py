@@ -46,9 +46,8 @@ def dtype_to_tree(dtype: DType) -> Any:
         return {"Bool": _STORE_OF[dtype]}
     if dtype.scheme is not None:
         return {"QFloat": scheme_to_tree(dtype.scheme, "P")}
-    raise DTypeError(
-        f"records have no dtype for {dtype.name}", rule="BR-12", hint="cast it to a dtype of Burn, such as F32"
-    )
+    hint = "leave it out" if dtype.kind is Kind.COMPLEX else "cast it to a dtype of Burn, such as F32"
+    raise DTypeError(f"records have no dtype for {dtype.name}", rule="BR-12", hint=hint)
 
 
 def read_dtype(reader: BincodeReader, minor: int) -> DType:

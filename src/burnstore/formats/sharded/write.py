@@ -29,7 +29,7 @@ from itertools import accumulate
 from typing import Any, Protocol
 
 from ...errors import AlreadyExistsError, BurnstoreError, DuplicateNameError, LimitError, SaveError
-from ...io.atomic import already_exists, atomic_file, remove_files
+from ...io.atomic import already_exists, atomic_file, remove_files, stale_scratch_files
 from ...io.source import FileSource, read_whole
 from ...limits import Limits
 from ...progress import Progress
@@ -243,6 +243,9 @@ def save_shards(
         for there in (index_path, path):
             if os.path.lexists(there):
                 raise already_exists(there, stage="check")
+    if journal is not None and journal.resume:
+        others = (base, os.path.basename(index_path), os.path.basename(journal.path))
+        _remove_dead_scratch(folder, lambda name: name in others or ours.fullmatch(name) is not None)
     writing = _Shards(folder, stem, suffix, identity, write, prove, journal)
     names = writing.write(plans, begun, progress, plain=not os.path.lexists(index_path))
     index = _index(names, shards, identity)
@@ -264,6 +267,13 @@ def save_shards(
     if left:
         raise SaveError(f"saved, but the old file {left[0]} could not be removed", stage="published", path=path)
     return [index_path, *(os.path.join(folder, name) for name in names)]
+
+
+def _remove_dead_scratch(folder: str, is_ours: Callable[[str], bool]) -> None:
+    """Remove the scratch files of a process that no longer runs, by the names that the files would have got."""
+    if os.name == "posix":  # Without locks nothing shows that a process no longer runs.
+        stale = map(os.path.basename, stale_scratch_files(folder or os.curdir, older_than=0))
+        remove_files(folder, [name for name in stale if is_ours(name[1:].rsplit(".", 2)[0])])
 
 
 def set_at(path: str) -> list[str]:

@@ -45,6 +45,7 @@ def diff(
     layout: str | None = None,
     like: Any = None,
     rules: RulesLike | None = None,
+    guess: bool = False,
     keep_layout: bool = False,
     executor: Workers = None,
     progress: ProgressLike | None = None,
@@ -55,8 +56,9 @@ def diff(
 
     If one side has PyTorch's layout and the other Burn's, both are compared in Burn's. The module kinds must then come
     from the record in a file, from ``like`` (a model of either layout, or a file that records its modules) or from
-    ``rules`` (a pattern that matches in a module's path → kind). ``keep_layout=True`` compares the tensors unchanged.
-    ``filter`` keeps the tensors that match by the names under which they are compared.
+    ``rules`` (a pattern that matches in a module's path → kind), or with ``guess=True`` from names and shapes, if they
+    are unambiguous. ``keep_layout=True`` compares the tensors unchanged. ``layout`` is that of a side that does not
+    state its own. ``filter`` keeps the tensors that match by the names under which they are compared.
 
     With a ``tolerance`` (absolute) or a ``relative_tolerance``, tensors whose values are all within one of the two are
     close, and count as equal. ``ignore_dtype=True`` counts tensors of different dtypes as equal if their values are.
@@ -79,7 +81,9 @@ def diff(
     """
     allowed = _tolerance(tolerance, relative_tolerance)
     checked_workers(executor)
-    chosen = pipeline_of(pipeline, filter=filter, rename=rename, layout=layout, rules=rules, keep_layout=keep_layout)
+    chosen = pipeline_of(
+        pipeline, filter=filter, rename=rename, layout=layout, rules=rules, guess=guess, keep_layout=keep_layout
+    )
     with opened_inputs(a, b, limits) as (first, second), progress_from(progress) as report:
         tensors = align(first, second, chosen, like)
         work = _Work(tensors, allowed, ignore_dtype)

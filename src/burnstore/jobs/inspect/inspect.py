@@ -23,7 +23,7 @@ from ...tensor.param_id import ParamId
 from ...tensor.scalar import Scalar
 from ..json_output import Plain
 from ..stats import all_stats
-from .tree import ModuleTree, TensorRow, Totals
+from .tree import ModuleTree, TensorRow, Totals, natural_order
 
 Sort = Literal["name", "size", "dtype", "offset"]
 SORTS: tuple[Sort, ...] = get_args(Sort)
@@ -195,7 +195,7 @@ def _compile(pattern: str | re.Pattern[str] | None) -> re.Pattern[str] | None:
 
 def _sort(rows: list[TensorRow], sort: Sort | None) -> list[TensorRow]:
     if sort == "name":
-        return sorted(rows, key=lambda row: _natural(row.name))
+        return sorted(rows, key=lambda row: natural_order(row.name))
     if sort == "size":
         return sorted(rows, key=lambda row: -row.nbytes)
     if sort == "dtype":
@@ -203,18 +203,6 @@ def _sort(rows: list[TensorRow], sort: Sort | None) -> list[TensorRow]:
     if sort == "offset":
         return sorted(rows, key=lambda row: (row.shard or "", row.offset is None, row.offset or 0))
     return rows
-
-
-_DIGITS = re.compile("([0-9]+)")
-
-
-def _natural(name: str) -> list[Any]:
-    """Return a key that puts ``layers.2`` before ``layers.10``: text and numbers alternate in it."""
-    parts: list[Any] = _DIGITS.split(name)
-    for at in range(1, len(parts), 2):
-        digits = parts[at].lstrip("0")
-        parts[at] = (len(digits), digits, parts[at])  # int() refuses thousands of digits.
-    return parts
 
 
 def _add_stats(

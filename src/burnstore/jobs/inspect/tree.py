@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from ..stats import TensorStats
 
 # Names nested deeper are not split further, so that every tree can be shown.
 DEEPEST = 64
+_DIGITS = re.compile("([0-9]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,3 +154,12 @@ class ModuleTree:
             {"path": ".".join(path), **module.total.to_dict(), "dtypes": list(module.dtypes)}
             for path, module in self.walk()
         ]
+
+
+def natural_order(name: str) -> list[Any]:
+    """Return a key that puts ``layers.2`` before ``layers.10``: text and numbers alternate in it."""
+    parts: list[Any] = _DIGITS.split(name)
+    for at in range(1, len(parts), 2):
+        digits = parts[at].lstrip("0")
+        parts[at] = (len(digits), digits, parts[at])  # int() refuses thousands of digits.
+    return parts

@@ -79,9 +79,9 @@ def checked_blend(
             raise MergeError("t stands for the weights of two sources, so there cannot be others, or other weights")
         weights = (1 - t, t)
     given = [1 / sources] * sources if weights is None else weights
-    checked = _checked_weights(given, sources, "the weights", normalize=normalize)
+    checked = _checked_weights(given, sources, "", normalize=normalize)
     by_pattern = tuple(
-        (compile_pattern(pattern), _checked_weights(each, sources, f"those of {pattern!r}", normalize=normalize))
+        (compile_pattern(pattern), _checked_weights(each, sources, f" for {pattern!r}", normalize=normalize))
         for pattern, each in (tensor_weights or {}).items()
     )
     return Blend(method, checked, by_pattern)
@@ -90,16 +90,18 @@ def checked_blend(
 def _checked_weights(given: Sequence[float], sources: int, what: str, *, normalize: bool) -> tuple[float, ...]:
     weights = tuple(float(weight) for weight in given)
     if len(weights) != sources:
-        raise MergeError(f"{what} are {len(weights)}, and the sources {sources}")
+        raise MergeError(
+            f"expected {sources} weight{'' if sources == 1 else 's'} (one per source){what}, got {len(weights)}"
+        )
     if not all(map(math.isfinite, weights)):
-        raise MergeError(f"{what} must be finite, not {', '.join(map(str, weights))}")
+        raise MergeError(f"the weights{what} must be finite, not {', '.join(map(str, weights))}")
     total = math.fsum(weights)
     if normalize:
         if not total:
-            raise MergeError(f"{what} add up to 0, which nothing scales to 1")
+            raise MergeError(f"the weights{what} add up to 0 and cannot be scaled to 1")
         return tuple(weight / total for weight in weights)
     if abs(total - 1) > _WHOLE:
-        raise MergeError(f"{what} add up to {total:g}, not to 1", hint="normalize=True scales them")
+        raise MergeError(f"the weights{what} add up to {total:g}, not to 1", hint="scale them with normalize=True")
     return weights
 
 
@@ -275,7 +277,7 @@ class _Combining:
     def _settle(self, name: str, holders: list[int], problem: str) -> None:
         """Deal with a conflict by the policy."""
         if self._conflicts == "error":
-            raise MergeError(problem, hint='conflicts="first", "last" or "skip" says what to do')
+            raise MergeError(problem, hint='choose with conflicts="first", "last" or "skip"')
         if self._conflicts == "skip":
             self._done.left_out[name] = problem
             return

@@ -22,7 +22,7 @@ from ...formats.registry import format_for_path, format_named
 from ...io.workers import Workers, checked_workers
 from ...limits import Limits
 from ...pipeline.compile_file import compile_convert
-from ...pipeline.ends import Input, input_of_file
+from ...pipeline.ends import Input, input_of_file, with_layouts_given
 from ...pipeline.metadata import checked_metadata, metadata_for_files, written_layout
 from ...pipeline.options import FilterLike, Pipeline, RenameLike, RulesLike, as_cast, layout_named, pipeline_of
 from ...pipeline.plan import Move, Plan
@@ -94,6 +94,7 @@ def merge(
     keep_layout: bool = False,
     like: Any = None,
     rules: RulesLike | None = None,
+    guess: bool = False,
     format: str | None = None,
     metadata: Mapping[str, str | None] | None = None,
     max_shard_size: int | str | None = None,
@@ -122,12 +123,12 @@ def merge(
     that differ. ``conflicts`` decides: ``"error"``, the tensor of the ``"first"`` or ``"last"`` source that has it, or
     ``"skip"`` to leave it out.
 
-    A source in another layout than the target's is converted, if ``like``, ``rules`` or its own record state the kinds
-    of its modules (see `convert`); ``keep_layout=True`` copies names and axes unchanged. ``layout`` is that of sources
-    that do not state theirs, ``target_layout`` that of the target. Metadata on which the sources agree is kept;
-    ``metadata`` adds to it, None removes a key. ``executor`` runs the tasks: threads (None), processes (their number),
-    or an object with ``submit``. With ``verify`` (default) every tensor is computed again and compared with what was
-    written, before the target gets its name.
+    A source in another layout than the target's is converted, if ``like``, ``rules``, its own record or a ``guess``
+    give the kinds of its modules (see `convert`); ``keep_layout=True`` copies names and axes unchanged. ``layout`` is
+    that of sources that do not state theirs, ``target_layout`` that of the target. Metadata on which the sources agree
+    is kept; ``metadata`` adds to it, None removes a key. ``executor`` runs the tasks: threads (None), processes (their
+    number), or an object with ``submit``. With ``verify`` (default) every tensor is computed again and compared with
+    what was written, before the target gets its name.
 
     Raises MergeError for a conflict, and PatternError for a filter or pattern that matches nothing; the target is then
     unchanged.
@@ -147,7 +148,7 @@ def merge(
     target = os.fsdecode(target)
     chosen = format_for_path(target) if format is None else format_named(format)
     common = pipeline_of(
-        pipeline, layout=layout, target_layout=target_layout, keep_layout=keep_layout, rules=rules
+        pipeline, layout=layout, target_layout=target_layout, keep_layout=keep_layout, rules=rules, guess=guess
     ).with_defaults(unmatched="error")
     if common.filter is not None or common.rename is not None:
         raise TypeError("filter and rename of a merge are given for each source, with MergeSource")
@@ -156,7 +157,9 @@ def merge(
     paths = [os.fsdecode(each.path) for each in given]
     with progress_from(progress) as report, opened_files(paths, limits) as files:
         check_apart(files, target, shards=max_shard_size is not None)
-        inputs = [_stated(input_of_file(file), each, common) for file, each in zip(files, given, strict=True)]
+        inputs = [_stated(input_of_file(file), each) for file, each in zip(files, given, strict=True)]
+        notes: list[str] = []
+        inputs = with_layouts_given(inputs, common.layout, notes)
         layouts = _common_layout(inputs, chosen, common)
         plans = [_compiled(source, each, common, layouts, like) for source, each in zip(inputs, given, strict=True)]
         for plan in plans:
@@ -169,6 +172,7 @@ def merge(
         if not combined.snapshots:
             raise MergeError("no tensor would be written", path=target)
         merged = _merged_plan(plans, combined, method)
+        merged.notes[:0] = notes
         texts = metadata_for_files(chosen, inputs, merged, kept, common)
         numbers = sorted({printable(name) for each in inputs for name in each.scalars})
         merged.notes += [f"scalars were not merged: {listed(numbers)}"] if numbers else []
@@ -201,11 +205,10 @@ def _several(sources: Sequence[Path | MergeSource]) -> list[Path | MergeSource]:
     return several
 
 
-def _stated(source: Input, given: MergeSource, common: Pipeline) -> Input:
-    """Return a source with the layout that the caller states for it, or for all sources that state none."""
+def _stated(source: Input, given: MergeSource) -> Input:
+    """Return a source with the layout that the caller states for it, and its name in its notes."""
     stated = source.layout if given.layout is None else layout_named(given.layout)
-    notes = [f"{printable(source.name)}: {note}" for note in source.notes]
-    return replace(source, layout=stated or common.layout, notes=notes)
+    return replace(source, layout=stated, notes=[f"{printable(source.name)}: {note}" for note in source.notes])
 
 
 def _common_layout(inputs: Sequence[Input], chosen: Format, common: Pipeline) -> Layout | None:
