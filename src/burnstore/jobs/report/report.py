@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any
 
 from ... import __version__
@@ -21,6 +22,7 @@ from ..diff.diff import diff
 from ..diff.result import Diff
 from ..inspect.inspect import Inspection, inspect
 from ..json_output import json_number
+from .image import Image, image_of
 from .page import page
 from .profile import Profile, all_profiles
 
@@ -28,6 +30,8 @@ File = str | os.PathLike[str] | bytes | bytearray | memoryview
 Outcome = tuple[Profile | None, str | None]
 """The profile of a tensor, or the reason why it has none; neither if no statistics were asked for."""
 
+_IMAGE_SIDE, _SMALL_IMAGE_SIDE = 48, 16
+_MANY_TENSORS = 1000  # whose images together would make the page large
 _FORMAT_LAYOUTS = {
     "burnpack": "Burnpack files have Burn's layout unless the metadata states another.",
     "pytorch": "PyTorch files have PyTorch's layout.",
@@ -49,6 +53,8 @@ class ReportedFile:
     outcomes: Sequence[Outcome] = field(repr=False)
     places: Sequence[str] = field(repr=False)
     """The file name of each tensor: the shard that contains it."""
+    images: Sequence[Image | None] = field(default=(), repr=False)
+    """A small grid of the values of each tensor, if they were read."""
 
     @property
     def unsound(self) -> int:
@@ -92,7 +98,11 @@ class Report:
     def html(self) -> str:
         """The page."""
         names = [os.path.basename(file.inspection.path) for file in self.files]
-        details = (_page_details(profile) for file in self.files for profile, _ in file.outcomes)
+        details = (
+            _page_details(profile, image)
+            for file in self.files
+            for (profile, _), image in zip_longest(file.outcomes, file.images)
+        )
         return page(f"{' → '.join(names)} · burnstore report", _page_overview(self), details)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
@@ -186,7 +196,9 @@ def _profile_files(
         with located(path=checkpoint.path):
             profiles = all_profiles(list(checkpoint.values()), workers=workers, progress=shifted)
         outcomes = [(None, each.message) if isinstance(each, BurnstoreError) else (each, None) for each in profiles]
-        yield replace(_describe(checkpoint), outcomes=outcomes)
+        most = _IMAGE_SIDE if len(checkpoint) <= _MANY_TENSORS else _SMALL_IMAGE_SIDE
+        images = [image_of(each, most) for each in checkpoint.values()]
+        yield replace(_describe(checkpoint), outcomes=outcomes, images=images)
         before += checkpoint.nbytes
 
 
@@ -283,12 +295,13 @@ def _diff_columns(diff: Diff, files: Sequence[ReportedFile]) -> dict[str, Any]:
     return facts
 
 
-def _page_details(profile: Profile | None) -> list[Any]:
-    """Return ``[histogram, outliers]`` of a tensor."""
+def _page_details(profile: Profile | None, image: Image | None) -> list[Any]:
+    """Return ``[histogram, outliers, image]`` of a tensor."""
     if profile is None:
-        return [None, []]
+        return [None, [], None]
     histogram, outliers = profile.histogram, profile.outliers
     return [
         None if histogram is None else [histogram.first, histogram.exponent, histogram.counts],
         [[outlier.index, json_number(outlier.value), round(outlier.z, 3)] for outlier in outliers],
+        None if image is None else image.to_list(),
     ]

@@ -18,7 +18,7 @@ function detailOf(row) {
   }
   const main = sides[sides.length - 1] ?? row;
   const parts = element("div", { class: "parts" });
-  parts.append(chartPart(sides), factsPart(main, row), outliersPart(main));
+  parts.append(chartPart(sides), imagePart(main), factsPart(main, row), outliersPart(main));
   sheet.append(parts);
   return sheet;
 }
@@ -49,6 +49,22 @@ function chartPart(sides) {
   bar.append(toggle);
   const scale = element("div", { class: "scale" }, element("span", {}, figure(low)), element("span", {}, figure(high)));
   part.append(drawn, scale);
+  return part;
+}
+
+function imagePart(tensor) {
+  const part = element("div", { class: "image" }, element("h3", {}, "Image"));
+  const image = tensor.side === null ? null : detailsOf(tensor.side, tensor.at).image;
+  if (!image) {
+    part.append(element("p", { class: "quiet" }, tensor.shape?.length > 1 && overview.stats ? "There is none of these values." : "Only of tensors with two axes or more."));
+    return part;
+  }
+  const [height, width, rows, columns, low, high] = image;
+  const isWhole = height === rows && width === columns;
+  const told = isWhole ? `${rows} × ${columns}` : `${height} of ${whole(rows)} rows, ${width} of ${whole(columns)} columns`;
+  const drawn = heatMap(image, `Heat map of the values, ${told}, from ${figure(low)} to ${figure(high)}`);
+  const scale = element("div", { class: "scale" }, element("span", {}, figure(low)), element("span", {}, figure(high)));
+  part.append(drawn.image, drawn.bar, scale, element("p", { class: "quiet small" }, told));
   return part;
 }
 

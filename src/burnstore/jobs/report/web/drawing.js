@@ -40,10 +40,49 @@ function outlinePath(histogram, { x, y }) {
   return `M${x(histogram, 0)} 100${steps.join("")}V100`;
 }
 
-function sparkline(histogram) {
+// A small histogram, with that of the first file as a line over it.
+function sparkline(histograms) {
   const drawn = shape("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none", "aria-hidden": "true" });
-  drawn.append(shape("path", { class: "bars", d: barsPath(histogram, axes([histogram], false)) }));
+  const scale = axes(histograms, false);
+  drawn.append(shape("path", { class: "bars", d: barsPath(histograms[0], scale) }));
+  if (histograms[1]) drawn.append(shape("path", { class: "bars-other", d: outlinePath(histograms[1], scale) }));
   return drawn;
+}
+
+// --- heat maps: blue for negative values, red for positive ones; grey for what is not finite ---
+
+const COLD = [33, 102, 172];
+const NEUTRAL = [247, 245, 242];
+const WARM = [178, 34, 43];
+
+function colourOf(value, low, high) {
+  const most = low < 0 && high > 0 ? Math.max(-low, high) : high - low;
+  const part = most === 0 ? 0 : low < 0 && high > 0 ? value / most : high <= 0 ? (value - high) / most : (value - low) / most;
+  const end = part < 0 ? COLD : WARM;
+  return NEUTRAL.map((level, at) => Math.round(level + (end[at] - level) * Math.min(Math.abs(part), 1)));
+}
+
+function painted(width, height, colourAt) {
+  const canvas = element("canvas", { width, height });
+  const context = canvas.getContext("2d");
+  const picture = context.createImageData(width, height);
+  for (let at = 0; at < width * height; at += 1) picture.data.set([...colourAt(at), 255], 4 * at);
+  context.putImageData(picture, 0, 0);
+  return canvas;
+}
+
+// The values of a tensor as an image, and the bar that says which colour is which value.
+function heatMap([height, width, , , low, high, text], label) {
+  const levels = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+  const valueOf = (level) => low + (high - low) * ((level - 1) / 254);
+  const image = painted(width, height, (at) => (levels[at] ? colourOf(valueOf(levels[at]), low, high) : [128, 128, 128]));
+  image.className = "heat";
+  image.setAttribute("role", "img");
+  image.setAttribute("aria-label", label);
+  const bar = painted(128, 1, (at) => colourOf(low + ((high - low) * at) / 127, low, high));
+  bar.className = "colours";
+  bar.setAttribute("aria-hidden", "true");
+  return { image, bar };
 }
 
 // A chart of one histogram, or of two over each other; `draw` draws it anew with heights as they are or as logarithms.

@@ -156,5 +156,18 @@ const treemap = makeTreemap({
 });
 find("scope").addEventListener("click", () => treemap.zoom(tree));
 treemap.zoom(tree, { focus: false });
+// A link such as report.html#layers.0.weight opens that tensor.
+function followLink() {
+  let name;
+  try {
+    name = decodeURIComponent(location.hash.slice(1));
+  } catch {
+    return; // not an address of ours
+  }
+  const row = name && rows.find((each) => each.name === name);
+  if (row) table.reveal(row);
+}
+addEventListener("hashchange", followLink);
+followLink();
 find("footer").textContent = `Made by burnstore ${overview.burnstore}. Everything on this page is in this file; nothing is loaded or sent.`;
 requestAnimationFrame(() => performance.mark("ready"));

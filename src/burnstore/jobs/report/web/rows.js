@@ -10,8 +10,8 @@ let detailLines = null;
 function detailsOf(side, at) {
   detailLines ??= find("details").textContent.split("\n");
   const before = side === 0 ? 0 : overview.files[0].tensors.name.length;
-  const [histogram, outliers] = JSON.parse(detailLines[before + at]);
-  return { histogram, outliers };
+  const [histogram, outliers, image] = JSON.parse(detailLines[before + at]);
+  return { histogram, outliers, image };
 }
 
 // One entry of a table that is given as columns.

@@ -1,7 +1,7 @@
 // Table: all tensors, sorted and filtered; only the rows in view are in the document.
 
 const ROW = 34;
-const SHEET = isDiff ? 411 : 311; // with the line below it
+const NARROW = 900; // of the table: parts of a sheet stand below each other
 const OVERSCAN = 12;
 
 const byName = new Intl.Collator("en", { numeric: true });
@@ -29,18 +29,26 @@ function badge(status) {
   return element("span", { class: `badge is-${status.split(" ").pop()}` }, status);
 }
 
-// The end of a name tells most: where there is little room the beginning gives way.
+// Where there is little room, the beginning of a name gives way, then what is before its last two segments. Numbers
+// stay: they are what differs between layers.
 function nameOf(row) {
-  const cut = row.label.lastIndexOf(".", row.label.lastIndexOf(".") - 1);
-  const [head, tail] = [row.label.slice(0, cut + 1), row.label.slice(cut + 1)];
-  return element("span", { class: "ends" }, element("span", {}, head), element("span", {}, tail));
+  const runs = [];
+  const segments = row.label.split(".");
+  segments.forEach((segment, at) => {
+    const kind = /^\d+$/.test(segment) ? "number" : at >= segments.length - 2 ? "last" : "text";
+    const text = at < segments.length - 1 ? `${segment}.` : segment;
+    if (runs.length && runs[runs.length - 1].kind === kind) runs[runs.length - 1].text += text;
+    else runs.push({ kind, text });
+  });
+  return element("span", { class: "ends" }, ...runs.map(({ kind, text }, at) => element("span", { class: kind === "text" && at ? "middle" : kind }, text)));
 }
 
 function spark(row) {
   if (row.problem) return element("span", { class: "problem" }, "unreadable");
   if (row.side === null) return "";
-  const { histogram } = detailsOf(row.side, row.at);
-  return histogram === null ? "" : sparkline(histogram);
+  const sides = (row.sides ?? [row]).filter((side) => side !== null).reverse();
+  const histograms = sides.map((side) => detailsOf(side.side, side.at).histogram).filter((each) => each !== null);
+  return histograms.length ? sparkline(histograms) : "";
 }
 
 function makeTable() {
@@ -53,6 +61,7 @@ function makeTable() {
   let active = 0;
   let open = null; // the row whose detail is shown
   let renderedHeight = 0;
+  let renderedWidth = 0;
   let onChange = () => {};
 
   // --- titles ---
@@ -140,9 +149,15 @@ function makeTable() {
 
   // --- the rows in view ---
 
+  // With the line below it. A narrow sheet has its parts below each other, as high as the table allows.
+  function sheetHeight() {
+    if (scroller.clientWidth >= NARROW) return isDiff ? 431 : 331;
+    return Math.max(Math.min(scroller.clientHeight - find("titles").offsetHeight - ROW, 640), 240);
+  }
+
   function topOf(at) {
     const opened = open === null ? -1 : shown.indexOf(open);
-    return at * ROW + (opened >= 0 && opened < at ? SHEET : 0);
+    return at * ROW + (opened >= 0 && opened < at ? sheetHeight() : 0);
   }
 
   function gap(height) {
@@ -170,10 +185,11 @@ function makeTable() {
 
   function render() {
     const opened = open === null ? -1 : shown.indexOf(open);
-    const total = shown.length * ROW + (opened >= 0 ? SHEET : 0);
+    const total = shown.length * ROW + (opened >= 0 ? sheetHeight() : 0);
     const top = scroller.scrollTop;
     renderedHeight = scroller.clientHeight;
-    const from = top - (opened >= 0 && topOf(opened + 1) <= top ? SHEET : 0);
+    renderedWidth = scroller.clientWidth;
+    const from = top - (opened >= 0 && topOf(opened + 1) <= top ? sheetHeight() : 0);
     const first = Math.max(Math.floor(from / ROW) - OVERSCAN, 0);
     const last = Math.min(Math.ceil((top + renderedHeight) / ROW) + OVERSCAN, shown.length);
     const made = [];
@@ -184,9 +200,10 @@ function makeTable() {
       height += ROW;
       if (at === opened) {
         const sheet = detailOf(open);
-        sheet.style.height = `${SHEET - 1}px`;
+        sheet.style.height = `${sheetHeight() - 1}px`;
+        sheet.style.width = `${scroller.clientWidth}px`;
         made.push(element("tr", { class: "detail" }, element("td", { colspan: COLUMNS.length }, sheet)));
-        height += SHEET;
+        height += sheetHeight();
       }
     }
     if (height < total) made.push(gap(total - height));
@@ -206,7 +223,7 @@ function makeTable() {
     });
   });
   new ResizeObserver(() => {
-    if (scroller.clientHeight !== renderedHeight) render();
+    if (scroller.clientHeight !== renderedHeight || scroller.clientWidth !== renderedWidth) render();
   }).observe(scroller);
 
   // --- one tensor ---
@@ -215,12 +232,18 @@ function makeTable() {
     open = open === row ? null : row;
     keepInView();
     render();
+    linkTo(open);
+  }
+
+  // The address of the page leads to the tensor that is open.
+  function linkTo(row) {
+    history.replaceState(null, "", row === null ? location.pathname + location.search : `#${encodeURIComponent(row.name)}`);
   }
 
   function keepInView() {
     const head = find("titles").offsetHeight;
     const top = topOf(active);
-    const bottom = top + ROW + (shown[active] === open ? Math.min(SHEET, scroller.clientHeight - head - ROW) : 0);
+    const bottom = top + ROW + (shown[active] === open ? Math.min(sheetHeight(), scroller.clientHeight - head - ROW) : 0);
     if (top < scroller.scrollTop) scroller.scrollTop = top;
     else if (bottom > scroller.scrollTop + scroller.clientHeight - head) scroller.scrollTop = bottom - scroller.clientHeight + head;
   }
@@ -229,6 +252,7 @@ function makeTable() {
     if (!shown.includes(row)) clear();
     active = shown.indexOf(row);
     open = row;
+    linkTo(row);
     render(); // before scrolling: the room must be there
     scroller.scrollTop = topOf(active);
     render();
