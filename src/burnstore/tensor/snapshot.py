@@ -77,7 +77,7 @@ class TensorSnapshot:
         expect(path, str, "path")
         with located(tensor=path):
             array, dtype = checked_array(array)
-        return cls._checked(path, dtype, array.shape, ArrayData(array), param_id, container_stack)
+        return cls(path, dtype, array.shape, ArrayData(array))._of(param_id, container_stack)
 
     @classmethod
     def from_torch(
@@ -92,7 +92,7 @@ class TensorSnapshot:
             raise TypeError(f"from_torch expects a torch tensor, got {type(tensor).__name__}")
         with located(tensor=path):
             dtype, shape = torch_tensor.described(tensor)
-        return cls._checked(path, dtype, shape, TorchData(tensor), param_id, container_stack)
+        return cls(path, dtype, shape, TorchData(tensor))._of(param_id, container_stack)
 
     @classmethod
     def from_data(
@@ -100,7 +100,8 @@ class TensorSnapshot:
     ) -> TensorSnapshot:
         """Return a snapshot of data in memory."""
         expect(data, TensorData, "data")
-        return cls._checked(path, data.dtype, data.shape, HeldData(data), param_id, container_stack, nbytes=data.nbytes)
+        held = cls(path, data.dtype, data.shape, HeldData(data), nbytes=data.nbytes)
+        return held._of(param_id, container_stack)
 
     @classmethod
     def from_closure(
@@ -118,22 +119,14 @@ class TensorSnapshot:
         expect(dtype, DType, "dtype")
         if not callable(provide):
             raise TypeError(f"provide must be a function without arguments, got {type(provide).__name__}")
-        return cls._checked(path, dtype, shape, ProvidedData(provide, dtype, shape), param_id, container_stack)
+        return cls(path, dtype, shape, ProvidedData(provide, dtype, shape))._of(param_id, container_stack)
 
-    @classmethod
-    def _checked(
-        cls,
-        path: str,
-        dtype: DType,
-        shape: Shape,
-        data: Data,
-        param_id: int | None,
-        container_stack: Sequence[str],
-        nbytes: int | None = None,
-    ) -> TensorSnapshot:
-        expect(path, str, "path")
-        identity = None if param_id is None else int(ParamId(param_id))
-        return cls(path, dtype, shape, data, nbytes=nbytes, param_id=identity, container_stack=tuple(container_stack))
+    def _of(self, param_id: int | None, container_stack: Sequence[str]) -> TensorSnapshot:
+        """Set what every constructor takes from a caller, checked."""
+        expect(self._path, str, "path")
+        self._param_id = None if param_id is None else int(ParamId(param_id))
+        self._container_stack = tuple(container_stack)
+        return self
 
     @property
     def path(self) -> str:

@@ -198,19 +198,18 @@ def _encoding_of(head: bytes) -> str | None:
 def _read_msgpack(source: Source, limits: Limits, decoded: Spool, like: Any, undecided: DType | None) -> Document:
     """Read a MessagePack record (BR-03, BR-06)."""
     reader = ParameterReader(source, decoded, nodes=(limits.tensors or 0) * NODES_PER_TENSOR)
-    heading: Heading | None = None
     parts: dict[str, Any] = {}
     with located(rule="BR-03"):
         for key in reader.entries(limits.name_bytes):
             _check_key(key, parts)
             if key == "metadata":
-                parts[key] = heading = Heading.from_tree(reader.tree(depth=1, longest_text=_LONGEST_TEXT))
-            elif key == "item" and heading is not None:
-                forms = number_forms(heading.precision)
+                parts[key] = Heading.from_tree(reader.tree(depth=1, longest_text=_LONGEST_TEXT))
+            elif key == "item":
+                forms = number_forms(parts["metadata"].precision)
                 parts[key] = reader.tree(depth=MOST_DEPTH, longest_text=limits.name_bytes, forms=forms)
             else:
                 parts[key] = reader.tree(depth=1, longest_text=0)
-        document = _planted(heading, parts, limits, like, undecided, source.size)
+        document = _planted(parts, limits, like, undecided, source.size)
         if not reader.at_end():
             raise CorruptError(f"{reader.left} bytes follow the record", rule="BR-16", offset=reader.position)
     return document
@@ -230,15 +229,10 @@ def _read_json(source: Source, limits: Limits, decoded: Spool, like: Any, undeci
             rule_of_end="BR-16",
         )
         parts: dict[str, Any] = {}
-        heading: Heading | None = None
         for key, value in tree.items():
             _check_key(key, parts)
-            parts[key] = value
-            if key == "metadata":
-                heading = Heading.from_tree(value)
-        return _planted(
-            heading, parts, limits, like, undecided, source.size, NumberTexts(raw, decoded, most_nulls=nodes)
-        )
+            parts[key] = Heading.from_tree(value) if key == "metadata" else value
+        return _planted(parts, limits, like, undecided, source.size, NumberTexts(raw, decoded, most_nulls=nodes))
 
 
 def _check_key(key: str, parts: Mapping[str, Any]) -> None:
@@ -249,7 +243,6 @@ def _check_key(key: str, parts: Mapping[str, Any]) -> None:
 
 
 def _planted(
-    heading: Heading | None,
     parts: Mapping[str, Any],
     limits: Limits,
     like: Any,
@@ -257,10 +250,11 @@ def _planted(
     size: int,
     texts: NumberTexts | None = None,
 ) -> Document:
-    if heading is None or "item" not in parts:
+    if not {"metadata", "item"} <= parts.keys():
         raise CorruptError("a record without item", rule="BR-06")
     if parts.get("_b") not in (None, []):
         raise CorruptError("_b is neither empty nor null", rule="BR-06")
+    heading: Heading = parts["metadata"]
     kinds: Mapping[str, Kind] = {}
     if like is not None and not isinstance(like, str):
         kinds = {path: parameter.kind for path, parameter in parameters_of(declare(like, heading.minor))}
