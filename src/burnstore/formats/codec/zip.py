@@ -127,6 +127,9 @@ def read_directory(read_at: ReadAt, size: int) -> Directory:
     names = _names(raw_names, entries["flags"], start + places)
     sizes, packed, headers = _wide_columns(directory, entries, name_ends)
     _check_members(names, entries, sizes, packed, start + places)
+    inflated = int(sizes[entries["method"] == DEFLATED].sum())
+    if inflated > max(4 * size, MAX_INFLATED):
+        raise LimitError(f"members that inflate to {inflated} bytes in a file of {size}")
     _refuse(headers + _LOCAL.itemsize + entries["name"] > start, "starts inside the directory", names, headers)
     order = np.argsort(headers, kind="stable")
     local, local_names = _local_headers(read_at, order, headers, entries["name"])

@@ -15,7 +15,7 @@ from ...limits import Limits
 from ...tensor.sources import SourceData
 from ..codec.json import decode
 from ..codec.json import parse as parse_json
-from ..codec.zip import DEFLATED, MAX_INFLATED, Directory, read_directory
+from ..codec.zip import DEFLATED, Directory, read_directory
 from .data import DeflatedData, check_member, read_member
 from .stream import PickledFile, max_pickle_bytes, parse_whole, torch_dialect
 from .tensors import DTYPES, PickledTensor, Storage, Storages, shown_names, view
@@ -43,9 +43,6 @@ class ZipFile:
         self._limits = limits
         directory = self.directory = _read_directory(source)
         self._rows = dict(zip(directory.names, range(len(directory.names)), strict=True))
-        inflated = int(directory.sizes[directory.methods == DEFLATED].sum())
-        if inflated > max(4 * source.size, MAX_INFLATED):
-            raise LimitError(f"members that inflate to {inflated} bytes in a file of {source.size}", rule="PT-07")
         self.root = self._find_root()
 
     def _find_root(self) -> str:
