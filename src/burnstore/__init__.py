@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .jobs.explain.explain import explain as explain
     from .jobs.inspect.inspect import Inspection as Inspection
     from .jobs.inspect.inspect import inspect as inspect
+    from .jobs.map.map import map_names as map_names
     from .jobs.merge.merge import MergeResult as MergeResult
     from .jobs.merge.merge import MergeSource as MergeSource
     from .jobs.merge.merge import merge as merge
@@ -91,6 +92,7 @@ _ROOMS = {
     "jobs.diff.result": ("Diff",),
     "jobs.explain.explain": ("Explanation", "explain"),
     "jobs.inspect.inspect": ("Inspection", "inspect"),
+    "jobs.map.map": ("map_names",),
     "jobs.merge.merge": ("MergeResult", "MergeSource", "merge"),
     "jobs.migrate": ("Migration", "migrate"),
     "jobs.report.report": ("Report", "report"),
@@ -185,6 +187,7 @@ __all__ = [
     "explain",
     "inspect",
     "load",
+    "map_names",
     "merge",
     "migrate",
     "nn",

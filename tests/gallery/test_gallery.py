@@ -25,6 +25,8 @@ pytest.importorskip("tomllib")
 from . import sources
 from .convert import converted, rules_of
 
+RULES = Path(__file__).resolve().parents[2] / "docs" / "gallery" / "rules"
+
 RTOL = 1e-5
 """Far below 1e-3: the two forms of GELU differ by some 5e-5."""
 
@@ -37,6 +39,7 @@ class Case:
     """A model on both sides."""
 
     gallery: Gallery
+    name: str
     model: str
     source: sources.Source
     folder: Path
@@ -66,7 +69,7 @@ class Case:
 def case(request: pytest.FixtureRequest, gallery: Gallery, tmp_path_factory: pytest.TempPathFactory) -> Case:
     folder = tmp_path_factory.mktemp(request.param)
     model = request.param.partition("-")[0]
-    found = Case(gallery, model, sources.make(request.param, folder), folder)
+    found = Case(gallery, request.param, model, sources.make(request.param, folder), folder)
     assert gallery.run(model, "outline", found.source.config, found.outline) == ""
     return found
 
@@ -87,6 +90,32 @@ def test_burn_loads_the_converted_file_and_computes_what_torch_computes(
     record_property("error", f"{case.model}: {error:.1e}")
     print(f"{case.folder.name}: largest error {error:.1e}")
     assert error < RTOL
+
+
+def test_map_finds_the_expected_mapping_without_a_line_of_the_user(case: Case) -> None:
+    """The rules in docs/gallery are what map finds; burnstore follows them to the same bits as the tests' own NumPy."""
+    found = bs.map_names(case.source.checkpoint, like=case.outline)
+    assert found.is_certain
+    assert found.text == (RULES / f"{case.name}.toml").read_text(encoding="utf-8")
+    path = case.folder / "mapped.bpk"
+    bs.convert(case.source.checkpoint, path, like=case.outline, map=True, overwrite=True)
+    wanted = case.tensors()
+    with bs.open(path) as file:
+        tensors = {name: file[name].numpy() for name in file}
+    assert tensors.keys() == wanted.keys()
+    for name, values in wanted.items():
+        np.testing.assert_array_equal(tensors[name], values, err_msg=name)
+    assert _error(case.outputs(tensors, "by_map"), case.source.outputs) < RTOL
+
+
+def test_the_way_back_gives_the_checkpoint_again(case: Case) -> None:
+    rules = RULES / f"{case.name}.toml"
+    done = bs.convert(case.source.checkpoint, case.folder / "there.bpk", rules=rules, overwrite=True)
+    bs.convert(case.folder / "there.bpk", case.folder / "back.safetensors", rules=rules, invert=True, overwrite=True)
+    with bs.open(case.folder / "back.safetensors") as back, bs.open(case.source.checkpoint) as given:
+        assert set(given) - set(back) <= done.left_out.keys()
+        for name in back:
+            np.testing.assert_array_equal(back[name].numpy(), given[name].numpy(), err_msg=name)
 
 
 def test_the_outline_declares_every_tensor_and_the_kind_of_its_module(case: Case) -> None:

@@ -176,6 +176,18 @@ def test_what_is_dropped_has_a_reason_and_comes_back_where_its_value_is_known(tm
     assert any("*.inv_freq" in note for note in back.notes)
 
 
+def test_a_copy_is_dropped_if_it_is_one_and_comes_back(tmp_path: Path) -> None:
+    given = {"shared": _floats(5, 3)}
+    given["encoder"] = given["shared"].copy()
+    rules = [{"source": "shared", "target": "s"}, {"source": "encoder", "drop": "a copy", "equals": "shared"}]
+    there, back = _there_and_back(tmp_path, given, *rules)
+    _same(there, {"s": given["shared"]})
+    _same(back, given)
+    other = _written(tmp_path, {**given, "encoder": given["shared"] + 1}, "other.safetensors")
+    with pytest.raises(ModelError, match="left out as equal to 'shared', and differs"):
+        bs.convert(other, tmp_path / "x.bpk", rules=tmp_path / "rules.json")
+
+
 def test_a_reshaped_scalar(tmp_path: Path) -> None:
     given = {"scale": np.array(2.5, np.float32)}
     rule = {"source": "scale", "target": "scale", "reshape": {"from": [], "to": [1]}}

@@ -30,6 +30,8 @@ EXAMPLES = """\
 examples:
   burnstore convert model.pt model.safetensors
   burnstore convert model.pt model.bpk --like net:Net          into Burn's layout, by the class Net in ./net.py
+  burnstore convert model.pt model.bpk --like model.outline.bpk --map    names found, if nothing is uncertain
+  burnstore convert trained.bpk back.safetensors --rules rules.toml --invert
   burnstore convert model.pt model.bpk --guess                 by names and shapes, if they are unambiguous
   burnstore convert encoder.pt decoder.pt model.safetensors    several sources, one target
   burnstore convert '*.pt' converted/ --format safetensors     each source into a file of its name
@@ -91,6 +93,7 @@ def _add_what(group: Any) -> None:
 
 def _add_layout(group: Any) -> None:
     add_like(group)
+    group.add_argument("--map", action="store_true", help="find the rules from SRC to the outline given as --like")
     add_pipeline_options(
         group, "rules", "invert", "guess", "keep_layout", "layout", "target_layout", "skip_enum_variants"
     )
@@ -175,6 +178,7 @@ def _convert(arguments: argparse.Namespace, progress: Any) -> ConvertResult:
         arguments.paths[:-1],
         arguments.paths[-1],
         like=like_from(arguments),
+        map=arguments.map,
         top_level_key=arguments.top_level_key,
         format=arguments.format,
         max_shard_size=arguments.shard,

@@ -73,6 +73,20 @@ class Outline:
             elif container != "Enum":
                 found.setdefault(path, {})[segment] = value.name
 
+    def without_variants(self, path: str) -> str:
+        """Return a path without the variants of enums, as PyTorch's names are.
+
+        >>> Outline("0.22.1", {"": "Enum:Block"}, {"": "Basic"}).without_variants("Basic.conv.weight")
+        'conv.weight'
+        """
+        kept: list[str] = []
+        above = ""
+        for segment in path.split("."):
+            if above not in self.variants:
+                kept.append(segment)
+            above = f"{above}.{segment}" if above else segment
+        return ".".join(kept)
+
     @functools.cached_property
     def kinds(self) -> Mapping[str, ModuleKind]:
         """The modules of Burn's own types, with the options that their tensors do not show."""

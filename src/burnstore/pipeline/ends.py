@@ -17,12 +17,13 @@ from ..errors import DuplicateNameError, ModelError, printable
 from ..formats.base import LAYOUT_KEY
 from ..models.binding import Slot
 from ..models.bindings import binding_for
+from ..models.outline import Outline, outline_of
 from ..tensor.data import Array, Shape, TensorData
 from ..tensor.dtype import DType
 from ..tensor.scalar import Scalar
 from ..tensor.snapshot import TensorSnapshot
 from ..transforms.layout import LAYOUTS, Layout
-from ..transforms.view import LayoutView
+from ..transforms.view import LayoutView, module_tree, view_of_burn, view_of_torch
 from .kinds import RecordedModule, layout_of, recorded_modules, view_of_model, view_of_record
 from .options import Pipeline
 
@@ -181,6 +182,9 @@ def target_of_file(file: Checkpoint, source: Input, pipeline: Pipeline) -> Targe
     Where the two layouts differ, the kinds of modules come from rules, or from the record of either file.
     """
     layout = next((known for known in LAYOUTS if known == file.layout), None)
+    outline = outline_of(file.metadata)
+    if outline is not None:
+        return _target_of_outline(file, outline, source, pipeline)
     shapes = {name: file[name].shape for name in file}
     return Target(
         [FileSlot(each) for each in file.values()],
@@ -188,6 +192,25 @@ def target_of_file(file: Checkpoint, source: Input, pipeline: Pipeline) -> Targe
         partial(_view_of_file, file, layout, shapes, source, pipeline),
         file.path,
     )
+
+
+def _target_of_outline(file: Checkpoint, outline: Outline, source: Input, pipeline: Pipeline) -> Target:
+    """Return the tensors of a Burn model's outline as slots; enum variants are no part of their names, as in Burn."""
+    skip = pipeline.skip_enum_variants
+    if skip is None:  # a source or rules may name the variants all the same
+        named = {each.path for each in source.snapshots}
+        is_whole = pipeline.recipe is not None and pipeline.recipe.target_layout is not None
+        skip = not is_whole and not any(name in named for name in file if outline.without_variants(name) != name)
+    short = {name: outline.without_variants(name) if skip else name for name in file}
+    kinds = {outline.without_variants(path) if skip else path: kind for path, kind in outline.kinds.items()}
+    slots = [FileSlot(each.with_path(short[each.path])) for each in file.values()]
+    check_distinct(slots)
+
+    def view(present: Iterable[str]) -> LayoutView:
+        return view_of_burn(module_tree({slot.path: slot.shape for slot in slots}, kinds), present)
+
+    full_paths = {path: name for name, path in short.items() if path != name}
+    return Target(slots, "burn", view, file.path, full_paths)
 
 
 def _view_of_file(
@@ -198,7 +221,6 @@ def _view_of_file(
     pipeline: Pipeline,
     present: Iterable[str] | None,
 ) -> LayoutView:
-    from ..transforms.view import module_tree, view_of_burn, view_of_torch
     from .kinds import kinds_by_rules
 
     assert layout is not None  # a file of unknown layout is never viewed in another

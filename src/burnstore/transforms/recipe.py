@@ -15,6 +15,7 @@ back. The table below is the form in which rules files have them.
     tie                 the source is the value of another target, too
     drop                the source is left out: the reason
     constant            {value = 0.0, shape = [..], dtype = "F32"} instead of a source; with drop, what the source is
+    equals              with drop: the source that this one must equal, and is made of on the way back
     optional            there may be no such source
 
 Operations on one tensor are done in this order: permute_rope, add_one, transpose, reshape, cast.
@@ -108,6 +109,9 @@ class TensorRule:
     sizes: tuple[int, ...] = ()
     """The sizes of joined parts, for the way back; none: equal."""
 
+    equals: str | None = None
+    """The tensor that a dropped one must equal."""
+
     def __str__(self) -> str:
         return f"{' + '.join(self.sources) or 'a constant'} → {', '.join(self.targets) or 'nothing'}"
 
@@ -116,7 +120,7 @@ class TensorRule:
         if self.constant is not None and not self.sources:
             return TensorRule(self.targets, drop="it is constant", constant=self.constant)
         if self.drop is not None:
-            return TensorRule(targets=self.sources, constant=self.constant, optional=True)
+            return TensorRule(targets=self.sources, constant=self.constant, optional=True, equals=self.equals)
         before = tuple(self._undone(steps) for steps in self.after)
         after = tuple(self._undone(steps) for steps in self.before)
         if self.tie:
@@ -181,7 +185,7 @@ class Recipe:
         followed = Followed()
         waiting: list[TensorRule] = []
         for rule in self.rules:
-            if rule.constant is not None and not rule.sources:
+            if not rule.sources and (rule.constant is not None or rule.equals is not None):
                 waiting.append(rule)
             elif not rule.sources:  # what the way there dropped
                 followed.notes.append(f"the way back has no {', '.join(rule.targets)}: the rules dropped it")
@@ -209,6 +213,12 @@ class Recipe:
                 followed.dropped[name] = rule.drop
                 if rule.constant is not None:
                     followed.equals.append((tensors[name], rule.constant.make(name)))
+                if rule.equals is not None:
+                    if rule.equals not in tensors:
+                        raise ModelError(
+                            f"the rule {rule} compares it with {rule.equals!r}, which is missing", tensor=name
+                        )
+                    followed.equals.append((tensors[name], tensors[rule.equals]))
         if not found and not rule.optional:
             raise PatternError(f"no tensor is named as in the rule {rule}", hint="optional = true allows that")
         for indices in found if rule.drop is None or rule.tie else ():
@@ -254,7 +264,13 @@ class Recipe:
             followed.add(made.with_path(target), origins, (*operations, *steps))
 
     def _make(self, rule: TensorRule, followed: Followed) -> None:
-        """Make constants; the numbers of their names are those of the tensors beside them."""
+        """Make copies and constants; the numbers in names of constants are those of the tensors beside them."""
+        if rule.equals is not None:
+            found = followed.made.get(rule.equals)
+            if found is None:
+                raise ModelError(f"the rule {rule} needs {rule.equals!r}, which nothing makes")
+            followed.add(found[0].with_path(rule.targets[0]), *found[1:])
+            return
         assert rule.constant is not None
         for target in rule.targets:
             form = template(target)
@@ -344,7 +360,7 @@ _KEYS: tuple[str, ...] = (
     "transpose",
     "reshape",
 )
-_KEYS += ("cast", "tie", "drop", "constant", "optional")
+_KEYS += ("cast", "tie", "drop", "constant", "equals", "optional")
 
 
 def recipe_from(document: Mapping[str, Any]) -> Recipe:
@@ -407,7 +423,10 @@ def _rule_from(row: Mapping[str, Any]) -> TensorRule:
     cut = (axis, sizes) if len(targets) > 1 else None
     after = (steps,) * len(targets) if steps else ()
     rule = TensorRule(sources, targets, (), join, cut, after, bool(row.get("tie")), reason, fill)
-    return replace(rule, optional=bool(row.get("optional")), sizes=sizes if cut is None else ())
+    equals = row.get("equals")
+    if equals is not None and (reason is None or not isinstance(equals, str) or template(sources[0]).letters):
+        raise ValueError("equals names the tensor that a single dropped one equals")
+    return replace(rule, optional=bool(row.get("optional")), sizes=sizes if cut is None else (), equals=equals)
 
 
 def _check_letters(sources: Sequence[str], targets: Sequence[str]) -> None:

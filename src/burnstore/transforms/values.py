@@ -123,7 +123,7 @@ def fold_weight_norm(magnitude: TensorSnapshot, direction: TensorSnapshot, axis:
     [[6.0, 8.0]]
     """
     wanted = _norm_shape(direction, axis)
-    if math.prod(magnitude.shape) != math.prod(wanted):
+    if magnitude.shape != wanted:
         raise ModelError(
             f"its shape is {list(magnitude.shape)}; the weight norm of {direction.path} has {list(wanted)}",
             tensor=magnitude.path,
@@ -151,7 +151,7 @@ def _norm(array: Array, axis: int) -> Array:
 
 def _folded(magnitude: Array, direction: Array, axis: int) -> Array:
     norm = _norm(direction, axis)
-    return direction * (magnitude.reshape(norm.shape) / norm)
+    return direction * (magnitude / norm)
 
 
 def concatenate(parts: Sequence[TensorSnapshot], axis: int) -> TensorSnapshot:

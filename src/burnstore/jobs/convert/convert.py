@@ -44,6 +44,8 @@ from ...progress import Progress, ProgressLike, progress_from
 from ...tensor.dtype import DType
 from ...transforms.guess import Guess
 from ...transforms.layout import Layout
+from ...transforms.recipe import Recipe
+from ..map.map import map_names
 from .receipt import RECEIPT_SUFFIX, Receipt, ReceiptSource, ReceiptTensor, file_digest, files_of, read_receipt
 
 Path = str | os.PathLike[str]
@@ -79,6 +81,7 @@ def convert(
     target_layout: str | None = None,
     keep_layout: bool = False,
     like: Any = None,
+    map: bool = False,
     rules: RulesLike | None = None,
     invert: bool = False,
     guess: bool = False,
@@ -113,6 +116,7 @@ def convert(
       from names and shapes where they decide (AmbiguousError with the evidence where not).
     * ``rules`` may also state what becomes of each tensor (docs/howto/rules.md), instead of the layout stage or before
       it; ``invert=True`` follows such rules backwards.
+    * ``map=True`` finds these rules, where ``like`` is the outline of a Burn model; ModelError if it is not certain.
     * ``like`` also checks: the target must get every tensor that ``like`` has, of the same shape, and no other.
     * ``filter``: only tensors whose names in the target match.
     * ``adapter``: an adapter, its name, or a function of one snapshot. One that converts layouts replaces that stage.
@@ -169,6 +173,8 @@ def convert(
     kept = checked_metadata(metadata)
     writer = how.checked_format()
     open_options = {} if top_level_key is None else {"top_level_key": top_level_key}
+    if map:
+        chosen = chosen.replace(recipe=_mapped(source, like, top_level_key))
     with (
         progress_from(progress) as report,
         opened_files(_paths(source), limits, **open_options) as sources,
@@ -182,6 +188,14 @@ def convert(
             {**scalar_options(inputs, writer, plan, format_options), **format_options},
         )
         return _converted(plan, written, sources, writer, how, report)
+
+
+def _mapped(source: Path | Sequence[Path], like: Any, top_level_key: str | None) -> Recipe:
+    """Return the rules that lead from a source to an outline."""
+    paths = _paths(source)
+    if not isinstance(like, (str, os.PathLike)) or len(paths) != 1:
+        raise ValueError("map needs one source, and the outline of a Burn model as like")
+    return map_names(paths[0], like=like, top_level_key=top_level_key).recipe()
 
 
 def plan_of_files(inputs: Sequence[Input], pipeline: Pipeline, chosen: Format, like: Target | None = None) -> Plan:

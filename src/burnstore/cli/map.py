@@ -1,0 +1,74 @@
+"""``burnstore map``: find which tensor of a checkpoint is which tensor of a Burn model."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+from ..jobs.map.map import MapResult, map_names
+from .arguments import add_options
+from .errors import FOUND, JOB_ERRORS, OK, fail
+from .options import add_top_level_key
+from .text import counted, escape, escape_controls, print_json
+
+DESCRIPTION = """\
+Find which tensor of a PyTorch checkpoint becomes which tensor of a Burn model, by structure, shapes and names, and
+write a rules file that convert takes. What fits several ways is shown with the choices, and never decided.
+"""
+
+EXAMPLES = """\
+examples:
+  burnstore map model.safetensors --like model.outline.bpk
+  burnstore map model.safetensors --like model.outline.bpk --output rules.toml
+  burnstore convert model.safetensors model.bpk --rules rules.toml --like model.outline.bpk
+
+exit codes:
+  0  ok: everything has its place
+  1  something is open: a question, a tensor without a partner, or a pair that only order decides
+  2  an error: a file that cannot be read, or wrong arguments
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the verb."""
+    parser.add_argument("source", metavar="SRC", help="a checkpoint of PyTorch, of any format")
+    parser.add_argument("--like", metavar="OUTLINE", required=True, help="the outline of a Burn model")
+    parser.add_argument("--output", "-o", metavar="FILE", help="write the rules file (TOML)")
+    parser.add_argument(
+        "--rope", choices=("halves", "pairs"), help="how the source rotates heads, where nothing else states it"
+    )
+    add_top_level_key(parser)
+    add_options(parser, "overwrite", "json")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Map, and print pairs, questions and what is left."""
+    try:
+        found = map_names(
+            arguments.source, like=arguments.like, rope=arguments.rope, top_level_key=arguments.top_level_key
+        )
+        if arguments.output is not None:
+            found.save(arguments.output, overwrite=arguments.overwrite)
+    except JOB_ERRORS as error:
+        return fail(error, arguments.source)
+    if arguments.json:
+        print_json(found.to_dict())
+    else:
+        print("\n".join(_lines(found, arguments)))
+    return OK if found.is_certain else FOUND
+
+
+def _lines(found: MapResult, arguments: argparse.Namespace) -> Iterator[str]:
+    if arguments.output is None:
+        yield escape_controls(found.text.rstrip("\n").replace("\n", "\0")).replace("\\x00", "\n")
+    for question in found.questions:
+        yield f"open: {', '.join(map(escape, question.targets))}: {question.why}"
+        yield from (f"  maybe {escape(choice)}" for choice in question.choices)
+    for name in found.left_targets:
+        yield f"open: {escape(name)}: nothing was found for it"
+    for name in found.left_sources:
+        yield f"left over: {escape(name)}"
+    if found.by_order:
+        yield f"only order decides {counted(len(found.by_order), 'tensor')}, the first is {escape(found.by_order[0])}"
+    outcome = "certain" if found.is_certain else "complete" if found.is_complete else "not complete"
+    yield f"{counted(len(found.tensors), 'tensor')} mapped, {counted(len(found.rules['tensors']), 'rule')}: {outcome}"

@@ -1,0 +1,1 @@
+"""Find which tensor of a checkpoint belongs to which tensor of a Burn model."""

@@ -1,0 +1,285 @@
+"""Align: pair the units of a source with those of a Burn model, from the outside in.
+
+Numbered modules are matched first, by the size of each entry; then entry by entry, and at last the layers between them:
+by shapes where only one fits, by names where several do, by number where names are the same. A pair that another
+assignment could replace at nearly the same price is not made: it becomes a question.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from .assign import assign
+from .units import Run, TargetSide, Unit, natural, pairs_of, source_runs, split_units, with_roles
+from .words import likeness, meaning, one_based
+
+MARGIN = 0.12
+"""How much better than any other an assignment must be to count as decided by names."""
+
+_SAME_SIZE = 0.9
+_LETTERS = "ijklmn"
+
+
+class Pair(NamedTuple):
+    """Two units that belong together, why, and their paths with placeholders for numbers."""
+
+    source: Unit
+    target: Unit
+    evidence: str
+    forms: tuple[tuple[str, str], tuple[str, str]]
+    """The paths of the modules around them, each with its form: ``(("h.0", "h.{i}"), ("blocks.0", "blocks.{i}"))``."""
+
+
+class Question(NamedTuple):
+    """Tensors that cannot be decided, and what they may be."""
+
+    targets: tuple[str, ...]
+    choices: tuple[str, ...]
+    why: str
+
+
+class _Around(NamedTuple):
+    """The modules within which units are paired: paths, their forms, and how many numbers these have."""
+
+    source: str = ""
+    target: str = ""
+    source_form: str = ""
+    target_form: str = ""
+    depth: int = 0
+
+
+_ROOT = _Around()
+
+
+@dataclass(slots=True)
+class Alignment:
+    """The pairs that were found, the questions, and the units that are left."""
+
+    side: TargetSide
+    pairs: list[Pair] = field(default_factory=list)
+    questions: list[Question] = field(default_factory=list)
+    sources: list[tuple[Unit, _Around]] = field(default_factory=list)
+    targets: list[tuple[Unit, _Around]] = field(default_factory=list)
+    known: dict[object, list[tuple[int, int, str]]] = field(default_factory=dict)
+
+    def align(self, sources: Sequence[Unit], targets: Sequence[Unit], around: _Around = _ROOT) -> None:
+        """Pair units within modules that belong together."""
+        if not targets:
+            self.sources += [(unit, around) for unit in sources]
+            return
+        taken_sources: set[int] = set()
+        taken_targets: set[int] = set()
+        for run, other, offset in self._matched_runs(sources, targets, around):
+            forms = _run_forms(run, other, offset, around)
+            for at in range(len(other.numbers)):
+                ones = _below(sources, run.entry(at + offset))
+                others = _below(targets, other.entry(at))
+                taken_sources.update(map(id, ones))
+                taken_targets.update(map(id, others))
+                inside = _Around(run.entry(at + offset), other.entry(at), *forms, around.depth + 1)
+                self.align(ones, others, inside)
+        self._pair(
+            [unit for unit in sources if id(unit) not in taken_sources],
+            [unit for unit in targets if id(unit) not in taken_targets],
+            around,
+        )
+
+    # --- numbered modules
+
+    def _matched_runs(
+        self, sources: Sequence[Unit], targets: Sequence[Unit], around: _Around
+    ) -> list[tuple[Run, Run, int]]:
+        inside = [run for run in self.side.runs if _is_below(run.path, around.target)]
+        runs = [
+            run for run in inside if not any(_is_below(run.path, other.path) for other in inside if other is not run)
+        ]
+        given = [(run, offset) for run in source_runs(sources, around.source) for offset in range(len(run.numbers))]
+        sizes = {run: _sizes(targets, run) for run in runs}
+        own = {run: _sizes(sources, run) for run, _ in given}
+        fitting: dict[tuple[int, int], float] = {}
+        for at, (run, offset) in enumerate(given):
+            for row, wanted in enumerate(runs):
+                found = own[run][offset : offset + len(wanted.numbers)]
+                least = _SAME_SIZE if len(run.numbers) == len(wanted.numbers) else 0.999
+                if len(found) == len(wanted.numbers) and all(
+                    min(pair) >= least * max(pair) for pair in zip(found, sizes[wanted], strict=True)
+                ):
+                    path = self.side.shown.get(wanted.path, wanted.path)
+                    names = meaning(f"{run.path}.{run.stem}"), meaning(path)
+                    rarity = dict.fromkeys((*names[0], *names[1]), 1.0)
+                    fitting[at, row] = likeness(*names, rarity)
+        decided = [pair for pair in assign(fitting) if pair.margin >= MARGIN]
+        return [(given[pair.one][0], runs[pair.other], given[pair.one][1]) for pair in decided]
+
+    # --- the units between them
+
+    def _pair(
+        self, sources: Sequence[Unit], targets: Sequence[Unit], around: _Around, *, is_last: bool = False
+    ) -> None:
+        sources = split_units(sources, targets)
+        above = self.side.shown.get(around.target, around.target)
+        source_paths = with_roles(sources, around.source)
+        target_paths = [unit.below(above) for unit in targets]
+        key = tuple(source_paths), tuple(target_paths), tuple(map(_shapes, (*sources, *targets)))
+        if key not in self.known or is_last:
+            paths = [*one_based(source_paths), *one_based(target_paths)]
+            in_block = around.depth > 0 and any("attention" in meaning(path) for path in paths)
+            words = [meaning(path, in_block=in_block, is_flat=is_last) for path in paths]
+            self.known[key] = _decide(sources, targets, words[: len(sources)], words[len(sources) :])
+        forms = (around.source, around.source_form), (around.target, around.target_form)
+        used_sources, used_targets = set(), set()
+        open_: dict[str, list[tuple[int, int]]] = {}
+        for one, other, evidence in self.known[key]:
+            used_sources.add(one)
+            used_targets.add(other)
+            if evidence.startswith("?"):
+                open_.setdefault(evidence[1:], []).append((one, other))
+            else:
+                self.pairs.append(Pair(sources[one], targets[other], evidence, forms))
+        for why, members in open_.items():
+            self.questions.append(
+                Question(
+                    tuple(targets[other].path for _, other in members),
+                    tuple(sources[one].path for one, _ in members),
+                    why,
+                )
+            )
+        self.sources += [(unit, around) for at, unit in enumerate(sources) if at not in used_sources]
+        self.targets += [(unit, around) for at, unit in enumerate(targets) if at not in used_targets]
+
+    def pair_rest(self) -> None:
+        """Pair what is left, wherever it is: layers that one side keeps elsewhere, and single tensors of layers."""
+        for broken in (False, True):
+            sources = [unit for unit, _ in self.sources]
+            targets = [unit for unit, _ in self.targets]
+            self.sources, self.targets = [], []
+            if broken:
+                sources, targets = list(_broken(sources)), list(_broken(targets))
+            self._pair(sources, targets, _ROOT, is_last=True)
+
+
+def _decide(
+    sources: Sequence[Unit],
+    targets: Sequence[Unit],
+    source_words: Sequence[Mapping[str, float]],
+    target_words: Sequence[Mapping[str, float]],
+) -> list[tuple[int, int, str]]:
+    """Return pairs with the evidence; evidence that begins with ``?`` is a reason why the pair is not decided."""
+    rarity = _rarity([*source_words, *target_words])
+    fitting: dict[tuple[int, int], float] = {}
+    for other, target in enumerate(targets):
+        for one, source in enumerate(sources):
+            try:
+                list(pairs_of(source, target))
+            except ValueError:
+                continue
+            fitting[one, other] = likeness(source_words[one], target_words[other], rarity)
+    pairings = assign(fitting)
+    # A pair that stands for want of another would follow from a wrong one: then nothing of its group is decided.
+    doubtful = {
+        pair.group
+        for pair in pairings
+        if pair.margin < MARGIN or (pair.margin < math.inf and not _stands_out(pair.one, pair.other, fitting))
+    }
+    found: list[tuple[int, int, str]] = []
+    unsure: list[tuple[int, int]] = []
+    for one, other, margin, group in pairings:
+        shared = sorted(set(source_words[one]) & set(target_words[other]), key=lambda word: -rarity[word])
+        if margin == math.inf and group not in doubtful:
+            found.append((one, other, "only it fits by shape"))
+        elif group not in doubtful:
+            found.append((one, other, f"names: {', '.join(shared[:3])}"))
+        else:
+            unsure.append((one, other))
+    return found + _by_number(unsure, sources, targets, fitting)
+
+
+def _stands_out(one: int, other: int, fitting: Mapping[tuple[int, int], float]) -> bool:
+    """Return whether names prefer a pair to every other of its source, or to every other of its target."""
+    own = fitting[one, other]
+    of_source = max((value for (a, b), value in fitting.items() if a == one and b != other), default=-1.0)
+    of_target = max((value for (a, b), value in fitting.items() if b == other and a != one), default=-1.0)
+    return own > 0 and own - min(of_source, of_target) >= MARGIN / 2
+
+
+def _by_number(
+    unsure: Sequence[tuple[int, int]],
+    sources: Sequence[Unit],
+    targets: Sequence[Unit],
+    fitting: Mapping[tuple[int, int], float],
+) -> list[tuple[int, int, str]]:
+    """Decide by order where the names in the source differ in numbers only, and all that is unsure fits all of it."""
+    groups: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    for one, other in unsure:
+        partners = tuple(sorted(each for at, each in fitting if at == one))
+        groups.setdefault(partners, []).append((one, other))
+    found = []
+    for partners, members in groups.items():
+        ones = sorted((one for one, _ in members), key=lambda at: natural(sources[at].path))
+        others = sorted(other for _, other in members)
+        if len({re.sub(r"\d+", "#", targets[other].shown) for other in others}) == 1:  # numbers, not declarations
+            others.sort(key=lambda at: natural(targets[at].shown))
+        names = {re.sub(r"\d+", "#", sources[one].shown) for one in ones}
+        is_even = (
+            len({round(fitting[one, other], 6) for one in ones for other in others if (one, other) in fitting}) == 1
+        )
+        if len(names) == 1 and is_even and tuple(sorted(others)) == partners:
+            found += [(one, other, "order") for one, other in zip(ones, others, strict=True)]
+        else:
+            found += [(one, other, "?shapes and names fit several ways") for one, other in members]
+    return found
+
+
+def _rarity(all_words: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    counts = Counter(word for words in all_words for word in words)
+    return {word: math.log(1 + len(all_words) / count) for word, count in counts.items()}
+
+
+def _broken(units: Iterable[Unit]) -> Iterable[Unit]:
+    for unit in units:
+        for leaf, part in unit.tensors.items():
+            yield Unit(unit.path, {leaf: part}, unit.kind, unit.shown, unit.is_transposed)
+
+
+def _shapes(unit: Unit) -> object:
+    return unit.kind, tuple((leaf, part.shape, part.cut) for leaf, part in unit.tensors.items())
+
+
+def _sizes(units: Sequence[Unit], run: Run) -> list[int]:
+    """Return the number of elements in each entry of a run."""
+    sizes = dict.fromkeys((run.entry(at) for at in range(len(run.numbers))), 0)
+    depth = run.path.count(".") + 2 if run.path else 1
+    for unit in units:
+        entry = ".".join(unit.path.split(".")[:depth])
+        if entry in sizes:
+            sizes[entry] += unit.numel
+    return list(sizes.values())
+
+
+def _below(units: Sequence[Unit], path: str) -> list[Unit]:
+    return [unit for unit in units if _is_below(unit.path, path) or unit.path == path]
+
+
+def _is_below(path: str, owner: str) -> bool:
+    return not owner or path.startswith(f"{owner}.")
+
+
+def _run_forms(run: Run, other: Run, offset: int, around: _Around) -> tuple[str, str]:
+    """Return the forms of a run's entries on both sides, with one placeholder more."""
+    letter = _LETTERS[min(around.depth, len(_LETTERS) - 1)]
+    shift = run.numbers[offset] - other.numbers[0]
+    steps = {
+        number - wanted
+        for number, wanted in zip(run.numbers[offset : offset + len(other.numbers)], other.numbers, strict=True)
+    }
+    before = around.source_form + run.path[len(around.source) :], around.target_form + other.path[len(around.target) :]
+    if len(steps) > 1 or around.depth >= len(_LETTERS):
+        return "", ""  # numbers that are not in step have no form
+    placeholder = f"{{{letter}{shift:+d}}}" if shift else f"{{{letter}}}"
+    source = f"{before[0]}.{run.stem}{placeholder}" if before[0] else f"{run.stem}{placeholder}"
+    return source, f"{before[1]}.{{{letter}}}" if before[1] else f"{{{letter}}}"

@@ -1,0 +1,484 @@
+"""Map: which tensor of a PyTorch checkpoint is which tensor of a Burn model, found by structure, shapes and names.
+
+outline    the Burn model: paths, shapes and the kinds of modules, in their order
+align      pairs with evidence; what fits several ways becomes a question and is never decided
+complete   buffers, ties, rotary features and norms by conventions that a file states (config.json)
+rules      the pairs as a rules file; `convert` follows it, and its inverse is the way back
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from ...checkpoint import Checkpoint, open_checkpoint
+from ...errors import ModelError, located
+from ...io.atomic import atomic_file
+from ...io.source import read_whole
+from ...models.outline import Outline, outline_of
+from ...tensor.data import Shape
+from ...transforms.recipe import Recipe, recipe_from, template
+from .align import Alignment, Pair, Question
+from .units import Part, TargetSide, Unit, pairs_of, source_units, target_side
+from .words import meaning, table
+
+Rope = Literal["halves", "pairs"]
+_MAX_CONFIG = 1 << 20
+
+
+class MappedTensor(NamedTuple):
+    """A tensor of the target, where it comes from, and how that is known."""
+
+    target: str
+    sources: tuple[str, ...]
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class MapResult:
+    """What was found: ``tensors`` with evidence, ``questions`` that are open, and tensors that are left on either side.
+
+    ``rules`` is the data of a rules file, and `text` the file. ``is_certain``: everything has its place, and
+    nothing was decided by order alone.
+    """
+
+    tensors: list[MappedTensor]
+    questions: list[Question]
+    left_sources: list[str]
+    left_targets: list[str]
+    dropped: Mapping[str, str]
+    rules: Mapping[str, Any] = field(repr=False)
+    comments: Sequence[str] = field(default=(), repr=False)
+
+    @property
+    def by_order(self) -> list[str]:
+        """The targets that only order decides."""
+        return [each.target for each in self.tensors if each.evidence == "order"]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every tensor on both sides has its place."""
+        return not (self.questions or self.left_sources or self.left_targets)
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether it is complete without a pair that only order decides."""
+        return self.is_complete and not self.by_order
+
+    @property
+    def text(self) -> str:
+        """The rules file, as TOML with the evidence in comments."""
+        lines = [f"# {comment}" for comment in self.comments]
+        lines += [f"{key} = {json.dumps(self.rules[key])}" for key in ("source_layout", "target_layout")]
+        lines.append("tensors = [")
+        evidence = {each.target: each.evidence for each in self.tensors}
+        for rule in self.rules["tensors"]:
+            first = rule.get("target", "")
+            form = template(first if isinstance(first, str) else first[0])
+            why = next((evidence[target] for target in evidence if form.match(target) is not None), "")
+            lines.append(f"  {_toml(rule)},{f'  # {why}' if why and not rule.get('tie') else ''}")
+        return "\n".join([*lines, "]", ""])
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the rules file, all or nothing."""
+        raw = self.text.encode("utf-8")
+        with atomic_file(path, overwrite=overwrite, size=len(raw)) as scratch:
+            scratch.write(raw)
+
+    def recipe(self) -> Recipe:
+        """Return the rules as a recipe; ModelError if something is open."""
+        if not self.is_certain:
+            raise ModelError(
+                self._open(), hint="burnstore map --output rules.toml writes what is certain; edit the rest"
+            )
+        return recipe_from(self.rules)
+
+    def _open(self) -> str:
+        if self.questions:
+            question = self.questions[0]
+            return f"{len(self.questions)} questions are open, the first about {question.targets[0]!r}: {question.why}"
+        if self.left_targets:
+            return f"nothing was found for {len(self.left_targets)} tensors, the first is {self.left_targets[0]!r}"
+        if self.left_sources:
+            return f"{len(self.left_sources)} tensors of the source are left, the first is {self.left_sources[0]!r}"
+        return f"only order decides {len(self.by_order)} tensors, the first is {self.by_order[0]!r}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain data, ready for JSON."""
+        return {
+            "certain": self.is_certain,
+            "tensors": [
+                {"target": target, "sources": list(sources), "evidence": why} for target, sources, why in self.tensors
+            ],
+            "questions": [question._asdict() for question in self.questions],
+            "left_sources": self.left_sources,
+            "left_targets": self.left_targets,
+            "dropped": dict(self.dropped),
+            "rules": self.rules,
+        }
+
+
+def map_names(
+    source: str | os.PathLike[str],
+    *,
+    like: str | os.PathLike[str],
+    rope: Rope | None = None,
+    top_level_key: str | None = None,
+) -> MapResult:
+    """Find which tensor of a PyTorch checkpoint becomes which tensor of the Burn model of an outline.
+
+    ``like`` is an outline, see `burnstore outline`. ``rope`` states whether the source rotates the halves of a head
+    (Hugging Face's Llama) or neighbouring pairs, where the model has a `RotaryEncoding` and no config.json beside the
+    source states it. Only headers are read, and values where two tensors may be the same. Nothing is applied:
+    `MapResult.save` writes a rules file for `convert`, and ``convert(..., like=outline, map=True)`` does both if
+    everything is certain.
+    """
+    options: dict[str, Any] = {} if top_level_key is None else {"top_level_key": top_level_key}
+    with open_checkpoint(source, **options) as given, open_checkpoint(like) as other:
+        outline = outline_of(other.metadata)
+        if outline is None:
+            raise ModelError(
+                "this file is not an outline",
+                path=other.path,
+                hint="burnstore outline --rust prints code that writes one",
+            )
+        with located(path=given.path):
+            return map_file(given, other, outline, rope)
+
+
+def map_file(source: Checkpoint, like: Checkpoint, outline: Outline, rope: Rope | None = None) -> MapResult:
+    """Return the mapping of an open checkpoint to an open outline."""
+    if source.layout == "burn":
+        raise ModelError("the source has Burn's layout; a mapping starts from PyTorch's")
+    shapes = {name: tuple(source[name].shape) for name in source}
+    side = target_side({name: tuple(like[name].shape) for name in like}, outline)
+    units, buffers = source_units(shapes)
+    units = _without_copies(units, side, source, buffers)
+    alignment = Alignment(side)
+    alignment.align(units, side.units)
+    alignment.pair_rest()
+    return _Completed(source, side, alignment, buffers, _config(source.path), rope).result()
+
+
+def _without_copies(units: Sequence[Unit], side: TargetSide, source: Checkpoint, dropped: dict[str, str]) -> list[Unit]:
+    """Leave out embeddings that have the values of another one, where the target has fewer of them."""
+    alike: dict[Shape, list[Unit]] = {}
+    for unit in units:
+        part = unit.tensors.get("weight")
+        if part is not None and len(unit.tensors) == len(part.names) == 1 and "embedding" in meaning(unit.path):
+            alike.setdefault(part.shape, []).append(unit)
+    copies: set[str] = set()
+    for shape, members in alike.items():
+        weights = [unit.tensors["weight"] for unit in side.units if "weight" in unit.tensors]
+        wanted = sum(weight.shape in (shape, shape[::-1]) for weight in weights)
+        members.sort(key=lambda unit: len(unit.path))
+        first = source[members[0].tensors["weight"].names[0]]
+        for unit in members[1:] if wanted < len(members) else ():
+            name = unit.tensors["weight"].names[0]
+            if source[name].dtype is first.dtype and source[name].to_bytes() == first.to_bytes():
+                dropped[name] = f"equal to {first.path}"
+                copies.add(unit.path)
+    return [unit for unit in units if unit.path not in copies]
+
+
+def _config(path: str) -> Mapping[str, Any]:
+    """Return the config.json beside a checkpoint, as Hugging Face writes it; empty if there is none."""
+    folder = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
+    try:
+        found = json.loads(read_whole(os.path.join(folder, "config.json"), _MAX_CONFIG))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+class _Row(NamedTuple):
+    """A tensor on its way: names, forms of the names, and what is done."""
+
+    sources: tuple[str, ...]
+    target: str
+    source_forms: tuple[str, ...]
+    target_form: str
+    cut: tuple[int, int, int] | None
+    steps: tuple[tuple[str, Any], ...]
+    evidence: str
+
+
+class _Completed:
+    """A mapping with everything that pairs alone do not say."""
+
+    def __init__(
+        self,
+        source: Checkpoint,
+        side: TargetSide,
+        alignment: Alignment,
+        buffers: Mapping[str, str],
+        config: Mapping[str, Any],
+        rope: Rope | None,
+    ) -> None:
+        self.source = source
+        self.side = side
+        self.alignment = alignment
+        self.config = config
+        self.kind = str(config.get("model_type", ""))
+        self.rope = rope
+        self.dropped = dict(buffers)
+        self.questions = list(alignment.questions)
+        self.ties: list[_Row] = []
+
+    def result(self) -> MapResult:
+        self._check_attention()
+        rows = list(self._rows())
+        self._tie(rows)
+        self._drop_copies(rows)
+        self._ask_for_rope(rows)
+        names = list(self.source), list(self.side.shapes)
+        rules = [*_rules(rows, *names), *_rules(self.ties, *names, tie=True)]
+        for source, why in _families(self.dropped):
+            same = why.removeprefix("equal to ")
+            rules.append({"source": source, "drop": why, **({} if same == why else {"equals": same})})
+        left = {part.names for unit, _ in self.alignment.sources for part in unit.tensors.values()}
+        return MapResult(
+            [MappedTensor(row.target, row.sources, row.evidence) for row in (*rows, *self.ties)],
+            self.questions,
+            [name for names in left for name in names if name not in self.dropped],
+            [part.names[0] for unit, _ in self.alignment.targets for part in unit.tensors.values()],
+            self.dropped,
+            {"source_layout": "torch", "target_layout": "burn", "tensors": rules},
+            (f"{os.path.basename(self.source.path)} → a Burn model, found by burnstore map",),
+        )
+
+    # --- pairs
+
+    def _rows(self) -> Iterator[_Row]:
+        turned = self._orientation()
+        for pair in self.alignment.pairs:
+            heads = self._heads(pair)
+            for given, wanted, done in pairs_of(pair.source, pair.target):
+                steps: list[tuple[str, Any]] = []
+                if len(given.names) > 1:
+                    steps.append(("fold_weight_norm", {"axis": given.folded}))
+                if heads is not None and given.shape:
+                    steps.append(("permute_rope", {"heads": given.shape[0] // heads}))
+                if pair.target.kind == "RmsNorm" and self.kind in table()["adds one"]:
+                    steps.append(("add_one", True))
+                is_square = done == "square"
+                if is_square and given.cut is not None:
+                    is_square, done = False, "transpose" if given.cut[0] == 0 else ""
+                if done == "transpose" or (is_square and turned.get(pair.forms[0][1], True)):
+                    steps.append(("transpose", True))
+                if done == "reshape":
+                    steps.append(("reshape", {"from": list(given.shape), "to": list(wanted.shape)}))
+                forms = tuple(_formed(name, pair.forms[0]) for name in given.names)
+                form = _formed(wanted.names[0], pair.forms[1])
+                yield _Row(given.names, wanted.names[0], forms, form, given.cut, tuple(steps), pair.evidence)
+
+    def _orientation(self) -> dict[str, bool]:
+        """Return for each kind of block whether its square matrices are transposed, as its other matrices are."""
+        seen: dict[str, set[bool]] = {}
+        square: dict[str, list[str]] = {}
+        for pair in self.alignment.pairs:
+            for given, wanted, done in pairs_of(pair.source, pair.target):
+                if not pair.target.is_transposed or len(wanted.shape) != 2:
+                    continue
+                if given.cut is not None:
+                    seen.setdefault(pair.forms[0][1], set()).add(given.cut[0] == 0)
+                elif done == "square":
+                    square.setdefault(pair.forms[0][1], []).append(wanted.names[0])
+                else:
+                    seen.setdefault(pair.forms[0][1], set()).add(done == "transpose")
+        everywhere = {each for found in seen.values() for each in found}
+        turned = {}
+        for form, names in square.items():
+            found = seen.get(form) or everywhere or {True}
+            turned[form] = True in found
+            if len(found) > 1:
+                why = "square matrices: others beside them are transposed in part"
+                self.questions.append(Question(tuple(names), ("transpose = true", "unchanged"), why))
+        return turned
+
+    def _check_attention(self) -> None:
+        """Ask where the query, key and value of one module come from several: names of two modules were mixed."""
+        owners: dict[str, dict[str, set[str]]] = {}
+        for pair in self.alignment.pairs:
+            owner, _, name = pair.target.path.rpartition(".")
+            if any(word in meaning(name) for word in ("query", "key", "value")):
+                place = (
+                    pair.source.path if pair.source.shown != pair.source.path else pair.source.path.rpartition(".")[0]
+                )
+                owners.setdefault(owner, {}).setdefault(place, set()).add(pair.target.path)
+        for owner, places in owners.items():
+            if len(places) > 1:
+                self.questions.append(
+                    Question((owner,), tuple(places), "its query, key and value come from several modules")
+                )
+
+    # --- conventions
+
+    def _heads(self, pair: Pair) -> int | None:
+        """Return the size of a head whose rotary features must be permuted; None if they need not be."""
+        name = pair.target.shown.rpartition(".")[2]
+        words = meaning(pair.target.shown)
+        if not self._permutes or "cross" in words or not any(word in meaning(name) for word in ("query", "key")):
+            return None
+        owner = pair.target.path.rpartition(".")[0]
+        attributes = self.side.outline.attributes.get(owner, {})
+        query = next(
+            (each for each in self.side.units if each.path.startswith(f"{owner}.") and "query" in meaning(each.path)),
+            None,
+        )
+        counts = [
+            int(value) for key, value in attributes.items() if "head" in key and "kv" not in key and value.isdecimal()
+        ]
+        if query is not None and "weight" in query.tensors and len(counts) == 1:
+            return query.tensors["weight"].shape[-1] // counts[0]
+        if isinstance(self.config.get("head_dim"), int):
+            return int(self.config["head_dim"])
+        hidden, heads = self.config.get("hidden_size"), self.config.get("num_attention_heads")
+        if isinstance(hidden, int) and isinstance(heads, int) and heads:
+            return hidden // heads
+        self.questions.append(Question((pair.target.path,), (), "nothing states the number of heads"))
+        return None
+
+    @property
+    def _rotates(self) -> bool:
+        return "Struct:RotaryEncoding" in self.side.outline.modules.values()
+
+    @property
+    def _permutes(self) -> bool:
+        order = self.rope or ("halves" if self.kind in table()["rotates halves"] else None)
+        return order == "halves" and self._rotates
+
+    def _ask_for_rope(self, rows: Sequence[_Row]) -> None:
+        is_known = self.rope is not None or self.kind in table()["rotates halves"]
+        names = [row.target for row in rows if _is_attention_input(row.target)]
+        if names and self._rotates and not is_known:
+            why = "the model has a RotaryEncoding, and nothing states the order of the source's rotary features"
+            self.questions.append(Question(tuple(names[:1]), ("rope=halves", "rope=pairs"), why))
+        elif names and not self._rotates and self.kind in table()["rotates halves"] and self.rope is None:
+            why = f"a {self.kind} rotates the halves of heads, and no RotaryEncoding shows what the model does"
+            self.questions.append(Question(tuple(names[:1]), ("rope=halves", "rope=pairs"), why))
+
+    def _tie(self, rows: Sequence[_Row]) -> None:
+        """Tie a head that the source leaves out to the embedding, where only one embedding fits."""
+        left = []
+        for unit, around in self.alignment.targets:
+            part = unit.tensors.get("weight")
+            fitting = (
+                []
+                if part is None or unit.kind != "Linear" or len(unit.tensors) > 1
+                else self._embeddings(part, unit, rows)
+            )
+            if part is not None and len(fitting) == 1:
+                steps = (("transpose", True),) if unit.is_transposed else ()
+                names = (fitting[0],)
+                self.ties.append(_Row(names, part.names[0], names, part.names[0], None, steps, "tied to the embedding"))
+            else:
+                left.append((unit, around))
+        self.alignment.targets = left
+
+    def _embeddings(self, part: Part, unit: Unit, rows: Sequence[_Row]) -> list[str]:
+        if not any(word in meaning(unit.shown) for word in ("head", "output", "vocab", "embedding")):
+            return []
+        wanted = part.shape[::-1] if unit.is_transposed else part.shape
+        kinds = {each.tensors["weight"].names[0] for each in self.side.units if each.kind == "Embedding"}
+        return [
+            row.sources[0]
+            for row in rows
+            if row.target in kinds and self.source[row.sources[0]].shape == wanted and wanted[0] != wanted[1]
+        ]
+
+    def _drop_copies(self, rows: Sequence[_Row]) -> None:
+        """Drop tensors that are left where their values are those of a tensor that was mapped."""
+        left = []
+        for unit, around in self.alignment.sources:
+            copies = {part.names[0]: self._original(part, rows) for part in unit.tensors.values()}
+            if all(original is not None for original in copies.values()):
+                self.dropped |= {name: f"equal to {original}" for name, original in copies.items()}
+            else:
+                left.append((unit, around))
+        self.alignment.sources = left
+
+    def _original(self, part: Part, rows: Sequence[_Row]) -> str | None:
+        given = self.source[part.names[0]]
+        for row in rows:
+            other = self.source[row.sources[0]]
+            is_alike = other.shape == given.shape and other.dtype is given.dtype and len(given.shape) > 1
+            if is_alike and other.to_bytes() == given.to_bytes():
+                return row.sources[0]
+        return None
+
+
+def _is_attention_input(target: str) -> bool:
+    words = meaning(target.rpartition(".")[0])
+    return ("query" in words or "key" in words) and "cross" not in words
+
+
+# --- rules ------------------------------------------------------------------------------------------------------------
+
+
+def _formed(name: str, form: tuple[str, str]) -> str:
+    """Return a name with the placeholders of the module that it is in."""
+    path, formed = form
+    return formed + name[len(path) :] if formed and name.startswith(path) else name
+
+
+def _rules(
+    rows: Sequence[_Row], sources: Sequence[str], targets: Sequence[str], *, tie: bool = False
+) -> list[dict[str, Any]]:
+    """Return rows as rules, one for all that differ in numbers only."""
+    grouped: dict[tuple[Any, ...], list[_Row]] = {}
+    for row in rows:
+        key = (row.source_forms, row.target_form, row.cut, json.dumps(row.steps))
+        grouped.setdefault(key, []).append(row)
+    found: list[tuple[tuple[str, ...], str, _Row]] = []
+    for members in grouped.values():
+        first = members[0]
+        given, wanted = template(first.source_forms[0]), template(first.target_form)
+        matched = {name for name in sources if given.match(name) is not None}
+        reached = {name for name in targets if wanted.match(name) is not None}
+        if matched == {row.sources[0] for row in members} and reached == {row.target for row in members}:
+            found.append((first.source_forms, first.target_form, first))
+        else:  # another tensor has the same form, and goes elsewhere or comes from elsewhere
+            found += [(row.sources, row.target, row) for row in members]
+    parts: dict[tuple[Any, ...], list[tuple[str, _Row]]] = {}
+    for sources, target, row in found:
+        own: tuple[Any, ...] = (sources, json.dumps(row.steps)) if row.cut is not None else (sources, target)
+        parts.setdefault(own, []).append((target, row))
+    return [_rule(key[0], members, tie=tie) for key, members in parts.items()]
+
+
+def _rule(sources: tuple[str, ...], members: list[tuple[str, _Row]], *, tie: bool) -> dict[str, Any]:
+    row = members[0][1]
+    rule: dict[str, Any] = {"source": sources[0] if len(sources) == 1 else list(sources)}
+    if row.cut is None:
+        rule["target"] = members[0][0]
+    else:
+        members.sort(key=lambda member: member[1].cut[1])  # type: ignore[index]  # all of them are parts
+        rule["target"] = [target for target, _ in members]
+        sizes = [each.cut[2] - each.cut[1] for _, each in members if each.cut is not None]
+        rule |= {"axis": row.cut[0]} if row.cut[0] else {}
+        rule |= {"sizes": sizes} if len(set(sizes)) > 1 else {}
+    rule |= dict(row.steps)
+    return {**rule, "tie": True} if tie else rule
+
+
+def _families(dropped: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Return what is dropped, by the last name where it is a buffer."""
+    seen: set[tuple[str, str]] = set()
+    for name, why in dropped.items():
+        leaf = name.rpartition(".")[2]
+        form = name if why.startswith("equal") or leaf == name else f"*.{leaf}"
+        if (form, why) not in seen:
+            seen.add((form, why))
+            yield form, why
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{key} = {_toml(held)}' for key, held in value.items())} }}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value, ensure_ascii=False)

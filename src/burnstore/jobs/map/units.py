@@ -1,0 +1,281 @@
+"""Units: what is paired. On either side a unit is a layer with its weight and bias, or a bare parameter."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ...models.outline import Outline
+from ...tensor.data import Shape
+from ...transforms.layout import ModuleKind, named_children
+from .words import roles_below, spoken, table
+
+_LEAVES = ("weight", "bias", "running_mean", "running_var")
+_TORCH_LEAF = {"gamma": "weight", "beta": "bias", "alpha": "weight"}
+_NUMBER = re.compile(r"(.*?)(\d+)")
+
+
+class Part(NamedTuple):
+    """A tensor of a unit: its names in the file, its shape, and which part of the file's tensor it is."""
+
+    names: tuple[str, ...]
+    shape: Shape
+    cut: tuple[int, int, int] | None = None
+    """Axis, start and stop; None for the whole."""
+
+    folded: int = 0
+    """The axis of weight norm, of which two names are magnitude and direction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A layer or a bare parameter (whose only tensor has no name of its own)."""
+
+    path: str
+    tensors: Mapping[str, Part]
+    kind: str | None = None
+    shown: str = ""
+    """The path with roles in place of names that mean something else, and without enum variants."""
+
+    is_transposed: bool = False
+    """Whether Burn keeps the weight transposed against PyTorch."""
+
+    @property
+    def numel(self) -> int:
+        """The number of elements."""
+        return sum(math.prod(part.shape) for part in self.tensors.values())
+
+    def below(self, prefix: str) -> str:
+        """Return the shown path relative to a module."""
+        return self.shown[len(prefix) + 1 :] if prefix else self.shown
+
+
+class Run(NamedTuple):
+    """Modules that are numbered: ``blocks.0``, ``blocks.1`` or ``layer1``, ``layer2``."""
+
+    path: str
+    stem: str
+    numbers: tuple[int, ...]
+
+    def entry(self, at: int) -> str:
+        """Return the path of an entry."""
+        name = f"{self.stem}{self.numbers[at]}"
+        return f"{self.path}.{name}" if self.path else name
+
+
+# --- the source -------------------------------------------------------------------------------------------------------
+
+
+def source_units(shapes: Mapping[str, Shape]) -> tuple[list[Unit], dict[str, str]]:
+    """Return the units of a PyTorch file, and its tensors that are computed buffers, with the reason to drop them."""
+    grouped: dict[str, dict[str, Part]] = {}
+    buffers: dict[str, str] = {}
+    for name, shape in sorted(shapes.items(), key=lambda item: natural(item[0])):
+        reason = table()["buffers"].get(spoken(name.rpartition(".")[2]))
+        if reason is not None:
+            buffers[name] = reason
+            continue
+        path, leaf = _place(name)
+        grouped.setdefault(path, {})[leaf] = Part((name,), shape)
+    units = []
+    for path, tensors in grouped.items():
+        if "magnitude" in tensors and "direction" in tensors:
+            magnitude, direction = tensors.pop("magnitude"), tensors.pop("direction")
+            axes = [axis for axis, size in enumerate(magnitude.shape) if size != 1]
+            axis = axes[0] if len(axes) == 1 else 0
+            tensors["weight"] = Part((*magnitude.names, *direction.names), direction.shape, folded=axis)
+        units.append(Unit(path, tensors, shown=path))
+    return units, buffers
+
+
+def _place(name: str) -> tuple[str, str]:
+    """Return the unit that a tensor of a source belongs to, and what it is there; a bare parameter has no name."""
+    owner, _, leaf = name.rpartition(".")
+    for ending, part in (("_g", "magnitude"), ("_v", "direction")):
+        if leaf == f"weight{ending}":
+            return owner, part
+    if owner.endswith("parametrizations.weight") and leaf in ("original0", "original1"):
+        return owner.removesuffix("parametrizations.weight").rstrip("."), ("magnitude", "direction")[int(leaf[-1])]
+    if leaf.startswith("in_proj_"):
+        return f"{owner}.in_proj" if owner else "in_proj", leaf.removeprefix("in_proj_")
+    return (owner, leaf) if leaf in _LEAVES else (name, "")
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Return a key that sorts numbers in names by their size."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def with_roles(units: Sequence[Unit], prefix: str) -> list[str]:
+    """Return the relative paths of units of a source, with its role beside a number that names a part of a layer."""
+    paths = [unit.below(prefix) for unit in units]
+    members: dict[str, list[str]] = {}
+    for path in paths:
+        segments = path.split(".")
+        for at, segment in enumerate(segments):
+            if segment.isdecimal():
+                members.setdefault(".".join(segments[: at + 1]), []).append(".".join(segments[at + 1 :]))
+    roles = {place: roles_below(names) for place, names in members.items()}
+    shown = []
+    for path in paths:
+        segments = path.split(".")
+        named = [
+            " ".join([segment, *roles.get(".".join(segments[: at + 1]), ())]) for at, segment in enumerate(segments)
+        ]
+        shown.append(".".join(named))
+    return shown
+
+
+def source_runs(units: Iterable[Unit], prefix: str) -> list[Run]:
+    """Return everything that is numbered below a module of a source."""
+    found: dict[tuple[str, str], set[int]] = {}
+    for unit in units:
+        segments = unit.below(prefix).split(".")
+        for at, segment in enumerate(segments):
+            numbered = _NUMBER.fullmatch(segment)
+            if numbered is not None:
+                path = ".".join([prefix, *segments[:at]] if prefix else segments[:at])
+                found.setdefault((path, numbered[1]), set()).add(int(numbered[2]))
+    return [Run(path, stem, tuple(sorted(numbers))) for (path, stem), numbers in found.items()]
+
+
+def split_units(units: Sequence[Unit], targets: Sequence[Unit]) -> list[Unit]:
+    """Return the units with fused layers in parts, where the targets have those parts as layers of the same size."""
+    by_parent: dict[str, dict[str, Unit]] = {}
+    for target in targets:
+        parent, _, name = target.shown.rpartition(".")
+        by_parent.setdefault(parent, {})[_main_word(name)] = target
+    result: list[Unit] = []
+    for unit in units:
+        words = table()["splits"].get(spoken(unit.path.rpartition(".")[2]))
+        parts = None
+        for members in by_parent.values() if words else ():
+            wanted = [members.get(word) for word in words]
+            parts = parts or (None if None in wanted else _parts(unit, words, wanted))  # type: ignore[arg-type]
+        result += parts or [unit]
+    return result
+
+
+def _main_word(name: str) -> str:
+    from .words import meaning
+
+    found = [word for word in ("query", "key", "value", "gate", "up") if word in meaning(name)]
+    return found[0] if len(found) == 1 else name
+
+
+def _parts(unit: Unit, words: Sequence[str], targets: Sequence[Unit]) -> list[Unit] | None:
+    weight = unit.tensors.get("weight")
+    widths = [target.tensors["weight"].shape[-1] for target in targets if target.kind == "Linear"]
+    if weight is None or len(weight.shape) != 2 or len(widths) < len(words):
+        return None
+    inputs = targets[0].tensors["weight"].shape[0]
+    axis = 0 if weight.shape == (sum(widths), inputs) else 1 if weight.shape == (inputs, sum(widths)) else None
+    if axis is None or (weight.shape[0] == weight.shape[1]):
+        return None
+    made = []
+    for at, word in enumerate(words):
+        start, stop = sum(widths[:at]), sum(widths[: at + 1])
+        tensors = {}
+        for leaf, part in unit.tensors.items():
+            along = axis if leaf == "weight" else 0
+            if part.shape[along] != sum(widths):
+                return None
+            shape = (*part.shape[:along], stop - start, *part.shape[along + 1 :])
+            tensors[leaf] = Part(part.names, shape, (along, start, stop))
+        made.append(Unit(unit.path, tensors, shown=f"{unit.path.rpartition('.')[0]}.{word}".lstrip(".")))
+    return made
+
+
+# --- the outline ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TargetSide:
+    """The units of a Burn model, its numbered modules, and its tensors."""
+
+    units: list[Unit]
+    runs: list[Run]
+    shapes: Mapping[str, Shape]
+    outline: Outline
+    shown: dict[str, str] = field(default_factory=dict)
+    """The shown path of every module."""
+
+
+def target_side(shapes: Mapping[str, Shape], outline: Outline) -> TargetSide:
+    """Return what is to be found: the layers of an outline, in their order."""
+    shown = {"": ""}
+    for path in outline.modules:
+        shown[path] = _shown(path, outline, shown)
+    kinds = outline.kinds
+    grouped: dict[str, dict[str, Part]] = {}
+    for name, shape in shapes.items():
+        owner, _, leaf = name.rpartition(".")
+        if _is_layer(kinds.get(owner)):
+            grouped.setdefault(owner, {})[_TORCH_LEAF.get(leaf, leaf)] = Part((name,), shape)
+        else:
+            shown[name] = _shown(name, outline, shown)
+            grouped[name] = {"": Part((name,), shape)}
+    units = []
+    for path, tensors in grouped.items():
+        kind = None if "" in tensors else kinds[path].name
+        is_turned = kind == "Linear" and outline.layouts.get(path) != "Col"
+        units.append(Unit(path, tensors, kind, shown[path], is_turned))
+    numbers: dict[str, list[int]] = {}
+    for path in outline.modules:
+        owner, _, name = path.rpartition(".")
+        if name.isdecimal() and outline.modules.get(owner) in ("Vec", "Array", "Tuple"):
+            numbers.setdefault(owner, []).append(int(name))
+    return TargetSide(units, [Run(path, "", tuple(found)) for path, found in numbers.items()], shapes, outline, shown)
+
+
+def _is_layer(kind: ModuleKind | None) -> bool:
+    return kind is not None and kind.name not in table()["kinds"] and named_children(kind) is None
+
+
+def _shown(path: str, outline: Outline, shown: Mapping[str, str]) -> str:
+    """Return the path of a module with the roles that its owner gives it, and without variants."""
+    owner, _, name = path.rpartition(".")
+    above = shown.get(owner, owner)
+    if owner in outline.variants:
+        return above
+    kind = outline.modules.get(owner, "").removeprefix("Struct:")
+    roles = table()["kinds"].get(kind, {})
+    declared = outline.kinds.get(owner)
+    torch = name
+    if declared is not None and (children := named_children(declared)) is not None:
+        torch = next((torch for torch, burn in children if burn == name), name)
+    role = roles.get(torch, name)
+    return f"{above}.{role}" if above else role
+
+
+def pairs_of(source: Unit, target: Unit) -> Iterator[tuple[Part, Part, str]]:
+    """Yield the tensors of two units that belong together, with what is done to each.
+
+    Raise ValueError if the units do not fit. What is done is ``""``, ``transpose``, ``reshape``, or ``square`` for a
+    matrix of which the shape does not show whether it is transposed.
+    """
+    if source.tensors.keys() != target.tensors.keys() and not (len(source.tensors) == len(target.tensors) == 1):
+        raise ValueError("other tensors")
+    if source.tensors.keys() != target.tensors.keys() and target.kind is not None and "bias" in source.tensors:
+        raise ValueError("a bias is no weight")
+    for leaf, wanted in target.tensors.items():
+        given = source.tensors[leaf] if leaf in source.tensors else next(iter(source.tensors.values()))
+        is_turned = target.is_transposed and leaf == "weight"
+        yield given, wanted, _done(given.shape, wanted.shape, turned=is_turned, is_bare=target.kind is None)
+
+
+def _done(given: Shape, wanted: Shape, *, turned: bool, is_bare: bool) -> str:
+    if turned and len(wanted) == 2:
+        if given == wanted[::-1]:
+            return "square" if given == wanted else "transpose"
+        if given == wanted:
+            return ""
+        raise ValueError("another shape")
+    if given == wanted:
+        return ""
+    if is_bare and [size for size in given if size != 1] == [size for size in wanted if size != 1]:
+        return "reshape"
+    raise ValueError("another shape")

@@ -1,0 +1,289 @@
+"""`map`: models apart from the gallery, what must be asked and not decided, and rules that lead there and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import burnstore as bs
+from burnstore.cli import main
+from burnstore.errors import ModelError
+from burnstore.jobs.map.map import MapResult, map_names
+from burnstore.jobs.map.words import meaning
+from burnstore.models.outline import OUTLINE_KEY
+from map_models import MODELS, Model
+
+CERTAIN = {"distilbert", "convnext", "mistral", "swin", "wav2vec2"}
+"""Models in which nothing hangs on order; the layers of the others are numbered in PyTorch and named in Burn."""
+
+
+def _wrong(found: MapResult, truth: Mapping[str, tuple[Any, ...]]) -> list[str]:
+    return [each.target for each in found.tensors if truth[each.target][0] != each.sources]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_a_model_is_mapped_without_a_line_of_the_user(model: Model, tmp_path: Path) -> None:
+    source, outline, truth = model.write(tmp_path)
+    found = map_names(source, like=outline)
+    assert _wrong(found, truth) == []
+    assert found.is_complete
+    assert found.is_certain == (model.name in CERTAIN)
+    assert {each.target for each in found.tensors} == truth.keys()
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_the_rules_lead_to_the_outline_and_back(model: Model, tmp_path: Path) -> None:
+    pytest.importorskip("tomllib")
+    source, outline, truth = model.write(tmp_path)
+    found = map_names(source, like=outline)
+    found.save(tmp_path / "rules.toml")
+    done = bs.convert(source, tmp_path / "model.bpk", rules=tmp_path / "rules.toml", like=outline)
+    with bs.open(tmp_path / "model.bpk") as file, bs.open(outline) as wanted, bs.open(source) as given:
+        assert {name: file[name].shape for name in file} == {name: wanted[name].shape for name in wanted}
+        for target, (names, is_turned) in truth.items():
+            if len(names) == 1 and ".attn.wq" not in target and ".attn.wk" not in target:
+                values = given[names[0]].numpy()
+                np.testing.assert_array_equal(file[target].numpy(), values.T if is_turned else values, err_msg=target)
+    bs.convert(tmp_path / "model.bpk", tmp_path / "back.safetensors", rules=tmp_path / "rules.toml", invert=True)
+    with bs.open(tmp_path / "back.safetensors") as back, bs.open(source) as given:
+        assert set(given) - set(back) == done.left_out.keys()
+        for name in back:
+            if "original" not in name:  # weight norm comes back as another pair of the same weight
+                np.testing.assert_array_equal(back[name].numpy(), given[name].numpy(), err_msg=name)
+
+
+_WORDS = (
+    "alpha left right first other main proj lin net part core norm conv attn mlp w x out a b norm1 fc1 dense gate up"
+)
+
+
+def _renamed(model: Model, chance: random.Random) -> Model:
+    """Give some fields of the Burn model names that mean nothing, or something else."""
+    names: dict[str, str] = {}
+
+    def name(segment: str) -> str:
+        if segment.startswith("{") or segment.isdecimal():
+            return segment
+        other = f"{chance.choice(_WORDS.split())}{len(names)}"
+        return names.setdefault(segment, other if chance.random() < 0.3 else segment)
+
+    def path(given: str) -> str:
+        return ".".join(map(name, given.split(".")))
+
+    rows = tuple((source, path(target), kind) for source, target, kind in model.rows)
+    types = {path(form): kind for form, kind in model.types.items()}
+    return dataclasses.replace(
+        model, rows=rows, types=types, attributes={path(f): a for f, a in model.attributes.items()}
+    )
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_names_that_mislead_are_never_followed_into_a_wrong_pair(model: Model, tmp_path: Path) -> None:
+    chance = random.Random(model.name)
+    for trial in range(8):
+        folder = tmp_path / str(trial)
+        folder.mkdir()
+        source, outline, truth = _renamed(model, chance).write(folder)
+        found = map_names(source, like=outline)
+        by_order = set(found.by_order)
+        assert [target for target in _wrong(found, truth) if target not in by_order] == []
+
+
+# --- what is asked ----------------------------------------------------------------------------------------------------
+
+
+def _outline(path: Path, modules: Mapping[str, str], tensors: Mapping[str, Sequence[int]], **members: Any) -> Path:
+    text = json.dumps({"format": 1, "burn": "0.22.1", "modules": {"": "Struct:Net", **modules}, **members})
+    arrays = {name: np.zeros(shape, np.float32) for name, shape in tensors.items()}
+    bs.save(arrays, path / "net.outline.bpk", metadata={OUTLINE_KEY: text}, layout="burn")
+    return path / "net.outline.bpk"
+
+
+def _checkpoint(path: Path, tensors: Mapping[str, Sequence[int]]) -> Path:
+    random_ = np.random.default_rng(1)
+    arrays = {name: random_.standard_normal(shape).astype(np.float32) for name, shape in tensors.items()}
+    bs.save(arrays, path / "net.safetensors", metadata={"format": "pt"})
+    return path / "net.safetensors"
+
+
+def _norms(path: Path, sources: Sequence[str], targets: Sequence[str]) -> MapResult:
+    source = _checkpoint(path, {f"{name}.weight": [4] for name in sources})
+    outline = _outline(path, dict.fromkeys(targets, "Struct:RmsNorm"), {f"{name}.gamma": [4] for name in targets})
+    return map_names(source, like=outline)
+
+
+def test_what_fits_several_ways_is_asked_with_the_choices(tmp_path: Path) -> None:
+    found = _norms(tmp_path, ["ante", "post"], ["upper", "lower"])
+    assert found.tensors == []
+    assert not found.is_complete
+    assert set(found.questions[0].targets) == {"upper", "lower"}
+    assert set(found.questions[0].choices) == {"ante", "post"}
+
+
+def test_numbers_from_zero_are_those_from_one(tmp_path: Path) -> None:
+    found = _norms(tmp_path, ["ln_0", "ln_1"], ["norm1", "norm2"])
+    assert {each.target: each.sources[0] for each in found.tensors} == {
+        "norm1.gamma": "ln_0.weight",
+        "norm2.gamma": "ln_1.weight",
+    }
+
+
+def test_places_in_a_list_are_order_and_marked_as_such(tmp_path: Path) -> None:
+    found = _norms(tmp_path, ["norms.3", "norms.10"], ["norm2", "norm1"])
+    assert {each.target: each.sources[0] for each in found.tensors} == {
+        "norm1.gamma": "norms.3.weight",
+        "norm2.gamma": "norms.10.weight",
+    }
+    assert set(found.by_order) == {"norm1.gamma", "norm2.gamma"}
+    assert found.is_complete
+    assert not found.is_certain
+    with pytest.raises(ModelError, match="only order decides 2 tensors"):
+        found.recipe()
+
+
+def test_a_tensor_too_few_or_too_many_is_left_and_nothing_is_converted(tmp_path: Path) -> None:
+    found = _norms(tmp_path, ["norm", "extra"], ["norm"])
+    assert found.left_sources == ["extra.weight"]
+    for folder, sources, targets in (("few", ["norm"], ["norm", "more"]), ("many", ["norm", "extra"], ["norm"])):
+        (tmp_path / folder).mkdir()
+        assert not _norms(tmp_path / folder, sources, targets).is_certain
+        with pytest.raises(ModelError, match=r"nothing was found|questions are open|are left"):
+            bs.convert(
+                tmp_path / folder / "net.safetensors",
+                tmp_path / folder / "net.bpk",
+                like=tmp_path / folder / "net.outline.bpk",
+                map=True,
+            )
+        assert not (tmp_path / folder / "net.bpk").exists()
+
+
+def test_rotary_features_are_asked_for_unless_something_states_them(tmp_path: Path) -> None:
+    model = next(model for model in MODELS if model.name == "mistral")
+    source, outline, _ = model.write(tmp_path)
+    (tmp_path / "config.json").unlink()
+    asked = map_names(source, like=outline)
+    assert asked.questions[-1].choices == ("rope=halves", "rope=pairs")
+    halves, pairs = (map_names(source, like=outline, rope=rope) for rope in ("halves", "pairs"))  # type: ignore[arg-type]
+    assert halves.is_certain
+    assert pairs.is_certain
+    heads = {rule["permute_rope"]["heads"] for rule in halves.rules["tensors"] if "permute_rope" in rule}
+    assert heads == {4, 2}
+    assert not any("permute_rope" in rule for rule in pairs.rules["tensors"])
+
+
+def test_square_matrices_among_both_orientations_are_asked_for(tmp_path: Path) -> None:
+    names = {"up": (4, 8), "mix": (4, 4), "down": (8, 4)}
+    outline = _outline(
+        tmp_path, dict.fromkeys(names, "Struct:Linear"), {f"{name}.weight": names[name] for name in names}
+    )
+    source = _checkpoint(tmp_path, {"up.weight": [8, 4], "mix.weight": [4, 4], "down.weight": [8, 4]})
+    found = map_names(source, like=outline)
+    assert [question.targets for question in found.questions] == [("mix.weight",)]
+
+
+def test_a_head_that_the_source_leaves_out_is_tied_and_must_stay_equal(tmp_path: Path) -> None:
+    source = _checkpoint(tmp_path, {"wte.weight": [7, 4], "ln_f.weight": [4]})
+    outline = _outline(
+        tmp_path,
+        {"embedding": "Struct:Embedding", "norm": "Struct:RmsNorm", "head": "Struct:Linear"},
+        {"embedding.weight": [7, 4], "norm.gamma": [4], "head.weight": [4, 7]},
+    )
+    bs.convert(source, tmp_path / "net.bpk", like=outline, map=True)
+    with bs.open(tmp_path / "net.bpk") as file:
+        np.testing.assert_array_equal(file["head.weight"].numpy(), file["embedding.weight"].numpy().T)
+
+
+def test_variants_of_enums_are_no_part_of_names(tmp_path: Path) -> None:
+    outline = _outline(
+        tmp_path,
+        {"block": "Enum:Block", "block.Basic": "Struct:Basic", "block.Basic.fc": "Struct:Linear"},
+        {"block.Basic.fc.weight": [3, 4]},
+        variants={"block": "Basic"},
+    )
+    source = _checkpoint(tmp_path, {"block.fc.weight": [4, 3]})
+    bs.convert(source, tmp_path / "like.bpk", like=outline)
+    bs.convert(source, tmp_path / "map.bpk", like=outline, map=True)
+    for name in ("like", "map"):
+        with bs.open(tmp_path / f"{name}.bpk") as file, bs.open(source) as given:
+            assert list(file) == ["block.Basic.fc.weight"]
+            np.testing.assert_array_equal(file["block.Basic.fc.weight"].numpy(), given["block.fc.weight"].numpy().T)
+
+
+def test_an_outline_checks_a_conversion_both_ways(tmp_path: Path) -> None:
+    outline = _outline(tmp_path, {"fc": "Struct:Linear"}, {"fc.weight": [3, 4], "fc.bias": [4]})
+    source = _checkpoint(tmp_path, {"fc.weight": [4, 3]})
+    with pytest.raises(ModelError, match="has this tensor, and the source has not"):
+        bs.convert(source, tmp_path / "x.bpk", like=outline)
+
+
+def test_a_thousand_tensors_take_less_than_two_seconds(tmp_path: Path) -> None:
+    layers, names = 112, ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    fields = ["query", "key", "value", "output", "gate", "up", "down"]
+    source = {
+        f"model.layers.{i}.{'self_attn' if at < 4 else 'mlp'}.{name}.weight": [8, 8]
+        for i in range(layers)
+        for at, name in enumerate(names)
+    }
+    source |= {
+        f"model.layers.{i}.{name}.weight": [8]
+        for i in range(layers)
+        for name in ("input_layernorm", "post_attention_layernorm")
+    }
+    modules, tensors = {"blocks": "Vec"}, {}
+    for i in range(layers):
+        for at, name in enumerate(fields):
+            path = f"blocks.{i}.{'attention' if at < 4 else 'mlp'}.{name}"
+            modules[path], tensors[f"{path}.weight"] = "Struct:Linear", [8, 8]
+        for name in ("attention_norm", "mlp_norm"):
+            modules[f"blocks.{i}.{name}"], tensors[f"blocks.{i}.{name}.gamma"] = "Struct:RmsNorm", [8]
+        modules[f"blocks.{i}"] = "Struct:Block"
+    checkpoint, outline = _checkpoint(tmp_path, source), _outline(tmp_path, modules, tensors)
+    start = time.perf_counter()
+    found = map_names(checkpoint, like=outline)
+    assert time.perf_counter() - start < 2
+    assert len(found.tensors) == len(source) == 1008
+    assert len(found.rules["tensors"]) == 9
+    assert found.is_certain
+
+
+def test_only_an_outline_is_a_target_and_only_torch_a_source(tmp_path: Path) -> None:
+    source = _checkpoint(tmp_path, {"fc.weight": [4, 3]})
+    with pytest.raises(ModelError, match="not an outline"):
+        map_names(source, like=source)
+    outline = _outline(tmp_path, {"fc": "Struct:Linear"}, {"fc.weight": [3, 4]})
+    with pytest.raises(ModelError, match="a mapping starts from PyTorch's"):
+        map_names(outline, like=outline)
+
+
+def test_the_verb_writes_rules_and_says_what_is_open(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = _checkpoint(tmp_path, {"fc.weight": [4, 3]})
+    outline = _outline(tmp_path, {"linear": "Struct:Linear"}, {"linear.weight": [3, 4]})
+    rules = tmp_path / "rules.toml"
+    assert main(["map", str(source), "--like", str(outline), "--output", str(rules)]) == 0
+    assert 'source = "fc.weight", target = "linear.weight", transpose = true' in rules.read_text(encoding="utf-8")
+    assert "1 tensor mapped, 1 rule: certain" in capsys.readouterr().out
+    found = tmp_path / "open"
+    found.mkdir()
+    _norms(found, ["ante", "post"], ["upper", "lower"])
+    assert main(["map", str(found / "net.safetensors"), "--like", str(found / "net.outline.bpk")]) == 1
+    out = capsys.readouterr().out
+    assert "maybe ante" in out
+    assert "not complete" in out
+    assert main(["map", str(found / "net.safetensors"), "--like", str(found / "net.outline.bpk"), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["certain"] is False
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("attn.c_proj", "attention.output"), ("self_attn.q_proj", "mha.query"), ("mlp.c_fc", "pwff.linear_inner")],
+)
+def test_names_of_one_thing_mean_the_same(one: str, other: str) -> None:
+    assert set(meaning(one)) == set(meaning(other))
