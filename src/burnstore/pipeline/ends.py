@@ -206,7 +206,7 @@ def _target_of_outline(file: Checkpoint, outline: Outline, source: Input, pipeli
     slots = [FileSlot(each.with_path(short[each.path])) for each in file.values()]
     check_distinct(slots)
 
-    def view(present: Iterable[str]) -> LayoutView:
+    def view(present: Iterable[str] | None) -> LayoutView:
         return view_of_burn(module_tree({slot.path: slot.shape for slot in slots}, kinds), present)
 
     full_paths = {path: name for name, path in short.items() if path != name}

@@ -261,7 +261,9 @@ class Recipe:
             made = whole
             for step in steps:
                 made = step(made)
-            followed.add(made.with_path(target), origins, (*operations, *steps))
+            is_itself = rule.join is None and rule.cut is None and not rule.tie
+            made = made.replace(path=target, param_id=made._param_id if is_itself else None)
+            followed.add(made, origins, (*operations, *steps))
 
     def _make(self, rule: TensorRule, followed: Followed) -> None:
         """Make copies and constants; the numbers in names of constants are those of the tensors beside them."""

@@ -47,6 +47,7 @@ from ...transforms.layout import Layout
 from ...transforms.recipe import Recipe
 from ..map.map import map_names
 from .receipt import RECEIPT_SUFFIX, Receipt, ReceiptSource, ReceiptTensor, file_digest, files_of, read_receipt
+from .training import training_plan
 
 Path = str | os.PathLike[str]
 
@@ -118,6 +119,7 @@ def convert(
       it; ``invert=True`` follows such rules backwards.
     * ``map=True`` finds these rules, where ``like`` is the outline of a Burn model; ModelError if it is not certain.
     * ``like`` also checks: the target must get every tensor that ``like`` has, of the same shape, and no other.
+    * The state of an optimizer, whose tensors are named by ids, follows its parameters to their new names.
     * ``filter``: only tensors whose names in the target match.
     * ``adapter``: an adapter, its name, or a function of one snapshot. One that converts layouts replaces that stage.
     * ``cast``: floats in this dtype (``"bf16"``); DTypeError if a finite value would become infinite.
@@ -182,7 +184,11 @@ def convert(
     ):
         check_apart(sources, how.target, shards=max_shard_size is not None, beside=how.receipt)
         inputs = [input_of_file(file) for file in sources]
-        plan = plan_of_files(inputs, chosen, writer, wanted)
+        training = training_plan(inputs[0], chosen) if len(inputs) == 1 and wanted is None else None
+        if training is not None:
+            plan, inputs = training[0], [training[1]]
+        else:
+            plan = plan_of_files(inputs, chosen, writer, wanted)
         written = _Written(
             metadata_for_files(writer, inputs, plan, kept, chosen),
             {**scalar_options(inputs, writer, plan, format_options), **format_options},

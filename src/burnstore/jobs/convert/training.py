@@ -1,0 +1,78 @@
+"""Training state: what an optimizer keeps of each parameter follows the parameter to its new name.
+
+Burn's file of an optimizer has tensors named by the id of a parameter (``1234.momentum.moment_1``), and in its metadata
+the path of each id. A conversion renames the paths and does to the state what is done to the parameter: the moments of
+a transposed matrix are transposed. The ids stay, as `convert` keeps them in the model, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...errors import ModelError
+from ...pipeline.ends import Input
+from ...pipeline.names import Named, rename_tensors
+from ...pipeline.options import Pipeline
+from ...pipeline.plan import Move, Plan, lower
+from ...tensor.snapshot import TensorSnapshot
+from ...transforms.operations import Add, Operation, PermuteRope, Reshape, Transpose
+from ...transforms.view import Origin
+
+_MOVES = (Transpose, PermuteRope, Reshape)
+"""Operations that move elements: what they do to a parameter they do to its state."""
+
+
+def training_plan(source: Input, pipeline: Pipeline) -> tuple[Plan, Input] | None:
+    """Return the plan for the state of an optimizer whose parameters get other names, and its metadata; or None.
+
+    ModelError where a parameter is cut, joined or tied: then there is no id for the state of its parts.
+    """
+    paths = {key: path for key, path in source.metadata.items() if key.isdecimal()}
+    states: dict[str, dict[str, TensorSnapshot]] = {}
+    owners = {path: key for key, path in paths.items()}
+    for snapshot in source.snapshots:
+        key, _, rest = snapshot.path.partition(".")
+        if key not in paths:
+            return None
+        states.setdefault(rest, {})[paths[key]] = snapshot
+    if not states or (pipeline.rename is None and pipeline.recipe is None) or len(owners) < len(paths):
+        return None
+    plan = Plan(layout=source.layout, source_layout=source.layout)
+    if pipeline.recipe is not None:  # not every parameter has every kind of state
+        rules = tuple(replace(rule, optional=True) for rule in pipeline.recipe.rules)
+        pipeline = pipeline.replace(recipe=replace(pipeline.recipe, rules=rules))
+    renamed: dict[str, str] = {}
+    given = [{each.path: each for each in source.snapshots}]
+    for rest, tensors in states.items():
+        named = rename_tensors(
+            replace(source, snapshots=[each.with_path(path) for path, each in tensors.items()]), pipeline
+        )
+        for snapshot in named.snapshots:
+            path, steps = _only_source(named, snapshot.path)
+            key = owners[path]
+            if renamed.setdefault(key, snapshot.path) != snapshot.path:
+                raise ModelError("two parameters would share its training state", tensor=path)
+            origin = Origin(f"{key}.{rest}", tuple(steps))
+            plan.moves.append(Move(f"{key}.{rest}", (origin,), (), lower(f"{key}.{rest}", [origin], (), given)))
+        plan.fates |= {f"{owners[path]}.{rest}": why for path, why in named.dropped.items()}
+    if len(renamed) > len(set(renamed.values())):
+        raise ModelError("two parameters get one name, and their training state cannot be told apart")
+    lost = paths.keys() - renamed.keys()
+    metadata = {key: text for key, text in source.metadata.items() if key not in lost} | renamed
+    scalars = {name: scalar for name, scalar in source.scalars.items() if name.partition(".")[0] not in lost}
+    plan.notes.append(f"training state of {len(renamed)} parameters, under their new names")
+    return plan, replace(source, metadata=metadata, scalars=scalars)
+
+
+def _only_source(named: Named, name: str) -> tuple[str, Sequence[Operation]]:
+    """Return the parameter that a parameter under its new name was, and how its elements moved."""
+    origins, whole = named.traced((Origin(name),), ())
+    steps = [step for step in (*(origins[0].operations if origins else ()), *whole) if not isinstance(step, Add)]
+    if len(origins) != 1 or origins[0].source is None or not all(isinstance(step, _MOVES) for step in steps):
+        raise ModelError(
+            "it is made of parts of parameters, for whose training state there is no id",
+            tensor=name,
+            hint="convert the model alone, and begin the training of this parameter anew",
+        )
+    return origins[0].source, steps
