@@ -14,7 +14,7 @@ The rules. Errors and tests cite them.
     NP-02  The header is a dict of exactly ``descr``, ``fortran_order`` and ``shape``: a text, a bool and a tuple of
            natural numbers, nothing else and no expression.
     NP-03  A dtype is bool, an integer, a float of 2, 4 or 8 bytes or a complex number of 8 or 16, in either byte order.
-           Arrays of objects, texts, dates, records and raw bytes are not tensors: a ``.npy`` of one is refused, and
+           Arrays of objects, strings, dates, records and raw bytes are not tensors: a ``.npy`` of one is refused, and
            such a member of a ``.npz`` is left out with a note.
     NP-04  The values fill the rest of the file or member exactly.
     NP-05  A zip is whole, and both its descriptions of each member agree; members are stored or deflated (at most 200

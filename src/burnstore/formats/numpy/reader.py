@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -37,11 +38,7 @@ MAX_TENSORS = 1_000_000
 
 MAX_HEADER = 10_000
 _LARGEST = (1 << 62) - 1
-_PAIR = re.compile(
-    r"""\s*(['"])(descr|fortran_order|shape)\1\s*:\s*(?:(['"])([^'"\\]*)\3|(True|False)|\(([\d\s,L]*)\))\s*"""
-)
-_GROUPS = {4: "descr", 5: "fortran_order", 6: "shape"}
-_KINDS = {"O": "objects, which is a pickle and never read", "V": "records or raw bytes", "U": "texts", "S": "bytes"}
+_KINDS = {"O": "objects, which is a pickle and never read", "V": "records or raw bytes", "U": "strings", "S": "bytes"}
 _KINDS |= {
     "M": "dates",
     "m": "durations",
@@ -127,42 +124,25 @@ def _array(window: Callable[[int, int], bytes | memoryview], size: int, limits: 
 
 
 def _fields(raw: bytes) -> tuple[str, bool, Shape]:
-    """Read the dict of a header, by its form; it is never evaluated."""
+    """Read the dict of a header: a literal of Python, as NumPy itself reads it; Python 2 may have written 3L for 3."""
     text = raw.decode("utf-8", "replace").strip()
     wrong = CorruptError(
         f"the header is not a dict of descr, fortran_order and shape: {printable(text[:80])}", rule="NP-02"
     )
-    if text[:1] != "{" or text[-1:] != "}":
+    try:
+        node = ast.parse(re.sub(r"(?<=\d)L\b", "", text), mode="eval").body
+        found = ast.literal_eval(node)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        raise wrong from None
+    if not isinstance(node, ast.Dict) or len(node.keys) != 3 or found.keys() != {"descr", "fortran_order", "shape"}:
         raise wrong
-    if "'descr': [" in text or '"descr": [' in text:
+    descr, fortran, shape = found["descr"], found["fortran_order"], found["shape"]
+    if isinstance(descr, list):
         raise UnsupportedError("it is an array of records", rule="NP-03")
-    found: dict[str, str] = {}
-    position, end = 1, len(text) - 1
-    while position < end:
-        match = _PAIR.match(text, position, end)
-        if match is None:
-            break
-        key, group = match[2], next(group for group in _GROUPS if match[group] is not None)
-        if key in found or key != _GROUPS[group]:
-            raise wrong
-        found[key] = match[group]
-        position = match.end()
-        if position < end and text[position] == ",":
-            position += 1
-        elif position < end:
-            raise wrong
-        if not text[position:end].strip():
-            position = end
-    if position != end or found.keys() != {"descr", "fortran_order", "shape"}:
+    right = type(descr) is str and type(fortran) is bool and type(shape) is tuple
+    if not right or any(type(extent) is not int or not 0 <= extent < 1 << 64 for extent in shape):
         raise wrong
-    extents = [each.strip().removesuffix("L") for each in found["shape"].split(",")]
-    if extents[-1] == "":  # Nothing at all, or a comma at the end.
-        extents.pop()
-    elif len(extents) == 1:  # Without a comma it is no tuple.
-        raise wrong
-    if any(not each.isascii() or not each.isdigit() or len(each) > 20 for each in extents):
-        raise wrong
-    return found["descr"], found["fortran_order"] == "True", tuple(map(int, extents))
+    return descr, fortran, shape
 
 
 def _dtype(descr: str) -> tuple[DType, bool]:
