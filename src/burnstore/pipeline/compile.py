@@ -23,7 +23,7 @@ from ..transforms.remap import KeyRemapper
 from ..transforms.view import ConvertedView, LayoutView, Origin
 from .ends import Input, Target
 from .kinds import recorded_counts
-from .layouts import layout_note, proved_layout
+from .layouts import check_not_burn, layout_note, proved_layout
 from .names import name_tensors
 from .options import Pipeline
 from .plan import Move, Plan
@@ -164,6 +164,7 @@ class _Load:
         """Return the layout of a source that states none: PyTorch's for a torch model, otherwise what is proved."""
         target = self.target
         if target.layout == "torch":
+            check_not_burn(index, {slot.path for slot in target.slots}, self.source.name)
             self.plan.result.notes.append(layout_note(self.source.name, "torch", "PyTorch models are saved so"))
             return None
         self.view = target.view(index)

@@ -321,7 +321,9 @@ class _Conversion:
             for path in seen.lost:
                 if path in self.index and path not in used:
                     plan.fates[self.named.original(path)] = "Burn's layout has no such tensor; its value is recorded"
-        plan.notes += unknown_notes(known.view, own, {}, self._keeps)
+        names = zip(known.view.unknown(own), known.view.unknown((self.like and self.like.layout) or own), strict=True)
+        stacks = {name: self._containers.get(path, ()) for name, path in names}
+        plan.notes += unknown_notes(known.view, own, stacks, self._keeps)
         plan.notes += _filled_note(seen, {each.path for each in seen.snapshots}, "the source leaves them out")
         return [
             (each, seen.origins.get(each.path) or (Origin(each.path),), _joined(seen, each.path))

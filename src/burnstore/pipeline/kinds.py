@@ -368,6 +368,7 @@ def view_of_kinds(
     view = view_of_torch(root, is_declared=False) if layout == "torch" else view_of_burn(root)
     left = [name for name in view.unknown(layout) if name.rpartition(".")[0] not in kinds and keeps(name)]
     if left:
+        view.check(left, layout)  # A module whose kind was refused has its own reason.
         others = f", nor of {len(left) - 1} others" if len(left) > 1 else ""
         raise ModelError(f"no rule names the kind of its module{others}", tensor=left[0], hint=WAYS_OUT)
     return view

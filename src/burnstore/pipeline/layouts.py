@@ -69,6 +69,21 @@ def proved_layout(
     return None
 
 
+def check_not_burn(index: Collection[str], slots: Collection[str], name: str) -> None:
+    """Refuse to take a file for PyTorch's where a norm of the target has Burn's names in it, such as ``norm.gamma``."""
+    for path in index:
+        owner, _, leaf = path.rpartition(".")
+        if leaf in _BURN_NAMES:
+            weight = join(owner, "weight")
+            if weight in slots and weight not in index:
+                raise ModelError(
+                    "the file does not state its layout, and this name is Burn's: matrices may be transposed",
+                    path=name,
+                    tensor=path,
+                    hint='pass layout="burn" if Burn wrote these tensors, layout="torch" if they only have its names',
+                )
+
+
 def _proof(
     link: Link, burn: str, torch: str, index: Mapping[str, TensorSnapshot], shapes: Mapping[str, Shape]
 ) -> tuple[Layout, str] | None:

@@ -21,6 +21,7 @@ from typing import Literal
 
 from ..errors import ModelError
 from ..tensor.data import Shape
+from .shapes import contradiction
 
 Layout = Literal["burn", "torch"]
 LAYOUTS: tuple[Layout, ...] = ("burn", "torch")
@@ -328,8 +329,10 @@ def _torch_map(
 
 def _check_pair(kind: ModuleKind, found: ModuleMap, tensors: Tensors) -> None:
     """Refuse to fill one of a norm's two tensors where nothing declares that the module has only the other."""
+    if kind.name not in _PLAIN or _PLAIN[kind.name].names.get("bias") != "beta":
+        return
     present = next((name for name in ("weight", "bias") if name in tensors), None)
-    if found.fills and present is not None and kind.name in _PLAIN and _PLAIN[kind.name].burn != "Linear":
+    if present == "bias" or (found.fills and present is not None):  # no norm of PyTorch has a bias alone
         absent = "bias" if present == "weight" else "weight"
         raise ModelError(
             f"{kind.name} has a {present} but no {absent}, and nothing declares that it has none",
@@ -339,28 +342,12 @@ def _check_pair(kind: ModuleKind, found: ModuleMap, tensors: Tensors) -> None:
 
 def check_shapes(kind: ModuleKind, tensors: Tensors, layout: Layout) -> None:
     """Refuse a kind that the shapes of a module's own tensors contradict, such as a Conv1D that a rule calls Linear."""
-    weight, bias = tensors.get("weight"), tensors.get("bias")
-    if weight is None:
-        return
-    if kind.name == "Linear":
-        outputs = weight[0 if layout == "torch" or kind.option("col") else -1] if weight else None
-        wrong = len(weight) == 2 and bias is not None and bias != (outputs,)
-    elif kind.name.startswith("Conv") and kind.name[-2:] in ("1d", "2d", "3d"):
-        rank = int(kind.name[-2]) + 2
-        outputs = weight[0] if weight else None
-        if len(weight) != rank:
-            raise _contradicted(kind, f"a weight with {rank} axes, found {list(weight)}")
-        wrong = bias is not None and not kind.name.startswith("ConvTranspose") and bias != (outputs,)
-    else:
-        return
-    if wrong:
-        found = f"found {list(bias or ())} beside a weight of {list(weight)}"
-        raise _contradicted(kind, f"a bias of {outputs} entries, {found}")
-
-
-def _contradicted(kind: ModuleKind, what: str) -> ModelError:
-    hint = f'name its kind; "{AS_IS}" copies these tensors unchanged'
-    return ModelError(f"its shapes are not those of {kind.name}: expected {what}", hint=hint)
+    outputs_at = 0 if layout == "torch" or kind.option("col") else -1
+    gates = len(_GATES[kind.name.removesuffix("Cell")]) if layout == "torch" and _recurrent(kind.name) else None
+    expected = contradiction(kind.name, tensors, outputs_at=outputs_at, gates=gates)
+    if expected is not None:
+        hint = f'name its kind; "{AS_IS}" copies these tensors unchanged'
+        raise ModelError(f"its shapes are not those of {kind.name}: expected {expected}", hint=hint)
 
 
 def _plain_map(kind: ModuleKind, tensors: Tensors, *, all_biases: bool) -> ModuleMap:
@@ -371,6 +358,8 @@ def _plain_map(kind: ModuleKind, tensors: Tensors, *, all_biases: bool) -> Modul
     for name in row.transposed & tensors.keys():
         if len(tensors[name]) != 2:
             raise _refused(kind.name, f"its {name} is no matrix, but {list(tensors[name])}")
+    if row.burn == "BatchNorm" and ("running_mean" in tensors) != ("running_var" in tensors):
+        raise _refused(kind.name, "it has one of running_mean and running_var, and both belong together")
     if row.burn == "BatchNorm" and "running_mean" not in tensors:
         raise _refused(kind.name, "it has no running statistics and takes those of the batch, Burn's always has them")
     if row.burn == "InstanceNorm" and "running_mean" in tensors:
