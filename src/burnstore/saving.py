@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from .checkpoint import Checkpoint
 from .errors import located, refuse_unknown
 from .formats.registry import format_for_path, format_named
 from .limits import Limits
@@ -85,8 +86,18 @@ def save(
             burn_version=burn_version,
             format_options=format_options,
         )
+        if isinstance(tensors, Checkpoint) and max_shard_size is None:
+            _check_no_shard(tensors, path)
         plan, texts = plan_of(tensors, chosen, _metadata(metadata), chosen_pipeline, how.for_format)
         return save_plan(plan, path, chosen, texts, how)[0]
+
+
+def _check_no_shard(file: Checkpoint, path: str) -> None:
+    """Refuse to write a set over one of its shards; a file of its own is replaced as a whole, and may be the target."""
+    from .pipeline.write import check_apart, files_read  # not at import: few saves are of open files
+
+    if len(files_read(file)) > 1:
+        check_apart([file], path, shards=False)
 
 
 def serialize(

@@ -835,3 +835,14 @@ def test_an_index_of_pytorch_files_is_refused_in_those_words(tmp_path: Path) -> 
         bs.open(index)
     done = bs.convert([tmp_path / name for name in weight_map.values()], tmp_path / "whole.safetensors")
     assert done.tensors == 2
+
+
+def test_a_set_is_not_saved_over_one_of_its_shards(tmp_path: Path) -> None:
+    bs.save({f"w{n}": np.full(4, n, np.float32) for n in range(3)}, tmp_path / "m.safetensors", max_shard_size=16)
+    with bs.open(tmp_path) as file:
+        shard = next(path for path in tmp_path.iterdir() if path.suffix == ".safetensors")
+        with pytest.raises(bs.errors.SaveError, match="source and target are the same file"):
+            bs.save(file, shard, overwrite=True)
+        bs.save(file, tmp_path / "m.safetensors", overwrite=True, max_shard_size=32)
+    with bs.open(tmp_path) as file:
+        assert [file[f"w{n}"].numpy()[0] for n in range(3)] == [0, 1, 2]

@@ -281,3 +281,25 @@ def test_a_damaged_move_is_refused(receipt: Path, tmp_path: Path, change: dict[s
     with pytest.raises(bs.BurnstoreError):
         bs.replay(receipt, tmp_path / "again.bpk")
     assert not (tmp_path / "again.bpk").exists()
+
+
+@pytest.mark.parametrize("name", ["out.safetensors", "./out.safetensors", "link.safetensors"])
+def test_a_receipt_with_the_name_of_the_target_is_refused(tmp_path: Path, name: str) -> None:
+    bs.save({"w": np.ones(3)}, tmp_path / "a.safetensors")
+    (tmp_path / "link.safetensors").symlink_to("out.safetensors")
+    with pytest.raises(bs.errors.SaveError, match="has this name"):
+        bs.convert(
+            tmp_path / "a.safetensors", tmp_path / "out.safetensors", receipt=f"{tmp_path}/{name}", overwrite=True
+        )
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+@pytest.mark.parametrize("name", ["out.safetensors.index.json", "out-00001-of-00002.safetensors"])
+def test_a_receipt_with_the_name_of_a_shard_or_the_index_of_the_target_is_refused(tmp_path: Path, name: str) -> None:
+    bs.save({"w": np.ones(3), "v": np.ones(3)}, tmp_path / "a.safetensors")
+    target = tmp_path / "out.safetensors"
+    with pytest.raises(bs.errors.SaveError, match="has this name"):
+        bs.convert(tmp_path / "a.safetensors", target, receipt=tmp_path / name, max_shard_size=24)
+    assert bs.convert(
+        tmp_path / "a.safetensors", target, receipt=tmp_path / name.replace("out", "r"), max_shard_size=24
+    )

@@ -187,3 +187,19 @@ def test_files_of_hugging_face_leave_tied_tensors_out(tmp_path: Path, name: str)
             parameter.data.zero_()
         bs.load(other, tmp_path / file)
         assert same(model, other)
+
+
+@pytest.mark.parametrize("name", ["version", "format", "producer", "burnstore.x", "note"])
+def test_a_tie_whose_name_the_metadata_has_for_something_else_is_stored_twice(name: str, tmp_path: Path) -> None:
+    shared = torch.arange(3.0)
+    metadata = {"note": "x"} if name == "note" else None
+    bs.save({"a": shared, name: shared}, tmp_path / "x.safetensors", metadata=metadata)
+    with bs.open(tmp_path / "x.safetensors") as file:
+        assert sorted(file) == sorted(["a", name])
+        assert all(torch.equal(file[each].torch(), shared) for each in file)
+
+
+def test_metadata_that_names_a_tensor_by_chance_makes_no_second_one(tmp_path: Path) -> None:
+    bs.save({"weight": np.ones(3)}, tmp_path / "x.safetensors", metadata={"best_layer": "weight"})
+    with bs.open(tmp_path / "x.safetensors") as file:
+        assert list(file) == ["weight"] and not file.notes

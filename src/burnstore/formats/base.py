@@ -23,6 +23,14 @@ UNSTATED_LAYOUT = "unknown"
 LAYOUT_KEY = "burnstore.layout"
 """The metadata key that states the layout of a file's tensors (``burn``, ``torch``), if not the format's own."""
 
+STAMPS = ("format", "producer", "version")
+"""The metadata keys with which writers state what a file is."""
+
+
+def is_reserved(key: str) -> bool:
+    """Return whether a metadata key states something about the file, and so cannot be the name of a tensor."""
+    return key in STAMPS or key.startswith("burnstore.")
+
 
 @dataclass(frozen=True, slots=True)
 class Kinds:

@@ -12,6 +12,7 @@ from typing import Any
 from ..errors import DuplicateNameError, located, printable
 from ..formats.base import (
     LAYOUT_KEY,
+    STAMPS,
     UNSTATED_LAYOUT,
     Format,
     HoldsScalars,
@@ -26,7 +27,7 @@ from .kinds import MODULES_KEY, RecordedModule, record_text, recorded_by, record
 from .options import Pipeline
 from .plan import Plan
 
-_STAMPS = (LAYOUT_KEY, "format", "producer", "version")
+_STAMPS = (LAYOUT_KEY, *STAMPS)
 """Metadata keys by which a writer states format and layout; they do not survive a change of either."""
 
 

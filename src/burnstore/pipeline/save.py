@@ -14,6 +14,7 @@ from ..checkpoint import Checkpoint
 from ..errors import located
 from ..formats.base import (
     LAYOUT_KEY,
+    STAMPS,
     UNSTATED_LAYOUT,
     Format,
     Shardable,
@@ -107,7 +108,7 @@ def save_plan(
     written = None
     with located(path=path):
         plan.check_constants()
-        ties = ties_of(plan, snapshots, chosen)
+        ties = ties_of(plan, snapshots, chosen, metadata)
         stored = [each for each in snapshots if each.path not in ties] if ties else snapshots
         options = {**how.for_format, "ties": ties} if ties else how.for_format
         if path is None:
@@ -178,7 +179,7 @@ def plan_of(
     if isinstance(tensors, Mapping) and type(tensors) is not dict and not isinstance(tensors, Checkpoint):
         plan.fates |= hidden_tensors(tensors)
     if metadata is None and source.metadata:
-        lost = [key for key in source.metadata if key not in (*_STAMPS, LAYOUT_KEY, SET_KEY)]
+        lost = [key for key in source.metadata if key not in (*STAMPS, LAYOUT_KEY, SET_KEY)]
         plan.notes += (
             [f"metadata of the file was not written: {listed(lost)}; pass metadata= to keep it"] if lost else []
         )
@@ -232,7 +233,6 @@ def _metadata_of_named(
     return metadata if stated_layout(chosen, metadata) == layout else {**metadata, LAYOUT_KEY: layout}
 
 
-_STAMPS = ("format", "producer", "version")  # what writers state about themselves
 _SCALAR_TYPES = (bool, int, float, complex, str, bytes)
 
 

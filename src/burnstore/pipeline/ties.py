@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from ..errors import printable
-from ..formats.base import Format, HoldsTies
+from ..formats.base import Format, HoldsTies, is_reserved
 from ..models.load.ties import same_values
 from ..tensor.snapshot import TensorSnapshot
 from ..tensor.sources import Data, RangeData, WrappedData
@@ -14,16 +14,19 @@ from .compile import listed
 from .plan import Plan
 
 
-def ties_of(plan: Plan, snapshots: Sequence[TensorSnapshot], chosen: Format) -> dict[str, str]:
+def ties_of(
+    plan: Plan, snapshots: Sequence[TensorSnapshot], chosen: Format, metadata: Mapping[str, str] | None
+) -> dict[str, str]:
     """Return the names under which a tensor need not be written, each with the name under which it is.
 
     As `safetensors.torch.save_model` does, the first name in alphabetical order is kept. Empty, with a note in the
     plan, if the format has no ties, or if Burn reads the file: its store looks for every name.
     """
-    if not isinstance(chosen, HoldsTies) or plan.layout == "burn":
+    if not isinstance(chosen, HoldsTies) or plan.layout != "torch":
         twice = [name for group in _groups(snapshots, _origin) for name in group[1:]]
         if twice:
-            place = f"{chosen.name} in Burn's layout" if isinstance(chosen, HoldsTies) else chosen.name
+            layout = "in Burn's layout" if plan.layout == "burn" else "without a layout"
+            place = f"{chosen.name} {layout}" if isinstance(chosen, HoldsTies) else chosen.name
             plan.notes.append(f"tied tensors are stored more than once, because {place} has no ties: {listed(twice)}")
         return {}
     ties = {name: group[0] for group in _groups(snapshots, lambda data: data.identity) for name in group[1:]}
@@ -31,6 +34,8 @@ def ties_of(plan: Plan, snapshots: Sequence[TensorSnapshot], chosen: Format) -> 
     for group in plan.tied:  # what a model ties, a file of another format may have several times
         first, *others = sorted(name for name in group if name in by_name and name not in ties) or [""]
         ties |= {name: first for name in others if same_values(by_name[first], by_name[name])}
+    for name in [name for name in ties if is_reserved(name) or name in (metadata or ())]:
+        del ties[name]  # The metadata has this key for something else.
     if ties:
         pairs = [f"{printable(name)} as {printable(kept)}" for name, kept in ties.items()]
         plan.notes.append(f"tied tensors are stored once: {listed(pairs)}")

@@ -24,9 +24,9 @@ from itertools import dropwhile
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..errors import BurnstoreError, CorruptError, SaveError, located
+from ..errors import BurnstoreError, CorruptError, SaveError, located, printable
 from ..formats.base import Format, WritePlan
-from ..formats.sharded.write import Journal, byte_count, save_shards, set_at
+from ..formats.sharded.write import Journal, byte_count, is_of_set, save_shards, set_at
 from ..io.atomic import PortionWriter, SharedScratch, atomic_file
 from ..io.source import FileSource, JoinedSource, same_bytes
 from ..io.workers import (
@@ -144,6 +144,13 @@ def check_apart(sources: Iterable[Checkpoint], target: str, *, shards: bool, bes
 
     ``shards``: the target is written as shards, which replace an older set. ``beside`` is a file that is written, too.
     """
+    if beside is not None and (_is_one(beside, target) or (shards and is_of_set(beside, target))):
+        raise SaveError(
+            f"a file of {printable(target)} has this name",
+            stage="check",
+            path=beside,
+            hint="give the receipt another name; nothing was written",
+        )
     read = {file.identity: file.name for source in sources for file in files_read(source)}
     for path in [target, *(set_at(target) if shards else ()), *([] if beside is None else [beside])]:
         try:
@@ -157,6 +164,10 @@ def check_apart(sources: Iterable[Checkpoint], target: str, *, shards: bool, bes
                 path=path,
                 hint="give the target another name; the source is unchanged",
             )
+
+
+def _is_one(path: str, other: str) -> bool:
+    return os.path.realpath(path) == os.path.realpath(other)
 
 
 def _check_portable(tensors: Sequence[TensorSnapshot]) -> None:

@@ -14,7 +14,7 @@ from ...io.source import Source
 from ...limits import Limits
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
-from ..base import LAYOUT_KEY, Contents, Part
+from ..base import LAYOUT_KEY, Contents, Part, is_reserved
 from ..columns import Int64s, check_end, check_sizes, read_header_bytes, table_of
 from ..sharded import read as sharded
 from ..sharded.locate import begins_like_index
@@ -22,7 +22,6 @@ from . import fast_header
 from .header import LARGEST, LENGTH, MOST_HEADER_BYTES, MOST_TENSORS, Columns, decode_header, read_header
 
 _INDEX_HEAD = 512
-_STATEMENTS = ("format", "producer", "version")  # Metadata keys that state what the file is are never names of tensors.
 
 
 def read(source: Source, limits: Limits, *, shards: Sequence[str] | None = None) -> Contents:
@@ -38,12 +37,12 @@ def read(source: Source, limits: Limits, *, shards: Sequence[str] | None = None)
 def _with_ties(contents: Contents) -> Contents:
     """Return the contents with a row for each second name of a tensor, behind the row of the first."""
     metadata, table = contents.metadata, contents.table
-    if not metadata:
-        return contents
+    if stated_layout(metadata) != "torch":
+        return contents  # Ties are written in PyTorch's layout only; other metadata may name a tensor by chance.
     names = set(table.names).intersection(metadata.values())
     ties: dict[str, list[str]] = {}
     for name, kept in metadata.items():
-        if kept in names and name not in _STATEMENTS and not name.startswith("burnstore."):
+        if kept in names and not is_reserved(name):
             ties.setdefault(kept, []).append(name)
     stored = set(table.names) if ties else set()
     ties = {kept: found for kept, every in ties.items() if (found := [name for name in every if name not in stored])}

@@ -286,6 +286,13 @@ def set_at(path: str) -> list[str]:
     return [index_path, *(os.path.join(folder, name) for name in named)]
 
 
+def is_of_set(path: str, target: str) -> bool:
+    """Return whether a save of shards to the target may write a file of this name."""
+    folder, base = os.path.split(os.path.realpath(path))
+    own, name = os.path.split(os.path.realpath(target))
+    return folder == own and (base == name + INDEX_SUFFIX or bool(_names_of(*os.path.splitext(name)).fullmatch(base)))
+
+
 def _check_names(tensors: Sequence[TensorSnapshot]) -> None:
     seen: set[str] = set()
     for tensor in tensors:

@@ -339,7 +339,7 @@ def _converted(
                 )
     plan.check_constants()
     snapshots = [move.snapshot for move in plan.moves]
-    ties = ties_of(plan, snapshots, chosen)
+    ties = ties_of(plan, snapshots, chosen, written.metadata)
     sharded = how.max_shard_size is not None
     done = assemble(
         snapshots,

@@ -176,7 +176,7 @@ def merge(
         texts = metadata_for_files(chosen, inputs, merged, kept, common)
         numbers = sorted({printable(name) for each in inputs for name in each.scalars})
         merged.notes += [f"scalars were not merged: {listed(numbers)}"] if numbers else []
-        ties = ties_of(merged, combined.snapshots, chosen)
+        ties = ties_of(merged, combined.snapshots, chosen, texts)
         assemble(
             combined.snapshots,
             target,
