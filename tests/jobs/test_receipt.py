@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ import pytest
 
 import burnstore as bs
 from burnstore import nn
+from burnstore.errors import CorruptError
 from burnstore.jobs.convert.receipt import check_receipt, read_receipt
 
 pytestmark = pytest.mark.usefixtures("spawning")
@@ -303,3 +307,42 @@ def test_a_receipt_with_the_name_of_a_shard_or_the_index_of_the_target_is_refuse
     assert bs.convert(
         tmp_path / "a.safetensors", target, receipt=tmp_path / name.replace("out", "r"), max_shard_size=24
     )
+
+
+def _places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield place
+    for key, held in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from _places(held, (*place, key))
+
+
+def test_a_receipt_is_read_as_strictly_as_a_file(tmp_path: Path) -> None:
+    """No object may have an unknown or a missing key, and nothing may be of another type."""
+    bs.save({"weight": np.ones((2, 3), np.float32)}, tmp_path / "a.safetensors", layout="torch")
+    done = bs.convert(tmp_path / "a.safetensors", tmp_path / "b.bpk", rules={"^$": "Linear"}, receipt=True)
+    good = json.loads(Path(done.receipt or "").read_text())
+    free = {("target", "metadata"), ("target", "options")}
+    cases: list[Any] = []
+    for place in list(_places(good)):
+        value = functools.reduce(lambda held, key: held[key], place, good)
+        if isinstance(value, dict) and place not in free:
+            cases += [_with(good, place, {**value, "surprise": 1})]
+            cases += [_with(good, place, {k: v for k, v in value.items() if k != key}) for key in value]
+        if place and place[:2] not in free and place[-1] != "operations" and "operations" not in place:
+            others = [other for other in (3.5, {}, [[]], True, "x") if type(other) is not type(value)]
+            cases += [_with(good, place, other) for other in others]
+    assert len(cases) > 80
+    for case in cases:
+        (tmp_path / "r.json").write_text(json.dumps(case))
+        with pytest.raises(CorruptError, match="this is not a receipt"):
+            assert not read_receipt(tmp_path / "r.json"), f"accepted: {case}"
+    (tmp_path / "r.json").write_text(json.dumps(_with(good, ("target", "layout"), "x")))
+    with pytest.raises(CorruptError, match="expected a layout"):
+        read_receipt(tmp_path / "r.json")
+
+
+def _with(document: Any, place: tuple[Any, ...], value: Any) -> Any:
+    changed = copy.deepcopy(document)
+    if not place:
+        return value
+    functools.reduce(lambda held, key: held[key], place[:-1], changed)[place[-1]] = value
+    return changed

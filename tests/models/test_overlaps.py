@@ -200,3 +200,34 @@ def test_every_small_stride_is_judged_right() -> None:
 def test_many_views_of_one_memory_are_sorted_out_in_little_time(tmp_path: Path) -> None:
     model = Holder(lambda w: {f"c{n:03}": w[:, n] for n in range(SIZE)})
     assert not overlapping(target_of_model(model).slots)
+
+
+def test_arrays_of_a_tuple_that_overlap_are_checked_as_tensors_are(tmp_path: Path) -> None:
+    """What cannot be replaced is filled in place, where one array would overwrite another."""
+    for views in (lambda b: (b[:3], b[1:]), lambda b: (b, b.T), lambda b: (b[::-1], b), lambda b: (b, b[:])):
+        memory = np.zeros((4, 4), np.float32)
+        model = views(memory)
+        agreeing = views(np.arange(16, dtype=np.float32).reshape(4, 4))
+        bs.save(
+            {str(at): np.ascontiguousarray(each) for at, each in enumerate(agreeing)},
+            tmp_path / "a.bpk",
+            layout="burn",
+            overwrite=True,
+        )
+        if model[0].strides[0] > 0:
+            bs.load(model, tmp_path / "a.bpk")
+            assert all(np.array_equal(one, other) for one, other in zip(model, agreeing, strict=True))
+        memory[...] = 0
+        bs.save(
+            {str(at): np.full(each.shape, at + 1, np.float32) for at, each in enumerate(model)},
+            tmp_path / "b.bpk",
+            layout="burn",
+            overwrite=True,
+        )
+        with pytest.raises(bs.errors.LoadError):
+            bs.load(model, tmp_path / "b.bpk")
+        assert not memory.any()
+    apart = np.zeros((4, 4), np.float32)
+    bs.save({"0": np.ones((4, 2), np.float32), "1": np.full((4, 2), 2, np.float32)}, tmp_path / "c.bpk", layout="burn")
+    bs.load((apart[:, ::2], apart[:, 1::2]), tmp_path / "c.bpk")
+    assert apart[0].tolist() == [1, 2, 1, 2]

@@ -200,6 +200,6 @@ def test_a_tie_whose_name_the_metadata_has_for_something_else_is_stored_twice(na
 
 
 def test_metadata_that_names_a_tensor_by_chance_makes_no_second_one(tmp_path: Path) -> None:
-    bs.save({"weight": np.ones(3)}, tmp_path / "x.safetensors", metadata={"best_layer": "weight"})
+    bs.save({"weight": np.ones(3)}, tmp_path / "x.safetensors", metadata={"best_layer": "weight", "author": "me"})
     with bs.open(tmp_path / "x.safetensors") as file:
         assert list(file) == ["weight"] and not file.notes

@@ -17,6 +17,7 @@ from ..tensor.dtype import DType
 from ..tensor.snapshot import TensorSnapshot
 from ..transforms.layout import ModuleKind, is_known
 from .binding import Slot
+from .load.ties import Memory
 from .structure import Holder, Struct, Variant
 
 layout = "burn"
@@ -147,6 +148,20 @@ class ArraySlot(_PlainSlot):
 
     def identity(self) -> int:
         return id(self.array)
+
+    def span(self) -> tuple[int, int] | None:
+        """Return the first address of the memory that a load fills and the one after it; None if it fills none."""
+        if self.put is not None or not self.array.size:
+            return None
+        memory = self.memory()
+        return memory.start, memory.stop
+
+    def memory(self) -> Memory:
+        """Return the memory of the array; one that runs backwards is marked: its bytes have another order."""
+        array = self.array
+        back = [(extent - 1) * step for extent, step in zip(array.shape, array.strides, strict=True) if step < 0]
+        start = array.__array_interface__["data"][0] + sum(back)
+        return Memory("cpu", start, array.itemsize, array.shape, tuple(map(abs, array.strides)), bool(back))
 
 
 def walk(model: Any, *, skip_enum_variants: bool = False) -> Iterator[Slot]:

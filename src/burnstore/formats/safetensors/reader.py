@@ -37,8 +37,9 @@ def read(source: Source, limits: Limits, *, shards: Sequence[str] | None = None)
 def _with_ties(contents: Contents) -> Contents:
     """Return the contents with a row for each second name of a tensor, behind the row of the first."""
     metadata, table = contents.metadata, contents.table
-    if stated_layout(metadata) != "torch":
-        return contents  # Ties are written in PyTorch's layout only; other metadata may name a tensor by chance.
+    layout = stated_layout(metadata)
+    if not metadata or layout == "burn":
+        return contents  # Burn's store looks for every name.
     names = set(table.names).intersection(metadata.values())
     ties: dict[str, list[str]] = {}
     for name, kept in metadata.items():
@@ -46,7 +47,9 @@ def _with_ties(contents: Contents) -> Contents:
             ties.setdefault(kept, []).append(name)
     stored = set(table.names) if ties else set()
     ties = {kept: found for kept, every in ties.items() if (found := [name for name in every if name not in stored])}
-    if not ties:
+    # `save_model` states nothing else unless it is asked to; other metadata may name a tensor by chance.
+    is_chance = layout is None and sum(map(len, ties.values())) < len(metadata)
+    if not ties or is_chance:
         return contents
     rows = [row for row, name in enumerate(table.names) for _ in (name, *ties.get(name, ()))]
     table = table.picked(rows)

@@ -30,10 +30,13 @@ from ...io.source import FileSource, read_whole
 from ...io.workers import Workers, in_batches, run_tasks
 from ...limits import Limits
 from ...tensor.snapshot import TensorSnapshot
+from ...transforms.layout import LAYOUTS
+from ...transforms.operations import operation_from_json
 
 RECEIPT_SUFFIX = ".receipt.json"
 
 _SCHEMA = 2
+_OF_TARGET = ("path", "format", "layout", "max_shard_size", "metadata", "options", "files")
 _MAX_BYTES = 1 << 30
 _MAX_NODES = 50_000_000
 _TASK_BYTES = 32 << 20
@@ -156,7 +159,8 @@ def read_receipt(path: Path) -> Receipt:
     with located(path=shown):
         try:
             raw = read_whole(path, _MAX_BYTES)
-            document = strict_json.parse(strict_json.decode(raw, most_nodes=_MAX_NODES, most_strings=_MAX_NODES))
+            text = strict_json.decode(raw, most_nodes=_MAX_NODES, most_strings=_MAX_NODES)
+            document = _mapping(strict_json.parse(text), "burnstore", "receipt", "sources", "target", "tensors")
             if document["receipt"] != _SCHEMA:
                 raise ValueError(f"expected version {_SCHEMA}, found {document['receipt']!r}")
             return _receipt(document, os.path.dirname(shown))
@@ -260,16 +264,16 @@ def _wrong_in(batch: list[tuple[ReceiptTensor, TensorSnapshot]]) -> list[str]:
 
 
 def _receipt(document: Mapping[str, Any], folder: str) -> Receipt:
-    target, tensors = _mapping(document["target"]), _list(document["tensors"])
+    target = _mapping(document["target"], *_OF_TARGET)
     receipt = Receipt(
         _text(document["burnstore"]),
         tuple(
             ReceiptSource(_to(folder, each["path"]), _text(each["format"]), _files_to(folder, each["files"]))
-            for each in map(_mapping, _list(document["sources"]))
+            for each in _objects(document["sources"], "path", "format", "files")
         ),
         _to(folder, target["path"]),
         _text(target["format"]),
-        None if target["layout"] is None else _text(target["layout"]),
+        _layout(target["layout"]),
         None if target["max_shard_size"] is None else _count(target["max_shard_size"]),
         {_text(key): _text(text) for key, text in _mapping(target["metadata"]).items()},
         dict(_mapping(target["options"])),
@@ -277,12 +281,12 @@ def _receipt(document: Mapping[str, Any], folder: str) -> Receipt:
         tuple(
             ReceiptTensor(
                 _text(each["name"]),
-                {"name": each["name"], "from": _list(each["from"]), "operations": _list(each["operations"])},
+                {"name": each["name"], "from": _origins(each["from"]), "operations": _steps(each["operations"])},
                 _text(each["dtype"]),
                 tuple(map(_count, _list(each["shape"]))),
                 _digest(each["sha256"]),
             )
-            for each in map(_mapping, tensors)
+            for each in _objects(document["tensors"], "name", "from", "operations", "dtype", "shape", "sha256")
         ),
     )
     if len({tensor.name for tensor in receipt.tensors}) < len(receipt.tensors):
@@ -292,10 +296,18 @@ def _receipt(document: Mapping[str, Any], folder: str) -> Receipt:
     return receipt
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def _mapping(value: Any, *keys: str) -> Mapping[str, Any]:
+    """Return an object; with ``keys``, it must have these and no others."""
     if not isinstance(value, dict):
         raise TypeError(f"expected an object, found {value!r:.80}")
+    unknown = [key for key in value if key not in keys] if keys else []
+    if unknown:
+        raise ValueError(f"unknown key {unknown[0]!r:.80}")
     return value
+
+
+def _objects(value: Any, *keys: str) -> list[Mapping[str, Any]]:
+    return [_mapping(each, *keys) for each in _list(value)]
 
 
 def _list(value: Any) -> list[Any]:
@@ -308,6 +320,28 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"expected a string, found {value!r:.80}")
     return value
+
+
+def _origins(value: Any) -> list[Any]:
+    """Return the origins of a tensor: for each a source or null, the number of the file, and operations."""
+    for origin in map(_list, _list(value)):
+        if len(origin) != 3 or not isinstance(origin[0], (str, type(None))):
+            raise ValueError(f"expected an origin, found {origin!r:.80}")
+        _count(origin[1])
+        _steps(origin[2])
+    return list(value)
+
+
+def _steps(value: Any) -> list[Any]:
+    for step in _list(value):
+        operation_from_json(step)
+    return list(value)
+
+
+def _layout(value: Any) -> str | None:
+    if value not in (None, *LAYOUTS):
+        raise ValueError(f"expected a layout, found {value!r:.80}")
+    return None if value is None else str(value)
 
 
 def _count(value: Any) -> int:
@@ -329,7 +363,7 @@ def _files_from(folder: str, files: Sequence[ReceiptFile]) -> list[dict[str, Any
 def _files_to(folder: str, files: Sequence[Mapping[str, Any]]) -> tuple[ReceiptFile, ...]:
     return tuple(
         ReceiptFile(_to(folder, file["path"]), _count(file["size"]), _digest(file["sha256"]))
-        for file in map(_mapping, _list(files))
+        for file in _objects(files, "path", "size", "sha256")
     )
 
 
