@@ -70,7 +70,7 @@ def test_the_worst_outcome_decides(clean: Path, evil: Path, tmp_path: Path, caps
     assert main(["scan", str(tmp_path)]) == 2
     assert capsys.readouterr().out.endswith("3 files scanned\n")
     (tmp_path / "empty").mkdir()
-    assert main(["scan", str(tmp_path / "empty")]) == 0
+    assert main(["scan", str(tmp_path / "empty")]) == 1
     assert "no files of tensors or pickles" in capsys.readouterr().out
 
 

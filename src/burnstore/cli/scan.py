@@ -30,7 +30,7 @@ examples:
 
 exit codes:
   0  clean: nothing but data
-  1  suspicious or dangerous: at least one file asks for code that is not known to be harmless
+  1  suspicious or dangerous: at least one file asks for code that is not known to be harmless; or no file was found
   2  an error: a file that could not be judged, or wrong arguments
 """
 
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         print("]}")
     elif count != 1:
         print(f"{count} files scanned" if count else "no files of tensors or pickles")
-    return outcome
+    return outcome if count else FOUND  # nothing was judged, so nothing is clean
 
 
 def _results(paths: list[str]) -> Iterator[ScanResult]:
