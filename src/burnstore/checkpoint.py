@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from .tensor.torch import Device, Tensor
 
 
+_MOST_KEYS = 20
 _MOST_ATTEMPTS = 100  # to open a set of shards that is saved again and again meanwhile
 
 
@@ -58,7 +61,13 @@ class Checkpoint(Mapping[str, TensorSnapshot]):
                 else format_named(format_name)
             )
             self._format = chosen.name
-            self._contents: Contents = chosen.read(source, limits, **options)
+            own = dict(options)
+            key = own.pop("top_level_key", None)
+            if key is not None and self._format == "pytorch":
+                own["top_level_key"] = key
+            self._contents: Contents = chosen.read(source, limits, **own)
+            if key and self._format != "pytorch":
+                self._contents = _below(self._contents, key)
         self._table = self._contents.table
         self._data = self._contents.source or source
 
@@ -311,6 +320,32 @@ class Checkpoint(Mapping[str, TensorSnapshot]):
             raise ClosedError("the checkpoint was closed", path=self.path)
 
 
+def _below(contents: Contents, key: str) -> Contents:
+    """Return the tensors whose names begin with this key, named by the rest."""
+    if not isinstance(key, str):
+        raise TypeError(f"top_level_key must be a str, got {type(key).__name__}")
+    table, prefix = contents.table, f"{key}."
+    rows = [row for row, name in enumerate(table.names) if name.startswith(prefix) and name != prefix]
+    if not rows:
+        counts = Counter(name.partition(".")[0] for name in table.names)
+        shown = ", ".join(f"{printable(name)} ({count})" for name, count in sorted(counts.items())[:_MOST_KEYS])
+        raise TensorNotFoundError(
+            f"Key {printable(key)!r} not found; there are, with the number of tensors in each: {shown}"
+        )
+    kept = table.picked(rows)
+    left_out = len(table.names) - len(rows)
+    notes = [f"{left_out} tensors are not below the key {printable(key)!r}"] if left_out else []
+    names = [name[len(prefix) :] for name in kept.names]
+    known = set(kept.names)
+    shared = [tuple(name[len(prefix) :] for name in group if name in known) for group in contents.shared]
+    return replace(
+        contents,
+        table=replace(kept, names=names),
+        notes=(*contents.notes, *notes),
+        shared=[group for group in shared if len(group) > 1],
+    )
+
+
 def _completed(table: Table, found: dict[str, Any], read: Callable[[int], Any]) -> dict[str, Any]:
     """All rows in their order: those found, and those read one by one as their bytes do not lie plainly."""
     apart = {table.names[row]: read(row) for row in table.apart}
@@ -340,6 +375,7 @@ def open_checkpoint(
     format: str | None = None,
     zero_copy: bool = False,
     limits: Limits | None = None,
+    top_level_key: str | None = None,
     **options: Any,
 ) -> Checkpoint:
     """Open a file (or bytes) of tensors; its format is decided by its bytes, nothing but its header is read.
@@ -347,7 +383,8 @@ def open_checkpoint(
     ``zero_copy=True`` maps the file: arrays are then read-only views on it, and the file must not be truncated while
     they live. By default tensors are read into memory of their own, and the file can be let go. Bytes are likewise
     copied from, or with ``zero_copy`` shared, and must then stay unchanged. ``format`` insists on a format, ``limits``
-    replaces the default `Limits`, further options are the format's own.
+    replaces the default `Limits`, ``top_level_key`` takes the tensors below a key (``"optimizer"``; ``""`` takes
+    everything), further options are the format's own.
 
     Raises FileNotFoundError, FormatError for a file that breaks its format's rules, OSError for one that cannot be
     read.
@@ -359,6 +396,8 @@ def open_checkpoint(
     ('burnpack', (3,), [0.0, 0.0, 0.0])
     """
     refuse_unknown("open", options)
+    if top_level_key is not None:
+        options["top_level_key"] = top_level_key
     if limits is not None and not isinstance(limits, Limits):
         raise TypeError(f"limits is a Limits, not {type(limits).__name__}")
     if not isinstance(zero_copy, bool):

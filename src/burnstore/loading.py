@@ -50,7 +50,7 @@ def load(
     A file that does not state its layout is PyTorch's for a torch model, and for a Burn-layout model whatever names and
     shapes prove; if they prove nothing the load is refused, and ``layout="torch"`` or ``layout="burn"`` says it.
     ``rules`` (pattern found in a module's path → kind) name kinds of modules that the model does not state.
-    ``top_level_key`` names the part of a PyTorch file that is the model. ``allow_partial=True`` tolerates parameters
+    ``top_level_key`` names the part of the file that is the model. ``allow_partial=True`` tolerates parameters
     without a tensor, ``validate=False`` tensors that do not fit. ``device="cuda"`` materializes tensors there that the
     model has on the meta device; nothing is moved. ``in_place=False`` reads all tensors of a torch model before any is
     changed. ``zero_copy=True`` shares memory with the file.
@@ -82,6 +82,7 @@ def load(
         return source.load(model)
     if isinstance(source, Checkpoint):
         return load_input(model, input_of_file(source), chosen, in_place=in_place, device=device)
-    options = {} if top_level_key is None else {"top_level_key": top_level_key}
-    with open_checkpoint(source, format=format, zero_copy=zero_copy, limits=limits, **options) as file:
+    with open_checkpoint(
+        source, format=format, zero_copy=zero_copy, limits=limits, top_level_key=top_level_key
+    ) as file:
         return load_input(model, input_of_file(file), chosen, in_place=in_place, device=device)

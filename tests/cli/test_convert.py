@@ -221,7 +221,7 @@ def test_two_sources_have_the_same_names(here: Path) -> None:
         ("empty.pt", "the file is empty"),
         ("garbage.pt", "no known format begins with"),
         ("cut.safetensors", ""),
-        ("folder", "a directory without SafeTensors files"),
+        ("folder", "the directory has no checkpoint"),
         ("pipe", "not a regular file"),
         ("loop", ""),
     ],

@@ -513,7 +513,7 @@ def test_files_that_cannot_be_read_are_errors_with_their_reason(
         "empty.bpk": "the file is empty [at byte 0]",
         "other.bin": "no known format begins with the bytes 47 49 46 38",
         "cut.bpk": "[BP-",
-        "empty": "it is a directory without SafeTensors files; a file is needed",
+        "empty": "the directory has no checkpoint; looked for",
         "modle.bpk": f"no such file; hint: did you mean {tmp_path / 'model.bpk'}?\n",
         "folder/x.bpk": f"no such file; hint: the folder {tmp_path / 'folder'} does not exist either\n",
         "evil\x1b[2J.bpk": r"evil\x1b[2J.bpk: no such file",

@@ -178,11 +178,11 @@ def test_a_folder_that_can_mean_two_things_is_refused(folder: Path, extra: str, 
 
 
 def test_a_folder_of_files_that_are_no_set_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ReadError, match="directory without"):
+    with pytest.raises(ReadError, match="the directory has no checkpoint"):
         bs.open(tmp_path)
     for name in ("a.safetensors", "b.safetensors"):
         save_file(ONE, tmp_path / name)
-    with pytest.raises(ReadError, match="2 SafeTensors files and no index"):
+    with pytest.raises(ReadError, match="files and no index"):
         bs.open(tmp_path)
 
 
@@ -824,15 +824,15 @@ def test_reads_under_two_writers_are_never_mixed() -> None:
     assert "mixed=0 failed=0" in done.stdout
 
 
-def test_an_index_of_pytorch_files_is_refused_in_those_words(tmp_path: Path) -> None:
+def test_an_index_of_pytorch_files_is_read(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     for at in (1, 2):
         torch.save({f"w{at}": torch.ones(2)}, tmp_path / f"pytorch_model-0000{at}-of-00002.bin")
     weight_map = {f"w{at}": f"pytorch_model-0000{at}-of-00002.bin" for at in (1, 2)}
     index = tmp_path / "pytorch_model.bin.index.json"
     index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    with pytest.raises(bs.errors.UnsupportedError, match="this shard is a PyTorch file"):
-        bs.open(index)
+    with bs.open(index) as f:
+        assert f.format == "pytorch" and list(f) == ["w1", "w2"]
     done = bs.convert([tmp_path / name for name in weight_map.values()], tmp_path / "whole.safetensors")
     assert done.tensors == 2
 

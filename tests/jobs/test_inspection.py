@@ -148,6 +148,7 @@ def test_an_inspection_is_strict_json() -> None:
         "param_id": None,
         "stats": {"min": 1.0, "max": 1.0, "mean": 1.0, "std": 0.0, "nan_count": 1, "inf_count": 1, "zero_count": 0},
         "problem": None,
+        "tied_to": None,
     }
 
 

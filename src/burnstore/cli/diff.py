@@ -15,7 +15,7 @@ from ..jobs.inspect.inspect import files_of
 from ..jobs.json_output import json_text
 from .arguments import add_options, expand_patterns, stands_for_files
 from .errors import ERROR, FOUND, JOB_ERRORS, OK, error_facts, fail, misuse, print_error, shown_notes
-from .options import add_like, add_pipeline_options, like_from, pipeline_from
+from .options import add_like, add_pipeline_options, add_top_level_key, like_from, pipeline_from
 from .progress import shown_progress
 from .table import Column, name_column, render
 from .text import Screen, counted, dtype_label, escape, figure, print_json, shape_label, shorten
@@ -62,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_like(parser)
     add_pipeline_options(parser, "rename", "rules", "guess", "layout", "keep_layout")
+    add_top_level_key(parser)
     add_options(parser, "filter", "limit", "json", "jobs", "quiet")
 
 
@@ -129,6 +130,7 @@ def _compare(first: str, second: str, arguments: argparse.Namespace) -> Diff:
             relative_tolerance=arguments.relative_tolerance,
             ignore_dtype=arguments.ignore_dtype,
             like=like_from(arguments),
+            top_level_key=arguments.top_level_key,
             pipeline=pipeline_from(arguments),
             executor=arguments.jobs,
             progress=progress,

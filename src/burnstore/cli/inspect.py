@@ -15,6 +15,7 @@ from ..jobs.inspect.tree import DEEPEST, ModuleTree, TensorRow, Totals
 from ..jobs.json_output import json_text
 from .arguments import add_options, expand_patterns, module_depth
 from .errors import ERROR, FOUND, JOB_ERRORS, OK, as_burnstore_error, misuse, print_error, shown_notes
+from .options import add_top_level_key
 from .progress import shown_progress
 from .table import Column, name_column, render
 from .text import SCHEMA, Screen, can_show, counted, dtype_label, escape, figure, shape_label, shorten, size, width
@@ -77,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stats", action="store_true", help="read the tensors shown: min, max, mean, std; NaN, Inf and zero counts"
     )
+    add_top_level_key(parser)
     add_options(parser, "jobs", "quiet")
 
 
@@ -154,6 +156,7 @@ def _inspect(path: str, arguments: argparse.Namespace) -> Inspection:
             sort=arguments.sort,
             limit=arguments.limit,
             stats=arguments.stats,
+            top_level_key=arguments.top_level_key,
             executor=arguments.jobs,
             progress=progress,
         )

@@ -12,7 +12,7 @@ from ..jobs.merge.combine import CONFLICTS, METHODS
 from ..jobs.merge.merge import MergeResult, MergeSource, merge
 from .arguments import add_options, byte_size, expand_patterns, key_and_text
 from .errors import JOB_ERRORS, OK, fail, misuse, shown_notes
-from .options import add_like, add_pipeline_options, like_from, pipeline_from
+from .options import add_like, add_pipeline_options, add_top_level_key, like_from, pipeline_from
 from .progress import shown_progress
 from .table import Column, name_column, render
 from .text import Screen, counted, escape, escape_controls, print_json, size
@@ -69,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rename", nargs=2, action="append", metavar=("N", "OLD=>NEW"), help="rename tensors of source N"
     )
     add_pipeline_options(what, "cast")
+    add_top_level_key(what)
     what.add_argument("--metadata", action="append", metavar="KEY=TEXT", type=key_and_text, help="add a metadata entry")
     layout = parser.add_argument_group("layout")
     add_like(layout)
@@ -120,7 +121,11 @@ def _sources(paths: list[str], arguments: argparse.Namespace) -> list[MergeSourc
             if not number.isdecimal() or not 1 <= int(number) <= len(paths):
                 raise ValueError(f"{option} {number}: sources are numbered from 1 to {len(paths)}")
             several[int(number) - 1].append(text)
-    return [MergeSource(path, filter=filters[at] or None, rename=renames[at] or None) for at, path in enumerate(paths)]
+    key = arguments.top_level_key
+    return [
+        MergeSource(path, filter=filters[at] or None, rename=renames[at] or None, top_level_key=key)
+        for at, path in enumerate(paths)
+    ]
 
 
 def _merge(sources: list[MergeSource], target: str, arguments: argparse.Namespace, progress: Any) -> MergeResult:

@@ -57,8 +57,9 @@ def add_like(parser: Any) -> None:
 
 
 def add_top_level_key(parser: Any) -> None:
-    """Add ``--top-level-key``: the part of a PyTorch file."""
-    parser.add_argument("--top-level-key", metavar="KEY", help="the part of a PyTorch file to use, such as state_dict")
+    """Add ``--top-level-key``: the part of a file."""
+    what = "the part of a file to use, such as state_dict or optimizer; '' for everything"
+    parser.add_argument("--top-level-key", metavar="KEY", help=what)
 
 
 def pipeline_from(arguments: argparse.Namespace, **more: Any) -> Pipeline:

@@ -8,7 +8,7 @@ import os
 from ..jobs.report.report import Report, report
 from .arguments import add_options
 from .errors import FOUND, JOB_ERRORS, OK, fail, misuse
-from .options import add_like, add_pipeline_options, like_from, pipeline_from
+from .options import add_like, add_pipeline_options, add_top_level_key, like_from, pipeline_from
 from .progress import shown_progress
 from .text import counted, escape, print_json
 
@@ -48,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     comparison = parser.add_argument_group("two files")
     add_like(comparison)
     add_pipeline_options(comparison, *_OF_TWO)
+    add_top_level_key(parser)
     add_options(parser, "overwrite", "jobs", "quiet")
 
 
@@ -66,6 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
                 output=output,
                 overwrite=arguments.overwrite,
                 stats=not arguments.no_stats,
+                top_level_key=arguments.top_level_key,
                 executor=arguments.jobs,
                 progress=progress,
                 **options,

@@ -197,10 +197,15 @@ def _begins_like_safetensors(head: bytes) -> bool:
     """
     length = int.from_bytes(head[:8], "little")
     if len(head) < 8 or length >> 48:
-        return begins_like_index(head) and not _begins_like_a_record(head)
+        return begins_like_index(head) and not _names_pytorch_shards(head) and not _begins_like_a_record(head)
     if length >> 32 and head.startswith((b"NRUB", *_PICKLES)):
         return False
     return head[8:].lstrip(b" \t\n\r")[:1] in (b"{", b"")
+
+
+def _names_pytorch_shards(head: bytes) -> bool:
+    """Match the first shard that an index names."""
+    return b'.safetensors"' not in head and b'.bin"' in head
 
 
 def _begins_like_a_record(head: bytes) -> bool:
@@ -220,6 +225,8 @@ def _begins_like_pytorch(head: bytes) -> bool:
         return False
     if _begins_like_npz(head):
         return False
+    if begins_like_index(head) and _names_pytorch_shards(head):
+        return True
     if head[:4] in (b"PK\3\4", b"PK\5\6") or head[257:262] == b"ustar" or head[4:8] == b"PTMF":
         return True
     return head.startswith(_PICKLES) or (head[:1] == b"\x80" and len(head) > 1 and head[1] <= 5)

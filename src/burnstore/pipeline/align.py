@@ -47,23 +47,26 @@ class Aligned:
 
 
 @contextmanager
-def opened_inputs(a: Any, b: Any, limits: Limits | None) -> Iterator[tuple[Input, Input]]:
+def opened_inputs(
+    a: Any, b: Any, limits: Limits | None, top_level_key: str | None = None
+) -> Iterator[tuple[Input, Input]]:
     """Yield both sides as inputs, open while the block lasts; the same file is opened once."""
     with ExitStack() as opened:
-        first = _input(a, "a", limits, opened)
+        first = _input(a, "a", limits, top_level_key, opened)
         if a is b:
             yield first, first
         elif _is_same_file(a, b):
             yield first, replace(first, name=os.fsdecode(b))
         else:
-            yield first, _input(b, "b", limits, opened)
+            yield first, _input(b, "b", limits, top_level_key, opened)
 
 
-def _input(given: Any, name: str, limits: Limits | None, opened: ExitStack) -> Input:
+def _input(given: Any, name: str, limits: Limits | None, top_level_key: str | None, opened: ExitStack) -> Input:
     if isinstance(given, Checkpoint):
         return input_of_file(given)
     if isinstance(given, (str, os.PathLike, bytes, bytearray, memoryview)):
-        return input_of_file(opened.enter_context(open_checkpoint(given, limits=limits)))
+        file = open_checkpoint(given, limits=limits, top_level_key=top_level_key)
+        return input_of_file(opened.enter_context(file))
     shown = f"<{name}: {type(given).__name__}>"
     if isinstance(given, (list, tuple)) and all(isinstance(each, TensorSnapshot) for each in given):
         return Input(shown, given, None)

@@ -19,7 +19,7 @@ from ..transforms.adapters import FunctionAdapter, IdentityAdapter, ModuleAdapte
 from ..transforms.layout import Layout
 from ..transforms.operations import CONCAT, Apply, Cast, Fill, Operation, operations_between
 from ..transforms.precision import cast
-from ..transforms.remap import keep_distinct
+from ..transforms.remap import KeyRemapper, keep_distinct
 from ..transforms.view import ConvertedView, LayoutView, Origin, join
 from .compile import adapter_name, check_adapted, listed, unknown_notes
 from .ends import Input, Target
@@ -38,6 +38,8 @@ from .layouts import layout_note, proved_layout
 from .names import Named, name_tensors, rename_tensors
 from .options import Pipeline
 from .plan import Move, Plan
+from .wrappers import SEGMENTS as WRAPPER_SEGMENTS
+from .wrappers import strip_rule
 
 _FILTERED = "the filter does not match it"
 
@@ -156,7 +158,26 @@ def compile_convert(source: Input, pipeline: Pipeline, layout: Layout | None, li
 
     ``like`` is a model, a declaration or a file that the result must be complete for; it also states module kinds.
     """
+    rule = None if like is None else _wrapper_rule(source, like)
+    if rule is not None:
+        rename = (pipeline.rename or KeyRemapper()) + KeyRemapper.from_patterns([rule])
+        plan = _Conversion(source, pipeline.replace(rename=rename), like).compiled(layout)
+        plan.notes.append("the file was saved from a wrapped model: stripped the wrapper from its names")
+        return plan
     return _Conversion(source, pipeline, like).compiled(layout)
+
+
+def _wrapper_rule(source: Input, like: Target) -> tuple[str, str] | None:
+    """Return the rename that strips a wrapper's segments from the source's names, if only they keep it from fitting."""
+    found = {snapshot.path for snapshot in source.snapshots}
+    if not any(segment in name.split(".") for name in found for segment in WRAPPER_SEGMENTS):
+        return None
+    first: dict[int, str] = {}
+    for slot in like.slots:  # of tied tensors a file may have any
+        if slot.path not in found and any(name.endswith(slot.path) for name in found):
+            first.setdefault(slot.identity(), slot.path)
+    missing = list(first.values())
+    return strip_rule(missing, found - {slot.path for slot in like.slots}) if missing else None
 
 
 class _Conversion:

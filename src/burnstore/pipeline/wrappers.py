@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-_SEGMENTS = ("module", "_orig_mod")
+SEGMENTS = ("module", "_orig_mod")
 """Segments of DataParallel, DistributedDataParallel and AveragedModel; of torch.compile."""
 
 
@@ -17,7 +17,7 @@ def strip_rule(missing: Collection[str], unused: Collection[str]) -> tuple[str, 
     in_model, in_file = _wrapped(missing, unused)
     if not in_file or in_model:
         return None
-    either = "|".join(rf"{segment}\." for segment in _SEGMENTS if segment in in_file)
+    either = "|".join(rf"{segment}\." for segment in SEGMENTS if segment in in_file)
     return rf"(^|\.)({either})+", r"\1"
 
 
@@ -30,7 +30,7 @@ def wrapper_hint(missing: Collection[str], unused: Collection[str]) -> str | Non
     in_model, in_file = _wrapped(missing, unused)
     if not in_model or in_file:
         return None
-    named = " and ".join(repr(segment) for segment in _SEGMENTS if segment in in_model)
+    named = " and ".join(repr(segment) for segment in SEGMENTS if segment in in_model)
     return f"the model is wrapped and the file is not: load into the model inside, its attribute {named}"
 
 
@@ -40,8 +40,8 @@ def _wrapped(missing: Collection[str], unused: Collection[str]) -> tuple[set[str
     in_file: set[str] = set()
     for wanted, found in _paired(missing, unused):
         mine, theirs = wanted.split("."), found.split(".")
-        in_model |= {segment for segment in _SEGMENTS if mine.count(segment) > theirs.count(segment)}
-        in_file |= {segment for segment in _SEGMENTS if theirs.count(segment) > mine.count(segment)}
+        in_model |= {segment for segment in SEGMENTS if mine.count(segment) > theirs.count(segment)}
+        in_file |= {segment for segment in SEGMENTS if theirs.count(segment) > mine.count(segment)}
     return in_model, in_file
 
 
@@ -60,4 +60,4 @@ def _paired(missing: Collection[str], unused: Collection[str]) -> list[tuple[str
 
 def _bare(name: str, depth: int) -> str:
     segments = name.split(".")
-    return ".".join(segment for segment in segments[: len(segments) - depth] if segment not in _SEGMENTS)
+    return ".".join(segment for segment in segments[: len(segments) - depth] if segment not in SEGMENTS)

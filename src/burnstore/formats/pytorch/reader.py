@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ...errors import CorruptError, LimitError, TruncatedError, UnknownFormatError, UnsupportedError, printable
 from ...io.source import Source
 from ...limits import Limits
 from ..base import Check, Contents, Part
 from ..codec.zip import DEFLATED, LOCAL_MAGIC, STORED, Member
+from ..sharded import read as sharded
+from ..sharded.locate import begins_like_index
 from .archive import ZipFile, read_zip
 from .contents import Rows
 from .data import check_member
 from .graph import find_tensors
 from .salvage import LOCAL_HEADER, salvaged, without_lost
-from .stream import PickledFile, begins_like_legacy, read_bare, read_legacy, read_tar
+from .stream import MAX_PICKLE_BYTES, MAX_TENSORS, PickledFile, begins_like_legacy, read_bare, read_legacy, read_tar
 
 _HEAD = 512
 
@@ -47,6 +50,7 @@ def read(
     dense: bool = False,
     checksums: bool = False,
     salvage: bool = False,
+    shards: Sequence[str] | None = None,
 ) -> Contents:
     """Return the contents of a file of torch.
 
@@ -60,6 +64,17 @@ def read(
             raise TypeError(f"{option} is a bool, not {type(value).__name__}")
     if top_level_key is not None and not isinstance(top_level_key, str):
         raise TypeError(f"top_level_key is a str, not {type(top_level_key).__name__}")
+    options: dict[str, Any] = {
+        "top_level_key": top_level_key,
+        "dense": dense,
+        "checksums": checksums,
+        "salvage": salvage,
+    }
+    several = limits.or_defaults(header_bytes=MAX_PICKLE_BYTES, tensors=MAX_TENSORS)
+    if shards is not None:
+        return sharded.read_set(source, shards, several, lambda part, _: read(part, limits, **options))
+    if begins_like_index(source.read_at(0, min(_HEAD, source.size))):
+        return sharded.read_index(source, several, lambda part, _: read(part, limits, **options))
     broken = None
     if salvage:
         file, broken = salvaged(source, limits)

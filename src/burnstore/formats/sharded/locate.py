@@ -17,7 +17,11 @@ INDEX_SUFFIX = ".index.json"
 MOST_SHARDS = 10_000
 
 _NUMBERED = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.[a-z]+)", re.DOTALL)
-_SHARD_SUFFIX = ".safetensors"
+_SUFFIXES = ((".safetensors",), (".bin", ".pt", ".pth", ".ckpt"), (".bpk",), (".mpk", ".mpk.gz"), (".npz",))
+"""The files that a folder may stand for; the first kind that it has counts."""
+
+_BESIDE = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state(_\d+)?|random_states_\d+)\.(bin|pt|pth|pkl)")
+"""Files that trainers write beside a model."""
 
 
 def begins_like_index(head: bytes) -> bool:
@@ -30,29 +34,57 @@ def begins_like_index(head: bytes) -> bool:
 def locate(path: str) -> tuple[str, dict[str, Any]]:
     """Return the file that a path stands for, and the options to read it with.
 
-    A folder stands for the one checkpoint in it, and the name under which a set of shards was saved for its index.
+    A folder stands for the one checkpoint in it, and the name under which a set of shards was saved for its index. Of
+    the same weights in several formats, as some folders of Hugging Face have them, SafeTensors are taken. Files beside
+    the model that trainers write (optimizer, scheduler, random state) are not it.
     """
     if not os.path.isdir(path):
         index = path + INDEX_SUFFIX
         return (index if not os.path.lexists(path) and os.path.isfile(index) else path), {}
     with located(path=path):
         names = [name for name in names_in(path) if not name.startswith(".")]
-        indexes = [name for name in names if name.endswith(_SHARD_SUFFIX + INDEX_SUFFIX)]
-        files = [name for name in names if name.endswith(_SHARD_SUFFIX)]
-        if len(indexes) > 1:
-            raise ReadError(f"the directory has {len(indexes)} indexes: {_some(indexes)}", hint="open one by its name")
-        if indexes:
-            whole = indexes[0].removesuffix(INDEX_SUFFIX)
-            if whole in files:
-                raise ReadError(
-                    f"the directory has both {printable(whole)} and its index", hint="open one of them by its name"
-                )
-            return os.path.join(path, indexes[0]), {}
-        if not files:
-            raise ReadError("it is a directory without SafeTensors files; a file is needed")
-        if len(files) == 1 and _NUMBERED.fullmatch(files[0]) is None:
-            return os.path.join(path, files[0]), {}
-        return os.path.join(path, files[0]), {"shards": _complete_set(files)}
+        for suffixes in _SUFFIXES:
+            found = _checkpoint_in(path, [name for name in names if name.endswith(suffixes)], names, suffixes)
+            if found is not None:
+                return found
+        inner = [name for name in names if os.path.isdir(os.path.join(path, name)) and _has_checkpoint(path, name)]
+        if inner:
+            raise ReadError(
+                f"the directory has no checkpoint of its own; there are some in {_some(inner, 8)}",
+                hint=f"open one of them, such as {os.path.join(path, inner[0])}",
+            )
+        raise ReadError(
+            "the directory has no checkpoint; looked for *.safetensors.index.json, *.safetensors, *.bin.index.json, "
+            "*.bin, *.pt, *.pth, *.ckpt, *.bpk, *.mpk, *.npz and for folders with one of them",
+            hint="open a file by its name",
+        )
+
+
+def _has_checkpoint(path: str, name: str) -> bool:
+    inside = names_in(os.path.join(path, name))
+    return any(each.endswith(suffixes) for each in inside for suffixes in _SUFFIXES)
+
+
+def _checkpoint_in(
+    path: str, files: list[str], names: list[str], suffixes: tuple[str, ...]
+) -> tuple[str, dict[str, Any]] | None:
+    """Return the one checkpoint among files of a kind; None if there is none, ReadError if it is not known which."""
+    files = [name for name in files if _BESIDE.fullmatch(name) is None]
+    indexes = [name for name in names if name.endswith(tuple(suffix + INDEX_SUFFIX for suffix in suffixes))]
+    if len(indexes) > 1:
+        raise ReadError(f"the directory has {len(indexes)} indexes: {_some(indexes)}", hint="open one by its name")
+    if indexes:
+        whole = indexes[0].removesuffix(INDEX_SUFFIX)
+        if whole in files:
+            raise ReadError(
+                f"the directory has both {printable(whole)} and its index", hint="open one of them by its name"
+            )
+        return os.path.join(path, indexes[0]), {}
+    if not files:
+        return None
+    if len(files) == 1 and _NUMBERED.fullmatch(files[0]) is None:
+        return os.path.join(path, files[0]), {}
+    return os.path.join(path, files[0]), {"shards": _complete_set(files)}
 
 
 def _complete_set(files: Sequence[str]) -> list[str]:
@@ -61,7 +93,7 @@ def _complete_set(files: Sequence[str]) -> list[str]:
     sets = {(match[1], match[3]) if match else None for match in found}
     if None in sets or len(sets) != 1:
         raise ReadError(
-            f"the directory has {len(files)} SafeTensors files and no index: {_some(files)}",
+            f"the directory has {len(files)} *{os.path.splitext(files[0])[1]} files and no index: {_some(files)}",
             rule="SH-05",
             hint="open one of them by its name",
         )
@@ -76,6 +108,6 @@ def _complete_set(files: Sequence[str]) -> list[str]:
     return list(files)
 
 
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(printable(name) for name in names[:3])
-    return shown if len(names) <= 3 else f"{shown}, ..."
+def _some(names: Sequence[str], most: int = 3) -> str:
+    shown = ", ".join(printable(name) for name in names[:most])
+    return shown if len(names) <= most else f"{shown}, ..."

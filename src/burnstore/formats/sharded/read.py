@@ -51,6 +51,7 @@ from ...errors import (
 from ...io.paths import plain_name, sibling
 from ...io.source import FileSource, JoinedSource, Source
 from ...limits import Limits
+from ...tensor.sources import Data
 from ..base import LAYOUT_KEY, Contents, Table
 from ..codec import json
 from .locate import MOST_SHARDS
@@ -210,6 +211,12 @@ def _joined_contents(joined: JoinedSource, contents: Sequence[Contents], index_s
     metadata, differing = _common_metadata([content.metadata for content in contents])
     notes = [f"the shards differ in the metadata {printable(key)!r}, so it is left out" for key in differing]
     tables = [content.table for content in contents]
+    notes += dict.fromkeys(note for content in contents for note in content.notes)
+    apart: dict[int, Data] = {}
+    before = 0
+    for table in tables:
+        apart |= {before + row: data for row, data in table.apart.items()}
+        before += len(table.names)
     return Contents(
         Table(
             names=[name for table in tables for name in table.names],
@@ -220,6 +227,7 @@ def _joined_contents(joined: JoinedSource, contents: Sequence[Contents], index_s
             ],
             sizes=[size for table in tables for size in table.sizes],
             param_ids=[param_id for table in tables for param_id in table.param_ids],
+            apart=apart,
         ),
         metadata=MappingProxyType(metadata),
         variant=f"{len(tables)} shards",
@@ -228,6 +236,7 @@ def _joined_contents(joined: JoinedSource, contents: Sequence[Contents], index_s
         source=joined,
         file_size=index_size + sum(part.size for part in joined.parts),
         notes=notes,
+        shared=[group for content in contents for group in content.shared],
     )
 
 

@@ -174,12 +174,12 @@ def convert(
     )
     kept = checked_metadata(metadata)
     writer = how.checked_format()
-    open_options = {} if top_level_key is None else {"top_level_key": top_level_key}
+    paths = _paths(source)
     if map:
         chosen = chosen.replace(recipe=_mapped(source, like, top_level_key))
     with (
         progress_from(progress) as report,
-        opened_files(_paths(source), limits, **open_options) as sources,
+        opened_files(paths, limits, [top_level_key] * len(paths)) as sources,
         like_target(like, input_of_file(sources[0]), chosen) as wanted,
     ):
         check_apart(sources, how.target, shards=max_shard_size is not None, beside=how.receipt)
@@ -378,10 +378,15 @@ def _converted(
 
 
 @contextmanager
-def opened_files(paths: Sequence[str], limits: Limits | None, **options: Any) -> Iterator[list[Checkpoint]]:
-    """Open several files together."""
+def opened_files(
+    paths: Sequence[str], limits: Limits | None, keys: Sequence[str | None] | None = None
+) -> Iterator[list[Checkpoint]]:
+    """Open several files together, of each the part below its top-level key."""
     with ExitStack() as opened:
-        yield [opened.enter_context(open_checkpoint(path, limits=limits, **options)) for path in paths]
+        yield [
+            opened.enter_context(open_checkpoint(path, limits=limits, top_level_key=key))
+            for path, key in zip(paths, keys or [None] * len(paths), strict=True)
+        ]
 
 
 def _paths(source: Path | Sequence[Path]) -> list[str]:

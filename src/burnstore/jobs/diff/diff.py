@@ -47,6 +47,7 @@ def diff(
     rules: RulesLike | None = None,
     guess: bool = False,
     keep_layout: bool = False,
+    top_level_key: str | None = None,
     executor: Workers = None,
     progress: ProgressLike | None = None,
     limits: Limits | None = None,
@@ -59,6 +60,7 @@ def diff(
     ``rules`` (a pattern that matches in a module's path → kind), or with ``guess=True`` from names and shapes, if they
     are unambiguous. ``keep_layout=True`` compares the tensors unchanged. ``layout`` is that of a side that does not
     state its own. ``filter`` keeps the tensors that match by the names under which they are compared.
+    ``top_level_key`` is the part of both files, see `burnstore.open`.
 
     With a ``tolerance`` (absolute) or a ``relative_tolerance``, tensors whose values are all within one of the two are
     close, and count as equal. ``ignore_dtype=True`` counts tensors of different dtypes as equal if their values are.
@@ -84,7 +86,7 @@ def diff(
     chosen = pipeline_of(
         pipeline, filter=filter, rename=rename, layout=layout, rules=rules, guess=guess, keep_layout=keep_layout
     )
-    with opened_inputs(a, b, limits) as (first, second), progress_from(progress) as report:
+    with opened_inputs(a, b, limits, top_level_key) as (first, second), progress_from(progress) as report:
         tensors = align(first, second, chosen, like)
         work = _Work(tensors, allowed, ignore_dtype)
         total, done = work.nbytes, 0

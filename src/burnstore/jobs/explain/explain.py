@@ -246,8 +246,7 @@ def explain(
         allow_partial=allow_partial,
         validate=validate,
     )
-    options: dict[str, Any] = {} if top_level_key is None else {"top_level_key": top_level_key}
-    with open_checkpoint(source, limits=limits, **options) as file:
+    with open_checkpoint(source, limits=limits, top_level_key=top_level_key) as file:
         given = input_of_file(file)
         own = chosen.layout or given.layout
         known: dict[str, Any] = {

@@ -72,6 +72,7 @@ def inspect(
     sort: Sort | None = None,
     limit: int | None = None,
     stats: bool = False,
+    top_level_key: str | None = None,
     format: str | None = None,
     limits: Limits | None = None,
     executor: Workers = None,
@@ -84,8 +85,8 @@ def inspect(
     of the data. ``limit`` keeps the first tensors. ``stats`` reads them in parts; a tensor whose values are invalid or
     cannot be represented has a ``problem`` instead. ``executor`` is None for threads, a number of processes, or an
     executor like those of ``concurrent.futures``. ``progress`` is called with the bytes read and the total: a function
-    of two numbers, or a class of bars such as ``tqdm.tqdm``. ``format``, ``limits`` and errors are those of
-    `burnstore.open`; an invalid pattern raises ValueError.
+    of two numbers, or a class of bars such as ``tqdm.tqdm``. ``top_level_key``, ``format``, ``limits`` and errors are
+    those of `burnstore.open`; an invalid pattern raises ValueError.
 
     >>> import numpy as np, burnstore as bs
     >>> packed = bs.serialize({"a.bias": np.zeros(3, np.int8), "a.weight": np.eye(2)}, format="burnpack")
@@ -104,7 +105,9 @@ def inspect(
         if isinstance(source, Checkpoint):
             checkpoint = source
         else:
-            checkpoint = opened.enter_context(open_checkpoint(source, format=format, limits=limits))
+            checkpoint = opened.enter_context(
+                open_checkpoint(source, format=format, limits=limits, top_level_key=top_level_key)
+            )
         every = _rows(checkpoint)
         selected = every if wanted is None else [row for row in every if wanted.search(row.name)]
         kept = _sort(selected, sort)[:limit]

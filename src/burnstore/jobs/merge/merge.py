@@ -43,13 +43,14 @@ class MergeSource:
     """A file to merge, and which of its tensors under which names.
 
     ``rename`` and ``filter`` are those of `burnstore.convert`: the filter sees the names in the target. ``layout``
-    replaces what the file states.
+    replaces what the file states, ``top_level_key`` takes a part of it (see `burnstore.open`).
     """
 
     path: Path
     filter: FilterLike | None = None
     rename: RenameLike | None = None
     layout: str | None = None
+    top_level_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,10 @@ def merge(
     dtype = None if cast is None else as_cast(cast)
     kept = checked_metadata(metadata)
     paths = [os.fsdecode(each.path) for each in given]
-    with progress_from(progress) as report, opened_files(paths, limits) as files:
+    with (
+        progress_from(progress) as report,
+        opened_files(paths, limits, [each.top_level_key for each in given]) as files,
+    ):
         check_apart(files, target, shards=max_shard_size is not None)
         inputs = [_stated(input_of_file(file), each) for file, each in zip(files, given, strict=True)]
         notes: list[str] = []

@@ -129,6 +129,7 @@ def report(
     output: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     stats: bool = True,
+    top_level_key: str | None = None,
     limits: Limits | None = None,
     executor: Workers = None,
     progress: ProgressLike | None = None,
@@ -158,7 +159,9 @@ def report(
         raise TypeError(f"{next(iter(options))} is an option for two files, got one file")
     sources = [each for each in (file, other) if each is not None]
     with ExitStack() as held:
-        checkpoints = [held.enter_context(open_checkpoint(each, limits=limits)) for each in sources]
+        checkpoints = [
+            held.enter_context(open_checkpoint(each, limits=limits, top_level_key=top_level_key)) for each in sources
+        ]
         scratch = None
         if output is not None:
             _check_not_a_source(output, checkpoints)
