@@ -136,6 +136,12 @@ def test_numbers_from_zero_are_those_from_one(tmp_path: Path) -> None:
     }
 
 
+def test_order_decides_nothing_where_a_source_is_left(tmp_path: Path) -> None:
+    found = _norms(tmp_path, ["norms.3", "norms.10", "norms.11"], ["norm1", "norm2"])
+    assert found.tensors == []
+    assert not found.is_complete
+
+
 def test_places_in_a_list_are_order_and_marked_as_such(tmp_path: Path) -> None:
     found = _norms(tmp_path, ["norms.3", "norms.10"], ["norm2", "norm1"])
     assert {each.target: each.sources[0] for each in found.tensors} == {

@@ -228,7 +228,8 @@ def _by_number(
         is_even = (
             len({round(fitting[one, other], 6) for one in ones for other in others if (one, other) in fitting}) == 1
         )
-        if len(names) == 1 and is_even and tuple(sorted(others)) == partners:
+        rivals = {one for one, other in fitting if other in others}  # sources that fit and found no partner count, too
+        if len(names) == 1 and is_even and tuple(sorted(others)) == partners and rivals == set(ones):
             found += [(one, other, "order") for one, other in zip(ones, others, strict=True)]
         else:
             found += [(one, other, "?shapes and names fit several ways") for one, other in members]
