@@ -136,6 +136,28 @@ def test_numbers_from_zero_are_those_from_one(tmp_path: Path) -> None:
     }
 
 
+def test_the_three_norms_of_a_decoder_are_in_the_order_of_their_layers(tmp_path: Path) -> None:
+    sources = {"self_attn_layer_norm": [4], "encoder_attn_layer_norm": [4], "final_layer_norm": [4]}
+    tensors = {f"layers.{i}.{name}.weight": shape for i in range(2) for name, shape in sources.items()}
+    tensors |= {f"layers.{i}.{name}.q_proj.weight": [6, 4] for i in range(2) for name in ("self_attn", "encoder_attn")}
+    modules, wanted = {"blocks": "Vec"}, {}
+    for i in range(2):
+        modules[f"blocks.{i}"] = "Struct:Block"
+        for name, kind, leaf, shape in (
+            ("attn.query", "Linear", "weight", [4, 6]),
+            ("cross_attn.query", "Linear", "weight", [4, 6]),
+            ("norm1", "RmsNorm", "gamma", [4]),
+            ("norm2", "RmsNorm", "gamma", [4]),
+            ("norm3", "RmsNorm", "gamma", [4]),
+        ):
+            modules[f"blocks.{i}.{name}"], wanted[f"blocks.{i}.{name}.{leaf}"] = f"Struct:{kind}", shape
+    found = map_names(_checkpoint(tmp_path, tensors), like=_outline(tmp_path, modules, wanted))
+    assert found.is_certain
+    pairs = {each.target: each.sources[0] for each in found.tensors}
+    assert pairs["blocks.1.norm2.gamma"] == "layers.1.encoder_attn_layer_norm.weight"
+    assert pairs["blocks.1.norm3.gamma"] == "layers.1.final_layer_norm.weight"
+
+
 def test_order_decides_nothing_where_a_source_is_left(tmp_path: Path) -> None:
     found = _norms(tmp_path, ["norms.3", "norms.10", "norms.11"], ["norm1", "norm2"])
     assert found.tensors == []

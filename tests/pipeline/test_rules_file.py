@@ -227,6 +227,8 @@ def test_rules_apply_to_a_load_and_are_explained(tmp_path: Path) -> None:
     plan = bs.explain(source, model, rules=rules, layout="torch")
     assert plan.moves[0].sources == tuple(given)
     assert "joined from 2" in plan.moves[0].steps
+    bs.load(model, source, rules=rules, layout="torch")
+    np.testing.assert_array_equal(model["qk"]["weight"], np.concatenate(list(given.values())))
     into = bs.explain(source, target=tmp_path / "x.safetensors", rules=rules)
     assert into.moves[0].target == "qk.weight"
 

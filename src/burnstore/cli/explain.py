@@ -40,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="SRC", help="a file of tensors, a folder or an index of shards")
     parser.add_argument("--into", metavar="MODULE:NAME|FILE", help="a model to import and build, or a file")
     parser.add_argument("--target", metavar="DST", help="explain a conversion into this file instead of a load")
-    add_pipeline_options(parser, "rename", "filter", "layout", "target_layout", "keep_layout", "rules", "guess")
+    add_pipeline_options(
+        parser, "rename", "filter", "layout", "target_layout", "keep_layout", "rules", "invert", "guess"
+    )
     add_pipeline_options(parser, "adapter", "cast", "indices", "skip_enum_variants", "allow_partial")
     add_like(parser)
     add_top_level_key(parser)

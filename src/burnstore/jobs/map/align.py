@@ -128,8 +128,8 @@ class Alignment:
         key = tuple(source_paths), tuple(target_paths), tuple(map(_shapes, (*sources, *targets)))
         if key not in self.known or is_last:
             paths = [*one_based(source_paths), *one_based(target_paths)]
-            in_block = around.depth > 0 and any("attention" in meaning(path) for path in paths)
-            words = [meaning(path, in_block=in_block, is_flat=is_last) for path in paths]
+            sections = _sections(paths) if around.depth else ()
+            words = [meaning(path, sections=sections, is_flat=is_last) for path in paths]
             self.known[key] = _decide(sources, targets, words[: len(sources)], words[len(sources) :])
         forms = (around.source, around.source_form), (around.target, around.target_form)
         used_sources, used_targets = set(), set()
@@ -234,6 +234,14 @@ def _by_number(
         else:
             found += [(one, other, "?shapes and names fit several ways") for one, other in members]
     return found
+
+
+def _sections(paths: Sequence[str]) -> tuple[str, ...]:
+    """Return the sections of the table that hold in a block with these names."""
+    found = {word for path in paths for word in meaning(path)}
+    if "attention" not in found:
+        return ()
+    return ("in cross blocks", "in blocks") if {"cross", "3"} <= found else ("in blocks",)
 
 
 def _rarity(all_words: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -48,16 +48,16 @@ def _replaced(text: str, pattern: re.Pattern[str], meanings: Mapping[str, str]) 
 
 
 @functools.lru_cache(maxsize=65536)
-def meaning(path: str, *, in_block: bool = False, is_flat: bool = False) -> Mapping[str, float]:
+def meaning(path: str, *, sections: tuple[str, ...] = (), is_flat: bool = False) -> Mapping[str, float]:
     """Return the words of a path in their common spelling, each with its weight; all the same if ``is_flat``.
 
-    ``in_block``: a norm is called by the layer that it belongs to, in a block with attention.
+    ``sections`` of the table hold besides: in a block with attention, a norm is called by the layer it belongs to.
 
     >>> sorted(meaning("h.attn.q_proj")), sorted(meaning("blocks.attention.query"))
     (['attention', 'layer', 'query'], ['attention', 'layer', 'query'])
     """
     text = spoken(path)
-    for section in ("spelling", "in blocks", "words") if in_block else ("spelling", "words"):
+    for section in ("spelling", *sections, "words"):
         text = _replaced(text, *_replacer(section))
     weights: dict[str, float] = {}
     weight = _LAST
