@@ -33,6 +33,7 @@ from .tensor.data import Array, Shape, array_from_bytes
 from .tensor.dtype import DType, Kind
 from .tensor.scalar import Scalar
 from .tensor.snapshot import TensorSnapshot
+from .tensor.tabular import Tabular
 
 if TYPE_CHECKING:
     from .tensor.torch import Device, Tensor
@@ -42,7 +43,7 @@ _MOST_KEYS = 20
 _MOST_ATTEMPTS = 100  # to open a set of shards that is saved again and again meanwhile
 
 
-class Checkpoint(Mapping[str, TensorSnapshot]):
+class Checkpoint(Tabular, Mapping[str, TensorSnapshot]):
     """A file of tensors, opened: its names in the order of the data, each a `TensorSnapshot` that reads when asked.
 
     Made by `burnstore.open`. It keeps reading the file that it opened, also when another is put in its place. Reading
@@ -281,6 +282,21 @@ class Checkpoint(Mapping[str, TensorSnapshot]):
         return (
             f"<Checkpoint {printable(self.path)!r}: {self._format}, {len(self)} tensors, {self.nbytes:,} bytes{state}>"
         )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what the header states, as plain data; nothing is read."""
+        return {
+            "path": self.path,
+            "format": self._format,
+            "layout": self.layout,
+            "nbytes": self.nbytes,
+            "metadata": dict(self.metadata),
+            "tensors": [
+                {"name": name, "dtype": str(dtype), "shape": list(shape), "nbytes": nbytes}
+                for name, dtype, shape, nbytes, _ in self.descriptions()
+            ],
+            "notes": list(self.notes),
+        }
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 
+WRITTEN_FORMATS = ("burnpack", "safetensors", "pytorch", "npz")
 _COMMON: dict[str, dict[str, Any]] = {
     "json": {"action": "store_true", "help": "write one JSON document"},
     "filter": {"metavar": "REGEX", "help": "only tensors whose names match anywhere (Python's re)"},

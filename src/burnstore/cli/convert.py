@@ -11,9 +11,8 @@ from ..errors import AmbiguousError, BurnstoreError
 from ..formats.registry import name_with_suffix_of
 from ..formats.sharded.write import JOURNAL_SUFFIX
 from ..jobs.convert.convert import ConvertResult, convert, replay
-from ..jobs.json_output import json_text
 from ..transforms.guess import Guess
-from .arguments import add_options, byte_size, expand_patterns, key_and_text
+from .arguments import WRITTEN_FORMATS, add_options, byte_size, expand_patterns, key_and_text
 from .errors import ERROR, JOB_ERRORS, OK, error_facts, fail, misuse, print_error, shown_notes
 from .options import add_like, add_pipeline_options, add_top_level_key, like_from, pipeline_from
 from .progress import shown_progress
@@ -59,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_what(parser.add_argument_group("contents"))
     _add_layout(parser.add_argument_group("layout"))
     how = parser.add_argument_group("output")
-    how.add_argument("--format", choices=("burnpack", "safetensors"), help="the format (default: by the suffix)")
+    how.add_argument("--format", choices=WRITTEN_FORMATS, help="the format (default: by the suffix)")
     how.add_argument(
         "--burn-version", metavar="V", help="the Burn version to write Burnpack for, such as 0.21 (default: the newest)"
     )
@@ -158,7 +157,7 @@ def _outcome(arguments: argparse.Namespace) -> tuple[int, dict[str, Any]]:
         return ERROR, {"error": error_facts(error, subject)}
     if not arguments.json:
         print("\n".join(_summary(done)))
-    return OK, _as_json(done)
+    return OK, done.to_dict()
 
 
 def interrupted(arguments: argparse.Namespace) -> str:
@@ -238,19 +237,3 @@ def _evidence(guess: Guess) -> Iterator[str]:
     for path, why in guess.ambiguous.items():
         if why not in reasons:
             yield f"  {escape(path)}: ambiguous ({escape_controls(why)})"
-
-
-def _as_json(done: ConvertResult) -> dict[str, Any]:
-    guess = done.guess
-    return {
-        "files": [json_text(path) for path in done.files],
-        "tensors": done.tensors,
-        "bytes": done.nbytes,
-        "source_layout": done.source_layout,
-        "layout": done.layout,
-        "verified": done.verified,
-        "notes": done.notes,
-        "receipt": done.receipt,
-        "guess": None if guess is None else {path: str(kind) for path, kind in guess.kinds.items()},
-        "evidence": None if guess is None else {name: why for name, _, why in guess.by_tensor()},
-    }

@@ -104,7 +104,8 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         for path in alone:
             print(f"{escape(path)}: no file of this name to compare with")
-        print(f"{counted(len(pairs), 'pair')} of files compared")
+        compared = sum(document["error"] is None for document in documents)
+        print(f"{compared:,} of {counted(len(pairs), 'pair')} of files compared")
     return code
 
 

@@ -94,7 +94,8 @@ def as_burnstore_error(error: BaseException, path: str) -> BurnstoreError:
         return error
     if isinstance(error, FileNotFoundError):
         missing = os.fsdecode(error.filename or path)
-        return BurnstoreError("no such file", path=missing, hint=_similar_name(missing))
+        what = "no file matches this pattern" if any(character in missing for character in "*?") else "no such file"
+        return BurnstoreError(what, path=missing, hint=_similar_name(missing))
     if isinstance(error, MemoryError):
         return BurnstoreError("not enough memory", path=path)
     return BurnstoreError(getattr(error, "strerror", None) or str(error), path=path)

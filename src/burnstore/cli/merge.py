@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import BurnstoreError
 from ..jobs.merge.combine import CONFLICTS, METHODS
 from ..jobs.merge.merge import MergeResult, MergeSource, merge
-from .arguments import add_options, byte_size, expand_patterns, key_and_text
+from .arguments import WRITTEN_FORMATS, add_options, byte_size, expand_patterns, key_and_text
 from .errors import JOB_ERRORS, OK, fail, misuse, shown_notes
 from .options import add_like, add_pipeline_options, add_top_level_key, like_from, pipeline_from
 from .progress import shown_progress
@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     layout = parser.add_argument_group("layout")
     add_like(layout)
     add_pipeline_options(layout, "rules", "guess", "keep_layout", "layout", "target_layout")
-    parser.add_argument("--format", choices=("burnpack", "safetensors"), help="the format (default: by the suffix)")
+    parser.add_argument("--format", choices=WRITTEN_FORMATS, help="the format (default: by the suffix)")
     parser.add_argument(
         "--shard", type=byte_size, metavar="SIZE", help="write SafeTensors in files of at most this size"
     )

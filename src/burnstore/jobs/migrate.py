@@ -22,6 +22,7 @@ from ..progress import ProgressLike, progress_from
 from ..stores.records import open_record, placed
 from ..tensor.dtype import DType
 from ..tensor.snapshot import TensorSnapshot
+from ..tensor.tabular import Tabular
 from .json_output import Plain
 
 SUFFIXES = (".mpk.gz", ".bin.gz", ".json.gz", ".mpk", ".bin", ".json")
@@ -29,7 +30,7 @@ _EPOCH = re.compile(r"-(\d+)$")
 
 
 @dataclass(frozen=True, slots=True)
-class Migration(Plain):
+class Migration(Plain, Tabular):
     """The outcome for one record, or for a folder of ``records``: the new file and its contents, or the error."""
 
     source: str

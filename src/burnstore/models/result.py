@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..errors import printable
+from ..tensor.tabular import Tabular
 
 _SHOWN = 10
 _SIMILAR = 0.70
@@ -51,7 +51,7 @@ class ApplyError:
 
 
 @dataclass(slots=True)
-class ApplyResult:
+class ApplyResult(Tabular):
     """The result of a load.
 
     ``applied`` tensors are in the model, in the model's order; the filter excluded ``skipped`` ones; ``missing``
@@ -143,23 +143,6 @@ class ApplyResult:
             f"│    {inside} of these are in an enum: Burn's paths contain the enum variant, PyTorch's do not.",
             "│    Load with skip_enum_variants(True), or insert the variant with a key remapping.",
         ]
-
-    def _repr_html_(self) -> str:
-        """Return the result as HTML for a notebook."""
-        rows = "".join(
-            f"<tr><th style='text-align:left'>{name}</th><td>{len(values)}</td>"
-            f"<td>{html.escape(', '.join(printable(str(v)) for v in values[:_SHOWN]))}"
-            f"{' …' if len(values) > _SHOWN else ''}</td></tr>"
-            for name, values in (
-                ("applied", self.applied),
-                ("skipped", self.skipped),
-                ("missing", self.missing),
-                ("unused", self.unused),
-                ("errors", self.errors),
-                ("notes", self.notes),
-            )
-        )
-        return f"<table>{rows}</table>"
 
 
 def _more(values: Sequence[Any]) -> list[str]:

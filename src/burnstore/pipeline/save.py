@@ -31,6 +31,7 @@ from ..models.plain import hidden_tensors
 from ..progress import Progress
 from ..tensor.data import TensorData
 from ..tensor.snapshot import TensorSnapshot
+from ..tensor.tabular import Tabular
 from ..transforms.filter import PathFilter
 from ..transforms.layout import LAYOUTS, Layout
 from .compile import listed
@@ -43,7 +44,7 @@ from .ties import ties_of
 
 
 @dataclass(frozen=True, slots=True)
-class SaveResult:
+class SaveResult(Tabular):
     """What a save wrote: where, in which layout, and anything worth knowing.
 
     ``left_out`` has the tensors and values that were given and not written, each with the reason.

@@ -1,7 +1,7 @@
-"""Notebook: the HTML that a notebook shows of a file. A table without script, in the colours of the notebook.
+"""Make the HTML that a notebook shows of files and results, in the colours of the notebook.
 
-Everything is escaped, and there is neither a style sheet nor a script: so it looks the same wherever a notebook is
-shown. Text has the colour of what surrounds it, and hues are translucent, which fits light and dark.
+Everything is escaped. Tables fold and scroll without a script; where a notebook runs none, only the search field above
+a long table does nothing. Text has the colour of its surroundings, and hues are translucent, which fits light and dark.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from typing import Any
 
 from ..errors import printable
 
-_MOST_ROWS = 20
+_MOST_ROWS = 500
+_SEARCHED_FROM = 12  # rows
+_MOST_COLUMNS = 7
+_MOST_FACTS = 8
+_SEARCH = (
+    "const t=this.value.toLowerCase();for(const r of this.parentNode.querySelectorAll('tbody tr'))"
+    "r.style.display=r.textContent.toLowerCase().includes(t)?'':'none'"
+)
 _TIMES = "\u00d7"
 _TITLES = ("name", "dtype", "shape")
 _MOST_SHARES = 6
@@ -61,9 +68,37 @@ def changes_panel(first: str, second: str, counts: Mapping[Any, int], lines: Seq
     (True, False)
     """
     facts = {status: f"{count:,}" for status, count in counts.items() if count} or {"tensors": "none"}
-    shown = "".join(f"<div>{_code(line)}</div>" for line in lines[:_MOST_ROWS])
-    body = f'<div style="margin-top:.6em">{shown}{_more(len(lines))}</div>' if lines else ""
+    body = _folded((), [(_code(line),) for line in lines[:_MOST_ROWS]], len(lines), "difference") if lines else ""
     return _panel(os.path.basename(first) or first, f"→ {os.path.basename(second) or second}", facts, body)
+
+
+def records_panel(title: str, document: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> str:
+    """Return what a notebook shows of a result: its facts, its rows, and its notes.
+
+    >>> shown = records_panel("Saved", {"path": "m.bpk", "ok": True, "notes": ["<b>"]}, [{"name": "a", "why": None}])
+    >>> "m.bpk" in shown, "&lt;b&gt;" in shown, "<th" in shown, "why" in shown
+    (True, True, True, False)
+    """
+    path = document.get("path") or document.get("source") or ""
+    facts = {
+        key.replace("_", " "): f"{value:,}" if type(value) is int else str(value)
+        for key, value in document.items()
+        if isinstance(value, (str, int, float)) and key not in ("path", "source")
+    }
+    names = dict.fromkeys(key for row in records[:_MOST_ROWS] for key in row)
+    shown = [key for key in names if any(row.get(key) not in (None, [], "") for row in records)][:_MOST_COLUMNS]
+    rows = [[_cell(row.get(key)) for key in shown] for row in records[:_MOST_ROWS]]
+    notes = document.get("notes") or ()
+    body = _folded(shown, rows, len(records), "row") if records else ""
+    if notes:
+        body += _folded((), [(_text(str(note)),) for note in notes[:_MOST_ROWS]], len(notes), "note")
+    return _panel(title, os.path.basename(str(path)), dict(islice(facts.items(), _MOST_FACTS)), body)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return _text(f" {_TIMES} ".join(map(str, value)))
+    return "" if value is None else _text(f"{value:.4g}" if isinstance(value, float) else str(value))
 
 
 def _panel(title: str, subtitle: str, facts: Mapping[str, str], body: str) -> str:
@@ -111,19 +146,25 @@ def _bar(shares: Mapping[str, int]) -> str:
 
 
 def _table(names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]) -> str:
-    heads = "".join(f'<th style="{_CELL};font-weight:normal;{_QUIET}">{title}</th>' for title in _TITLES)
-    rows = []
-    for name, dtype, shape in islice(zip(names, dtypes, shapes, strict=True), _MOST_ROWS):
-        cells = (_code(name), _text(dtype), f" {_TIMES} ".join(map(str, shape)) or "scalar")
-        rows.append("<tr>" + "".join(f'<td style="{_CELL}">{cell}</td>' for cell in cells) + "</tr>")
+    rows = [
+        (_code(name), _text(dtype), f" {_TIMES} ".join(map(str, shape)) or "scalar")
+        for name, dtype, shape in islice(zip(names, dtypes, shapes, strict=True), _MOST_ROWS)
+    ]
+    return _folded(_TITLES, rows, len(names), "tensor")
+
+
+def _folded(titles: Sequence[str], rows: Sequence[Sequence[str]], total: int, noun: str) -> str:
+    """Return a table that folds and scrolls, with a field to search it if it is long; cells are HTML."""
+    heads = "".join(f'<th style="{_CELL};font-weight:normal;{_QUIET}">{_text(title)}</th>' for title in titles)
+    body = "".join("<tr>" + "".join(f'<td style="{_CELL}">{cell}</td>' for cell in row) + "</tr>" for row in rows)
+    search = f'<input type="search" placeholder="search" oninput="{_SEARCH}">' if len(rows) >= _SEARCHED_FROM else ""
+    more = f'<div style="{_QUIET}">and {total - len(rows):,} more</div>' if total > len(rows) else ""
     return (
-        '<table style="border-collapse:collapse;margin:.6em 0 0;font-size:.92em;background:none;color:inherit">'
-        f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>{_more(len(names))}"
+        f'<details open style="margin-top:.6em"><summary style="{_QUIET}">{total:,} {noun}{"" if total == 1 else "s"}'
+        f'</summary>{search}<div style="max-height:24em;overflow:auto"><table style="border-collapse:collapse;'
+        f'font-size:.92em;background:none;color:inherit"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
+        f"</div>{more}</details>"
     )
-
-
-def _more(total: int) -> str:
-    return f'<div style="{_QUIET}">and {total - _MOST_ROWS:,} more</div>' if total > _MOST_ROWS else ""
 
 
 def _code(text: str) -> str:

@@ -42,9 +42,11 @@ from ...pipeline.ties import ties_of
 from ...pipeline.write import Assembled, assemble, check_apart, files_read
 from ...progress import Progress, ProgressLike, progress_from
 from ...tensor.dtype import DType
+from ...tensor.tabular import Tabular
 from ...transforms.guess import Guess
 from ...transforms.layout import Layout
 from ...transforms.recipe import Recipe
+from ..json_output import json_text
 from ..map.map import map_names
 from .receipt import RECEIPT_SUFFIX, Receipt, ReceiptSource, ReceiptTensor, file_digest, files_of, read_receipt
 from .training import training_plan
@@ -53,7 +55,7 @@ Path = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, slots=True)
-class ConvertResult:
+class ConvertResult(Tabular):
     """What a conversion did: how many tensors and bytes it wrote, and in which layout they were and are.
 
     ``left_out`` has the tensors of the sources that were not written, each with the reason; ``receipt`` is the path of
@@ -70,6 +72,23 @@ class ConvertResult:
     receipt: str | None = field(default=None, repr=False)
     guess: Guess | None = field(default=None, repr=False)
     left_out: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for strict JSON."""
+        guess = self.guess
+        return {
+            "files": [json_text(path) for path in self.files],
+            "tensors": self.tensors,
+            "bytes": self.nbytes,
+            "source_layout": self.source_layout,
+            "layout": self.layout,
+            "verified": self.verified,
+            "left_out": dict(self.left_out),
+            "notes": self.notes,
+            "receipt": self.receipt,
+            "guess": None if guess is None else {path: str(kind) for path, kind in guess.kinds.items()},
+            "evidence": None if guess is None else {name: why for name, _, why in guess.by_tensor()},
+        }
 
 
 def convert(

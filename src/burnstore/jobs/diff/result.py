@@ -10,6 +10,7 @@ from ...errors import printable
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
 from ...tensor.scalar import Scalar
+from ...tensor.tabular import Tabular
 from ..json_output import Plain
 from .difference import Difference, Tolerance
 
@@ -68,7 +69,7 @@ class _Having(property):
 
 
 @dataclass(frozen=True, slots=True)
-class Diff(Plain):
+class Diff(Plain, Tabular):
     """The differences between two files, models or mappings.
 
     ``tensors`` are in the order of the first side, added ones at the end. ``layout`` is the layout of the comparison,

@@ -25,6 +25,7 @@ from ...pipeline.options import AdapterLike, FilterLike, Pipeline, RenameLike, R
 from ...pipeline.plan import Move, Plan
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
+from ...tensor.tabular import Tabular
 from ...transforms.guess import guess_kinds
 from ...transforms.layout import LAYOUTS, Layout
 from ...transforms.operations import Split
@@ -87,7 +88,7 @@ class LayoutChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(Tabular):
     """What a file is, and what a load of it into a model (or a conversion into another file) will do.
 
     ``result`` is what a load will report if all values can be read and held, None where nothing is loaded; ``refusal``

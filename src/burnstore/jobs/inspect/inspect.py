@@ -21,6 +21,7 @@ from ...limits import Limits
 from ...progress import Progress, ProgressLike, progress_from
 from ...tensor.param_id import ParamId
 from ...tensor.scalar import Scalar
+from ...tensor.tabular import Tabular
 from ..json_output import Plain
 from ..stats import all_stats
 from .tree import ModuleTree, TensorRow, Totals, natural_order
@@ -30,7 +31,7 @@ SORTS: tuple[Sort, ...] = get_args(Sort)
 
 
 @dataclass(frozen=True, slots=True)
-class Inspection(Plain):
+class Inspection(Plain, Tabular):
     """The contents of a file.
 
     ``total`` and ``dtypes`` are of the whole file, ``selected`` of the tensors that match the pattern. ``tensors`` are

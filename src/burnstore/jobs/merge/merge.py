@@ -30,6 +30,7 @@ from ...pipeline.ties import ties_of
 from ...pipeline.write import assemble, check_apart
 from ...progress import ProgressLike, progress_from
 from ...tensor.dtype import DType
+from ...tensor.tabular import Tabular
 from ...transforms.layout import Layout
 from ...transforms.operations import Combine
 from ..convert.convert import like_target, opened_files
@@ -54,7 +55,7 @@ class MergeSource:
 
 
 @dataclass(frozen=True, slots=True)
-class MergeResult:
+class MergeResult(Tabular):
     """What a merge did: ``tensors`` has an entry for each tensor written, ``left_out`` a reason for each other name."""
 
     tensors: list[MergedTensor]

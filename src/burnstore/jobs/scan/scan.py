@@ -17,6 +17,7 @@ from ...errors import BurnstoreError, UnknownFormatError, UnsafeContentError, lo
 from ...formats.registry import HEAD_BYTES, format_for_bytes
 from ...io.source import FileSource
 from ...limits import Limits
+from ...tensor.tabular import Tabular
 from ..json_output import json_text
 from .loaders import Finding as Finding
 from .loaders import Inspector
@@ -31,7 +32,7 @@ _SUFFIXES = (
 
 
 @dataclass(frozen=True, slots=True)
-class ScanResult:
+class ScanResult(Tabular):
     """What was found in a file or a folder. ``verdict`` is ``clean``, ``suspicious``, ``dangerous`` or ``error``.
 
     The verdict on a folder is the worst one of its files, which are in ``files``.

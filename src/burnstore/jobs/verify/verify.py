@@ -40,6 +40,7 @@ from ...progress import Progress, ProgressLike, progress_from
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
 from ...tensor.snapshot import ByteStream, TensorSnapshot, read_all
+from ...tensor.tabular import Tabular
 from ..budget import Shared, plan_reads, too_much
 from ..json_output import Plain
 from ..stats import count_special_values, count_specials, value_runs
@@ -73,7 +74,7 @@ class TensorCheck(Plain):
 
 
 @dataclass(frozen=True, slots=True)
-class Verification(Plain):
+class Verification(Plain, Tabular):
     """The findings about a file, a set of shards, or a folder.
 
     ``errors`` break a rule of the format. ``warnings`` break none, but no known writer produces them. ``notes`` concern
