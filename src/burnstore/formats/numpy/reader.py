@@ -39,12 +39,7 @@ MAX_TENSORS = 1_000_000
 MAX_HEADER = 10_000
 _LARGEST = (1 << 62) - 1
 _KINDS = {"O": "objects, which is a pickle and never read", "V": "records or raw bytes", "U": "strings", "S": "bytes"}
-_KINDS |= {
-    "M": "dates",
-    "m": "durations",
-    "f": "floats of an unusual width",
-    "c": "complex numbers of an unusual width",
-}
+_KINDS |= {"M": "dates", "m": "durations", "f": "floats of another width", "c": "complex numbers of another width"}
 
 
 def read(source: Source, limits: Limits) -> Contents:

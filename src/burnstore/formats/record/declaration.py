@@ -175,13 +175,19 @@ def _maybe(node: Node, *, declared: bool = False) -> Node:
 
 
 def _holds_tensors(node: Node) -> bool:
+    return isinstance(node, (Parameter, Choice)) or any(_holds_tensors(each) for _, each in _children(node, ""))
+
+
+def _children(node: Node, path: str) -> Iterator[tuple[str, Node]]:
+    """Yield the nodes inside of a node, with their paths."""
     if isinstance(node, Maybe):
-        return _holds_tensors(node.content)
-    if isinstance(node, Fields):
-        return any(_holds_tensors(each) for _, each in node.entries)
-    if isinstance(node, Items):
-        return any(map(_holds_tensors, node.entries))
-    return isinstance(node, (Parameter, Choice))
+        yield path, node.content
+    elif isinstance(node, Choice):
+        yield below(path, node.name), node.content
+    elif isinstance(node, Fields):
+        yield from ((below(path, name), each) for name, each in node.entries)
+    elif isinstance(node, Items):
+        yield from ((below(path, str(index)), each) for index, each in enumerate(node.entries))
 
 
 def marked(node: Node, options: Set[str], path: str = "") -> Node:
@@ -204,19 +210,10 @@ def marked(node: Node, options: Set[str], path: str = "") -> Node:
 
 def parameters_of(node: Node, path: str = "") -> Iterator[tuple[str, Parameter]]:
     """Yield the parameters of a declaration with their paths, in their order."""
-    if isinstance(node, Maybe):
-        yield from parameters_of(node.content, path)
-    elif isinstance(node, Parameter):
+    if isinstance(node, Parameter):
         yield path, node
-    children: Iterable[tuple[str, Node]] = ()
-    if isinstance(node, Fields):
-        children = node.entries
-    elif isinstance(node, Items):
-        children = ((str(index), each) for index, each in enumerate(node.entries))
-    elif isinstance(node, Choice):
-        children = ((node.name, node.content),)
-    for segment, each in children:
-        yield from parameters_of(each, below(path, segment))
+    for place, each in _children(node, path):
+        yield from parameters_of(each, place)
 
 
 _CONV = "weight bias? stride/{n} kernel_size/{n} dilation/{n}"
