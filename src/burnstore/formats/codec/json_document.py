@@ -13,7 +13,6 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator
-from decimal import Decimal
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
@@ -202,17 +201,8 @@ def _encode_float(value: float) -> bytes:
     """Encode the shortest digits that mean this float: plain between 1e-5 and 1e16, else with an exponent."""
     if not math.isfinite(value):
         return b"null"
-    negative, figures, exponent = Decimal(repr(value)).as_tuple()
-    point = len(figures) + int(exponent)
-    digits = "".join(map(str, figures)).rstrip("0")
-    sign = "-" if negative else ""
-    if not digits:
-        return f"{sign}0.0".encode()
-    if len(digits) <= point <= 16:
-        return f"{sign}{digits.ljust(point, '0')}.0".encode()
-    if 0 < point <= 16:
-        return f"{sign}{digits[:point]}.{digits[point:]}".encode()
-    if -5 < point <= 0:
-        return f"{sign}0.{'0' * -point}{digits}".encode()
-    tail = f".{digits[1:]}" if len(digits) > 1 else ""
-    return f"{sign}{digits[0]}{tail}e{point - 1}".encode()
+    mantissa, _, exponent = repr(value).partition("e")
+    if exponent == "-05":  # the one exponent at which Python and serde_json differ
+        sign, digits = ("-" if value < 0 else ""), mantissa.strip("-").replace(".", "")
+        return f"{sign}0.0000{digits}".encode()
+    return f"{mantissa}e{int(exponent)}".encode() if exponent else mantissa.encode()
