@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -60,7 +61,20 @@ class FromTests:
 
 
 class TestPytorchZip(FromTests, Reading, Damage):
-    pass
+    @pytest.mark.parametrize("zero_copy", [False, True])
+    def test_a_bool_that_is_neither_0_nor_1_is_neither_read_nor_copied(self, zero_copy: bool, tmp_path: Path) -> None:
+        """Of this format it is read as torch reads it: every byte but 0 is true, and is 1 in what burnstore gives."""
+        data = bytearray(self.pack({"b": np.ones(100, np.bool_)}))
+        data[data.find(b"\1" * 100) + 99] = 2
+        with self.open(bytes(data), zero_copy=zero_copy) as f:
+            assert f["b"].numpy().all() and f["b"].to_bytes() == b"\1" * 100
+
+    def test_bools_in_memory_that_are_neither_0_nor_1_are_not_written(self, tmp_path: Path) -> None:
+        """The writer of these tests writes anything; burnstore's own refuses."""
+        array = np.array([0, 1, 2, 255], np.uint8).view(np.bool_)
+        with pytest.raises(bs.errors.CorruptError, match="expected 0 or 1"):
+            bs.save({"b": array}, tmp_path / "model.pt")
+        assert list(tmp_path.iterdir()) == []
 
 
 class TestPytorchLegacy(FromTests, Reading, Damage):
