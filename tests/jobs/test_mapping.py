@@ -97,6 +97,21 @@ def test_names_that_mislead_are_never_followed_into_a_wrong_pair(model: Model, t
         assert [target for target in _wrong(found, truth) if target not in by_order] == []
 
 
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_a_lost_tensor_leaves_the_mapping_open_and_no_pair_wrong(model: Model, tmp_path: Path) -> None:
+    source, outline, truth = model.write(tmp_path)
+    with bs.open(source) as file:
+        tensors = {name: file[name].numpy() for name in file}
+    names = [name for name in tensors if "num_batches_tracked" not in name]
+    for lost in random.Random(model.name).sample(names, 6):
+        rest = {name: values for name, values in tensors.items() if name != lost}
+        bs.save(rest, source, metadata={"format": "pt"}, overwrite=True, durable=False)
+        found = map_names(source, like=outline)
+        assert not found.is_complete, lost
+        by_order = set(found.by_order)
+        assert [target for target in _wrong(found, truth) if target not in by_order] == [], lost
+
+
 # --- what is asked ----------------------------------------------------------------------------------------------------
 
 
@@ -217,16 +232,39 @@ def test_square_matrices_among_both_orientations_are_asked_for(tmp_path: Path) -
     assert [question.targets for question in found.questions] == [("mix.weight",)]
 
 
-def test_a_head_that_the_source_leaves_out_is_tied_and_must_stay_equal(tmp_path: Path) -> None:
-    source = _checkpoint(tmp_path, {"wte.weight": [7, 4], "ln_f.weight": [4]})
-    outline = _outline(
-        tmp_path,
-        {"embedding": "Struct:Embedding", "norm": "Struct:RmsNorm", "head": "Struct:Linear"},
-        {"embedding.weight": [7, 4], "norm.gamma": [4], "head.weight": [4, 7]},
-    )
+def _headless(folder: Path, config: str | None) -> tuple[Path, Path]:
+    source = _checkpoint(folder, {"wte.weight": [7, 4], "ln_f.weight": [4]})
+    modules = {"embedding": "Struct:Embedding", "norm": "Struct:RmsNorm", "head": "Struct:Linear"}
+    tensors = {"embedding.weight": [7, 4], "norm.gamma": [4], "head.weight": [4, 7]}
+    if config is not None:
+        (folder / "config.json").write_text(config, encoding="utf-8")
+    return source, _outline(folder, modules, tensors)
+
+
+def test_a_head_that_the_source_leaves_out_is_tied_if_the_configuration_allows_it(tmp_path: Path) -> None:
+    source, outline = _headless(tmp_path, '{"model_type": "gpt2"}')
     bs.convert(source, tmp_path / "net.bpk", like=outline, map=True)
     with bs.open(tmp_path / "net.bpk") as file:
         np.testing.assert_array_equal(file["head.weight"].numpy(), file["embedding.weight"].numpy().T)
+
+
+@pytest.mark.parametrize("config", [None, '{"model_type": "llama", "tie_word_embeddings": false}', "damaged"])
+def test_a_head_that_may_be_lost_is_not_tied(config: str | None, tmp_path: Path) -> None:
+    source, outline = _headless(tmp_path, config)
+    found = map_names(source, like=outline)
+    assert not found.is_complete
+    assert "head.weight" not in {each.target for each in found.tensors}
+
+
+def test_a_head_that_is_a_copy_of_the_embedding_is_dropped_where_the_model_has_none(tmp_path: Path) -> None:
+    values = np.random.default_rng(2).random((7, 4), np.float32)
+    bs.save({"wte.weight": values, "lm_head.weight": values}, tmp_path / "net.safetensors", metadata={"format": "pt"})
+    outline = _outline(tmp_path, {"embedding": "Struct:Embedding"}, {"embedding.weight": [7, 4]})
+    done = bs.convert(tmp_path / "net.safetensors", tmp_path / "net.bpk", like=outline, map=True)
+    assert len(done.left_out) == 1
+    other = {"wte.weight": values, "lm_head.weight": values + 1}
+    bs.save(other, tmp_path / "net.safetensors", metadata={"format": "pt"}, overwrite=True)
+    assert not map_names(tmp_path / "net.safetensors", like=outline).is_complete
 
 
 def test_variants_of_enums_are_no_part_of_names(tmp_path: Path) -> None:

@@ -62,6 +62,9 @@ class Alignment:
 
     side: TargetSide
     pairs: list[Pair] = field(default_factory=list)
+    late: list[Pair] = field(default_factory=list)
+    """Pairs of what was left elsewhere: they count only if nothing is left after them."""
+
     questions: list[Question] = field(default_factory=list)
     sources: list[tuple[Unit, _Around]] = field(default_factory=list)
     targets: list[tuple[Unit, _Around]] = field(default_factory=list)
@@ -140,7 +143,8 @@ class Alignment:
             if evidence.startswith("?"):
                 open_.setdefault(evidence[1:], []).append((one, other))
             else:
-                self.pairs.append(Pair(sources[one], targets[other], evidence, forms))
+                made = self.late if is_last else self.pairs
+                made.append(Pair(sources[one], targets[other], evidence, forms))
         for why, members in open_.items():
             self.questions.append(
                 Question(
@@ -189,7 +193,7 @@ def _decide(
     found: list[tuple[int, int, str]] = []
     unsure: list[tuple[int, int]] = []
     for one, other, margin, group in pairings:
-        shared = sorted(set(source_words[one]) & set(target_words[other]), key=lambda word: -rarity[word])
+        shared = sorted(set(source_words[one]) & set(target_words[other]), key=lambda word: (-rarity[word], word))
         if margin == math.inf and group not in doubtful:
             found.append((one, other, "only it fits by shape"))
         elif group not in doubtful:

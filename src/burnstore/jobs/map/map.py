@@ -27,6 +27,7 @@ from .words import meaning, table
 
 Rope = Literal["halves", "pairs"]
 _MAX_CONFIG = 1 << 20
+_COPIED = frozenset({"embedding", "head"})
 
 
 class MappedTensor(NamedTuple):
@@ -164,11 +165,11 @@ def map_file(source: Checkpoint, like: Checkpoint, outline: Outline, rope: Rope 
 
 
 def _without_copies(units: Sequence[Unit], side: TargetSide, source: Checkpoint, dropped: dict[str, str]) -> list[Unit]:
-    """Leave out embeddings that have the values of another one, where the target has fewer of them."""
+    """Leave out embeddings and heads that have the values of another one, where the target has fewer of them."""
     alike: dict[Shape, list[Unit]] = {}
     for unit in units:
         part = unit.tensors.get("weight")
-        if part is not None and len(unit.tensors) == len(part.names) == 1 and "embedding" in meaning(unit.path):
+        if part is not None and len(unit.tensors) == len(part.names) == 1 and _COPIED & meaning(unit.path).keys():
             alike.setdefault(part.shape, []).append(unit)
     copies: set[str] = set()
     for shape, members in alike.items():
@@ -227,19 +228,20 @@ class _Completed:
         self.dropped = dict(buffers)
         self.questions = list(alignment.questions)
         self.ties: list[_Row] = []
+        self.turned = self._orientation()
 
     def result(self) -> MapResult:
         self._check_attention()
-        rows = list(self._rows())
+        rows = list(self._rows(self.alignment.pairs))
         self._tie(rows)
-        self._drop_copies(rows)
+        rows += self._late_rows()
         self._ask_for_rope(rows)
         names = list(self.source), list(self.side.shapes)
         rules = [*_rules(rows, *names), *_rules(self.ties, *names, tie=True)]
         for source, why in _families(self.dropped):
             same = why.removeprefix("equal to ")
             rules.append({"source": source, "drop": why, **({} if same == why else {"equals": same})})
-        left = {part.names for unit, _ in self.alignment.sources for part in unit.tensors.values()}
+        left = dict.fromkeys(part.names for unit, _ in self.alignment.sources for part in unit.tensors.values())
         return MapResult(
             [MappedTensor(row.target, row.sources, row.evidence) for row in (*rows, *self.ties)],
             self.questions,
@@ -252,9 +254,18 @@ class _Completed:
 
     # --- pairs
 
-    def _rows(self) -> Iterator[_Row]:
-        turned = self._orientation()
-        for pair in self.alignment.pairs:
+    def _late_rows(self) -> list[_Row]:
+        """Return the pairs of what was left elsewhere; questions where more is left, as after the loss of a tensor."""
+        late = self.alignment.late
+        if not (self.alignment.sources or self.alignment.targets or self.alignment.questions):
+            return list(self._rows(late))
+        for source, target, _, _ in late:
+            why = "it fits only outside of the module where it belongs, and other tensors have no place"
+            self.questions.append(Question((target.path,), (source.path,), why))
+        return []
+
+    def _rows(self, pairs: Sequence[Pair]) -> Iterator[_Row]:
+        for pair in pairs:
             heads = self._heads(pair)
             for given, wanted, done in pairs_of(pair.source, pair.target):
                 steps: list[tuple[str, Any]] = []
@@ -267,7 +278,7 @@ class _Completed:
                 is_square = done == "square"
                 if is_square and given.cut is not None:
                     is_square, done = False, "transpose" if given.cut[0] == 0 else ""
-                if done == "transpose" or (is_square and turned.get(pair.forms[0][1], True)):
+                if done == "transpose" or (is_square and self.turned.get(pair.forms[0][1], True)):
                     steps.append(("transpose", True))
                 if done == "reshape":
                     steps.append(("reshape", {"from": list(given.shape), "to": list(wanted.shape)}))
@@ -279,7 +290,7 @@ class _Completed:
         """Return for each kind of block whether its square matrices are transposed, as its other matrices are."""
         seen: dict[str, set[bool]] = {}
         square: dict[str, list[str]] = {}
-        for pair in self.alignment.pairs:
+        for pair in (*self.alignment.pairs, *self.alignment.late):
             for given, wanted, done in pairs_of(pair.source, pair.target):
                 if not pair.target.is_transposed or len(wanted.shape) != 2:
                     continue
@@ -362,21 +373,20 @@ class _Completed:
             self.questions.append(Question(tuple(names[:1]), ("rope=halves", "rope=pairs"), why))
 
     def _tie(self, rows: Sequence[_Row]) -> None:
-        """Tie a head that the source leaves out to the embedding, where only one embedding fits."""
+        """Tie a head that the source leaves out to the embedding, where only one fits and config.json allows it."""
         left = []
         for unit, around in self.alignment.targets:
-            part = unit.tensors.get("weight")
-            fitting = (
-                []
-                if part is None or unit.kind != "Linear" or len(unit.tensors) > 1
-                else self._embeddings(part, unit, rows)
-            )
-            if part is not None and len(fitting) == 1:
+            part = unit.tensors.get("weight") if unit.kind == "Linear" and len(unit.tensors) == 1 else None
+            fitting = [] if part is None else self._embeddings(part, unit, rows)
+            if part is None or len(fitting) != 1 or self.config.get("tie_word_embeddings") is False:
+                left.append((unit, around))
+            elif not self.kind:  # it may be lost as well
+                why = "the source has no such tensor, and no config.json states whether it is tied"
+                self.questions.append(Question(part.names, (f"tie = true, source = {fitting[0]}",), why))
+            else:
                 steps = (("transpose", True),) if unit.is_transposed else ()
                 names = (fitting[0],)
                 self.ties.append(_Row(names, part.names[0], names, part.names[0], None, steps, "tied to the embedding"))
-            else:
-                left.append((unit, around))
         self.alignment.targets = left
 
     def _embeddings(self, part: Part, unit: Unit, rows: Sequence[_Row]) -> list[str]:
@@ -389,26 +399,6 @@ class _Completed:
             for row in rows
             if row.target in kinds and self.source[row.sources[0]].shape == wanted and wanted[0] != wanted[1]
         ]
-
-    def _drop_copies(self, rows: Sequence[_Row]) -> None:
-        """Drop tensors that are left where their values are those of a tensor that was mapped."""
-        left = []
-        for unit, around in self.alignment.sources:
-            copies = {part.names[0]: self._original(part, rows) for part in unit.tensors.values()}
-            if all(original is not None for original in copies.values()):
-                self.dropped |= {name: f"equal to {original}" for name, original in copies.items()}
-            else:
-                left.append((unit, around))
-        self.alignment.sources = left
-
-    def _original(self, part: Part, rows: Sequence[_Row]) -> str | None:
-        given = self.source[part.names[0]]
-        for row in rows:
-            other = self.source[row.sources[0]]
-            is_alike = other.shape == given.shape and other.dtype is given.dtype and len(given.shape) > 1
-            if is_alike and other.to_bytes() == given.to_bytes():
-                return row.sources[0]
-        return None
 
 
 def _is_attention_input(target: str) -> bool:

@@ -168,7 +168,8 @@ def _main_word(name: str) -> str:
 
 def _parts(unit: Unit, words: Sequence[str], targets: Sequence[Unit]) -> list[Unit] | None:
     weight = unit.tensors.get("weight")
-    widths = [target.tensors["weight"].shape[-1] for target in targets if target.kind == "Linear"]
+    layers = [target for target in targets if target.kind == "Linear" and "weight" in target.tensors]
+    widths = [target.tensors["weight"].shape[-1] for target in layers]
     if weight is None or len(weight.shape) != 2 or len(widths) < len(words):
         return None
     inputs = targets[0].tensors["weight"].shape[0]
@@ -257,10 +258,10 @@ def pairs_of(source: Unit, target: Unit) -> Iterator[tuple[Part, Part, str]]:
     Raise ValueError if the units do not fit. What is done is ``""``, ``transpose``, ``reshape``, or ``square`` for a
     matrix of which the shape does not show whether it is transposed.
     """
-    if source.tensors.keys() != target.tensors.keys() and not (len(source.tensors) == len(target.tensors) == 1):
-        raise ValueError("other tensors")
-    if source.tensors.keys() != target.tensors.keys() and target.kind is not None and "bias" in source.tensors:
-        raise ValueError("a bias is no weight")
+    if source.tensors.keys() != target.tensors.keys():
+        is_bare = len(source.tensors) == len(target.tensors) == 1 and ("" in source.tensors or target.kind is None)
+        if not is_bare or not {"", *_LEAVES} >= source.tensors.keys():
+            raise ValueError("other tensors")
     for leaf, wanted in target.tensors.items():
         given = source.tensors[leaf] if leaf in source.tensors else next(iter(source.tensors.values()))
         is_turned = target.is_transposed and leaf == "weight"
