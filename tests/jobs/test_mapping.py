@@ -330,12 +330,19 @@ def test_only_an_outline_is_a_target_and_only_torch_a_source(tmp_path: Path) -> 
 
 
 def test_the_verb_writes_rules_and_says_what_is_open(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tomllib")
     source = _checkpoint(tmp_path, {"fc.weight": [4, 3]})
     outline = _outline(tmp_path, {"linear": "Struct:Linear"}, {"linear.weight": [3, 4]})
     rules = tmp_path / "rules.toml"
     assert main(["map", str(source), "--like", str(outline), "--output", str(rules)]) == 0
     assert 'source = "fc.weight", target = "linear.weight", transpose = true' in rules.read_text(encoding="utf-8")
     assert "1 tensor mapped, 1 rule: certain" in capsys.readouterr().out
+    there, back = tmp_path / "there.bpk", tmp_path / "back.safetensors"
+    assert main(["convert", str(source), str(there), "--like", str(outline), "--map"]) == 0
+    assert main(["convert", str(there), str(back), "--rules", str(rules), "--invert"]) == 0
+    with bs.open(source) as given, bs.open(back) as returned:
+        np.testing.assert_array_equal(returned["fc.weight"].numpy(), given["fc.weight"].numpy())
+    capsys.readouterr()
     found = tmp_path / "open"
     found.mkdir()
     _norms(found, ["ante", "post"], ["upper", "lower"])
