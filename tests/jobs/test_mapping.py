@@ -222,6 +222,50 @@ def test_rotary_features_are_asked_for_unless_something_states_them(tmp_path: Pa
     assert not any("permute_rope" in rule for rule in pairs.rules["tensors"])
 
 
+def test_a_fused_projection_is_cut_and_each_part_permuted(tmp_path: Path) -> None:
+    source = {f"model.layers.{i}.{name}.weight": shape for i in range(2) for name, shape in _FUSED.items()}
+    modules, tensors = {"rope": "Struct:RotaryEncoding", "blocks": "Vec"}, {}
+    for i in range(2):
+        modules[f"blocks.{i}"], modules[f"blocks.{i}.attention"] = "Struct:Block", "Struct:Attention"
+        for name, shape in _PARTS.items():
+            modules[f"blocks.{i}.{name}"], tensors[f"blocks.{i}.{name}.weight"] = "Struct:Linear", shape
+    config = {"model_type": "phi3", "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    checkpoint, outline = _checkpoint(tmp_path, source), _outline(tmp_path, modules, tensors)
+    found = map_names(checkpoint, like=outline)
+    assert found.is_certain
+    found.save(tmp_path / "rules.toml")
+    bs.convert(checkpoint, tmp_path / "there.bpk", like=outline, map=True)
+    with bs.open(tmp_path / "there.bpk") as file, bs.open(checkpoint) as given:
+        fused = given["model.layers.1.self_attn.qkv_proj.weight"].numpy()
+        query = fused[:8].reshape(2, 2, 2, 8).swapaxes(1, 2).reshape(8, 8)
+        key = fused[8:12].reshape(1, 2, 2, 8).swapaxes(1, 2).reshape(4, 8)
+        np.testing.assert_array_equal(file["blocks.1.attention.query.weight"].numpy(), query.T)
+        np.testing.assert_array_equal(file["blocks.1.attention.key.weight"].numpy(), key.T)
+        np.testing.assert_array_equal(file["blocks.1.attention.value.weight"].numpy(), fused[12:].T)
+    recipe = found.recipe()
+    bs.convert(tmp_path / "there.bpk", tmp_path / "back.safetensors", pipeline=bs.Pipeline(recipe=recipe, invert=True))
+    with bs.open(tmp_path / "back.safetensors") as back, bs.open(checkpoint) as given:
+        assert {name: back[name].to_bytes() for name in back} == {name: given[name].to_bytes() for name in given}
+
+
+_FUSED = {
+    "self_attn.qkv_proj": [16, 8],
+    "self_attn.o_proj": [8, 8],
+    "mlp.gate_up_proj": [24, 8],
+    "mlp.down_proj": [8, 12],
+}
+_PARTS = {
+    "attention.query": [8, 8],
+    "attention.key": [8, 4],
+    "attention.value": [8, 4],
+    "attention.output": [8, 8],
+    "mlp.gate": [8, 12],
+    "mlp.up": [8, 12],
+    "mlp.down": [12, 8],
+}
+
+
 def test_square_matrices_among_both_orientations_are_asked_for(tmp_path: Path) -> None:
     names = {"up": (4, 8), "mix": (4, 4), "down": (8, 4)}
     outline = _outline(

@@ -7,7 +7,7 @@ back. The table below is the form in which rules files have them.
     source, target      a name or several; several targets are parts of one source, several sources become one
     axis, sizes         how parts lie (default: equal parts along the first axis)
     fold_weight_norm    the two sources are magnitude and direction: {axis = 0}
-    permute_rope        {heads = 8, to = "pairs"}: the order of rotary features, per head
+    permute_rope        {heads = 8, to = "pairs"}: the order of rotary features, per head; of parts: a list (0: none)
     add_one             the target has 1 + the source
     transpose           of a matrix
     reshape             {from = [], to = [1]}
@@ -397,12 +397,12 @@ def _rule_from(row: Mapping[str, Any]) -> TensorRule:
     if unknown:
         raise ValueError(f"unknown key {min(unknown)!r}; known: {', '.join(_KEYS)}")
     sources, targets = _names(row.get("source", ())), _names(row.get("target", ()))
-    steps = tuple(_steps(row))
+    steps = [tuple(_steps(row, at)) for at in range(max(len(targets), 1))]
     fill = None if "constant" not in row else _fill(row["constant"])
     reason = row.get("drop")
-    if reason is not None and (not isinstance(reason, str) or not reason or targets or len(sources) != 1 or steps):
+    if reason is not None and (not isinstance(reason, str) or not reason or targets or len(sources) != 1 or any(steps)):
         raise ValueError("drop is the reason why one source is left out, and has no target")
-    if fill is not None and reason is None and (sources or not targets or steps):
+    if fill is not None and reason is None and (sources or not targets or any(steps)):
         raise ValueError("a constant has a target, and no source")
     if fill is None and reason is None and not (sources and targets):
         raise ValueError("give source and target, drop or constant")
@@ -423,7 +423,7 @@ def _rule_from(row: Mapping[str, Any]) -> TensorRule:
     elif len(sources) > 1:
         join = Concat(axis)
     cut = (axis, sizes) if len(targets) > 1 else None
-    after = (steps,) * len(targets) if steps else ()
+    after = tuple(steps) if any(steps) else ()
     rule = TensorRule(sources, targets, (), join, cut, after, bool(row.get("tie")), reason, fill)
     equals = row.get("equals")
     if equals is not None and (reason is None or not isinstance(equals, str) or template(sources[0]).letters):
@@ -444,10 +444,15 @@ def _names(given: Any) -> tuple[str, ...]:
     return names
 
 
-def _steps(row: Mapping[str, Any]) -> Iterator[Operation]:
+def _steps(row: Mapping[str, Any], at: int) -> Iterator[Operation]:
+    """Yield what is done to a target."""
     for key, make in _STEPS.items():
-        if row.get(key, False) is not False:
-            yield make(row[key])
+        given = row.get(key, False)
+        if key == "permute_rope" and given and isinstance(given["heads"], (list, tuple)):
+            heads = given["heads"][at]
+            given = {**given, "heads": heads} if heads != 0 else False
+        if given is not False:
+            yield make(given)
 
 
 def _rope(given: Mapping[str, Any]) -> Operation:

@@ -435,7 +435,8 @@ def _rules(
             found += [(row.sources, row.target, row) for row in members]
     parts: dict[tuple[Any, ...], list[tuple[str, _Row]]] = {}
     for sources, target, row in found:
-        own: tuple[Any, ...] = (sources, json.dumps(row.steps)) if row.cut is not None else (sources, target)
+        alike = [step for step in row.steps if step[0] != "permute_rope"]
+        own: tuple[Any, ...] = (sources, json.dumps(alike)) if row.cut is not None else (sources, target)
         parts.setdefault(own, []).append((target, row))
     return [_rule(key[0], members, tie=tie) for key, members in parts.items()]
 
@@ -451,7 +452,9 @@ def _rule(sources: tuple[str, ...], members: list[tuple[str, _Row]], *, tie: boo
         sizes = [each.cut[2] - each.cut[1] for _, each in members if each.cut is not None]
         rule |= {"axis": row.cut[0]} if row.cut[0] else {}
         rule |= {"sizes": sizes} if len(set(sizes)) > 1 else {}
-    rule |= dict(row.steps)
+        heads = [dict(each.steps).get("permute_rope", {"heads": 0})["heads"] for _, each in members]
+        rule |= {"permute_rope": {"heads": heads}} if any(heads) else {}
+    rule |= {key: value for key, value in row.steps if key not in rule}
     return {**rule, "tie": True} if tie else rule
 
 

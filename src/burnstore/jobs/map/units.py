@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ...models.outline import Outline
 from ...tensor.data import Shape
 from ...transforms.layout import ModuleKind, named_children
-from .words import roles_below, spoken, table
+from .words import meaning, roles_below, spoken, table
 
 _LEAVES = ("weight", "bias", "running_mean", "running_var")
 _TORCH_LEAF = {"gamma": "weight", "beta": "bias", "alpha": "weight"}
@@ -160,8 +160,6 @@ def split_units(units: Sequence[Unit], targets: Sequence[Unit]) -> list[Unit]:
 
 
 def _main_word(name: str) -> str:
-    from .words import meaning
-
     found = [word for word in ("query", "key", "value", "gate", "up") if word in meaning(name)]
     return found[0] if len(found) == 1 else name
 
