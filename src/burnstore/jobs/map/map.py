@@ -136,6 +136,15 @@ def map_names(
     source states it. Only headers are read, and values where two tensors may be the same. Nothing is applied:
     `MapResult.save` writes a rules file for `convert`, and ``convert(..., like=outline, map=True)`` does both if
     everything is certain.
+
+    >>> import json, tempfile, numpy as np, burnstore as bs
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = bs.save({"fc.weight": np.ones((4, 3))}, f"{folder}/a.safetensors", metadata={"format": "pt"})
+    ...     outline = {"burnstore.outline": json.dumps({"format": 1, "modules": {"linear": "Struct:Linear"}})}
+    ...     _ = bs.save({"linear.weight": np.ones((3, 4))}, f"{folder}/b.bpk", metadata=outline, layout="burn")
+    ...     found = bs.map_names(f"{folder}/a.safetensors", like=f"{folder}/b.bpk")
+    ...     found.tensors[0].sources, found.rules["tensors"][0]["target"], found.is_certain
+    (('fc.weight',), 'linear.weight', True)
     """
     options: dict[str, Any] = {} if top_level_key is None else {"top_level_key": top_level_key}
     with open_checkpoint(source, **options) as given, open_checkpoint(like) as other:
