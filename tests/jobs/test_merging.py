@@ -436,6 +436,54 @@ def test_a_merge_needs_no_more_memory_than_the_largest_tensor_and_64_mb(
     assert peak <= 64 << 20, f"{peak >> 20} MiB for blocks of three files of 96 MiB"  # not even the tensor: it streams
 
 
+TRANSPOSED = """
+import resource, sys
+import numpy as np
+import burnstore as bs
+*sources, small, target, method = sys.argv[1:]
+options = {"method": method, "rules": {"^fc$": "Linear"}, "durable": False, "overwrite": True}
+bs.save({"fc.weight": np.eye(2, dtype=np.float32)}, small, layout="torch")
+bs.merge([small, small], target, **options)  # what is imported late is imported now
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+bs.merge(sources, target, **options)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10)
+"""
+
+
+@pytest.mark.parametrize("method", ["linear", "slerp"])
+def test_a_merge_of_sources_that_must_be_transposed_holds_one_matrix(
+    files: Files, method: str, run_python: Any
+) -> None:
+    """Sums are computed before the transposition, so there is one matrix in memory and not one for each source."""
+    extent = 4096  # 64 MiB a matrix
+    for at in range(2):
+        with open(files.folder / f"{at}.safetensors", "wb") as file:
+            described = {"dtype": "F32", "shape": [extent, extent], "data_offsets": [0, extent * extent * 4]}
+            header = json.dumps({"__metadata__": {"format": "pt"}, "fc.weight": described})
+            file.write(len(header).to_bytes(8, "little") + header.encode())
+            file.truncate(8 + len(header) + extent * extent * 4)
+    sources = [files.folder / f"{at}.safetensors" for at in range(2)]
+    peak = int(run_python(TRANSPOSED, *sources, files.folder / "small.safetensors", files.folder / "out.bpk", method))
+    assert peak <= (64 << 20) + 64_000_000, f"{peak >> 20} MiB"
+
+
+def test_a_blend_of_transposed_sources_has_the_bits_of_the_blend(files: Files) -> None:
+    arrays = [{"fc.weight": rand(seed, 5, 3), "fc.bias": rand(seed, 5)} for seed in (1, 2)]
+    sources = [files.folder / f"{at}.safetensors" for at in range(2)]
+    for source, each in zip(sources, arrays, strict=True):
+        bs.save(each, source, layout="torch")
+    for method in ("linear", "slerp"):
+        bs.merge(sources, files.folder / f"{method}.safetensors", method=method, t=0.3)
+        bs.merge(sources, files.folder / f"{method}.bpk", method=method, t=0.3, rules={"^fc$": "Linear"})
+        bs.merge(
+            sources, files.folder / f"{method}.half.bpk", method=method, t=0.3, rules={"^fc$": "Linear"}, cast="f16"
+        )
+        with bs.open(files.folder / f"{method}.safetensors") as kept, bs.open(files.folder / f"{method}.bpk") as turned:
+            assert np.array_equal(kept["fc.weight"].numpy().T, turned["fc.weight"].numpy())
+        with bs.open(files.folder / f"{method}.half.bpk") as half:
+            assert half["fc.weight"].shape == (3, 5) and half["fc.weight"].dtype is DType.F16
+
+
 # --- layouts, formats, texts ------------------------------------------------------------------------------------------
 
 

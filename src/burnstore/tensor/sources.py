@@ -361,7 +361,7 @@ class TransposedData(WrappedData, ComputedData):
         target = buffer.view(element_dtype(self.width)).reshape(self.columns, self.rows)
         row_bytes = self.columns * self.width
         height = max(_BAND_BYTES // row_bytes // _TILE_ROWS, 1) * _TILE_ROWS
-        whole = None if isinstance(self.data, SourceData) else self.data.window(0, self.nbytes)
+        whole = None if self.data.streams else self.data.window(0, self.nbytes)
 
         def move(start: int) -> None:
             stop = min(start + height, self.rows)

@@ -20,7 +20,7 @@ from ..io.source import same_bytes
 from ..tensor.data import Array
 from ..tensor.dtype import DType, Kind
 from ..tensor.snapshot import TensorSnapshot
-from ..tensor.sources import Data
+from ..tensor.sources import Data, TransposedData
 from ..tensor.upcast import upcast
 from .precision import converted_array
 
@@ -64,13 +64,30 @@ def blended(
             raise MergeError(f"cannot blend shapes {list(lead.shape)} and {list(tensor.shape)}", tensor=tensor.path)
         if not can_blend(tensor.dtype) or not can_blend(wanted) or tensor.dtype.kind is not wanted.kind:
             raise DTypeError(f"cannot blend {tensor.dtype} into {wanted}", tensor=tensor.path)
-    terms = [Term(tensor._data, tensor.dtype, weight) for tensor, weight in zip(tensors, weights, strict=True)]
+    stored = _before_transposition(tensors)
+    terms = [Term(data, tensor.dtype, weight) for data, tensor, weight in zip(stored, tensors, weights, strict=True)]
     taking_part = [term for term in terms if term.weight]
     if len(taking_part) == 1 and taking_part[0].weight == 1.0 and taking_part[0].dtype is wanted:
         data: Data = taking_part[0].data  # bit for bit, also its NaN
     else:
         data = BlendedData(taking_part, wanted, math.prod(lead.shape))
+    if stored[0] is not lead._data:
+        data = data.transposed(lead.shape[1], lead.shape[0], wanted.bits // 8)
     return _like(lead, data, wanted)
+
+
+def _before_transposition(tensors: Sequence[TensorSnapshot]) -> list[Data]:
+    """Return the data of tensors as they were before a transposition that all of them have; else the data of each.
+
+    A sum does not depend on the order of elements, and one transposed matrix in memory takes the place of one for each
+    source.
+    """
+    given = [tensor._data for tensor in tensors]
+    return [data.data for data in given if isinstance(data, TransposedData)] if _all_transposed(given) else given
+
+
+def _all_transposed(given: Sequence[Data]) -> bool:
+    return all(isinstance(data, TransposedData) for data in given)
 
 
 def agreed(tensors: Sequence[TensorSnapshot]) -> TensorSnapshot:
@@ -114,7 +131,8 @@ def _products(first: TensorSnapshot, second: TensorSnapshot) -> tuple[float, flo
     """
     sums: list[tuple[float, float, float]] = []
     count = math.prod(first.shape)
-    terms = [Term(each._data, each.dtype, 1.0) for each in (first, second)]
+    stored = _before_transposition([first, second])
+    terms = [Term(data, each.dtype, 1.0) for data, each in zip(stored, (first, second), strict=True)]
     with np.errstate(over="ignore", invalid="ignore"):
         for begin, end, given in _steps(terms, 0, count):
             for at in range(0, end - begin, _BLOCK):
