@@ -11,7 +11,7 @@ from .limits import Limits
 from .models.result import ApplyResult
 from .pipeline.ends import input_of_file
 from .pipeline.load import load_input
-from .pipeline.options import AdapterLike, FilterLike, Pipeline, RenameLike, RulesLike, pipeline_of
+from .pipeline.options import AdapterLike, FilterLike, Pipeline, RenameLike, RulesLike, pipeline_of, refuse_unused
 from .stores.base import Store
 from .tensor.dtype import DType
 from .transforms.partition import Part
@@ -76,6 +76,7 @@ def load(
         allow_partial=allow_partial,
         validate=validate,
     )
+    refuse_unused(chosen, "load", "keep_layout", "target_layout")
     if isinstance(source, Store):
         if chosen != Pipeline() or top_level_key is not None or device is not None or zero_copy or not in_place:
             raise TypeError("set these options on the store, which is a source with options of its own")

@@ -10,7 +10,7 @@ from .checkpoint import Checkpoint
 from .errors import located, refuse_unknown
 from .formats.registry import format_for_path, format_named
 from .limits import Limits
-from .pipeline.options import AdapterLike, FilterLike, Pipeline, RenameLike, RulesLike, pipeline_of
+from .pipeline.options import AdapterLike, FilterLike, Pipeline, RenameLike, RulesLike, pipeline_of, refuse_unused
 from .pipeline.save import SaveResult, WriteOptions, plan_of, save_plan
 from .progress import ProgressLike, progress_from
 from .tensor.data import Array, TensorData
@@ -75,6 +75,7 @@ def save(
     chosen_pipeline = pipeline_of(
         pipeline, filter=filter, rename=rename, layout=layout, rules=rules, adapter=adapter, cast=cast
     )
+    refuse_unused(chosen_pipeline, "save", "part", "keep_layout", "target_layout", "guess")
     with located(path=path), progress_from(progress) as report:
         chosen = format_for_path(path) if format is None else format_named(format)
         how = WriteOptions(

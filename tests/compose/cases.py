@@ -84,13 +84,25 @@ TORCH_WRITERS = (
 BURN_WRITERS = ("bpk-model", "bpk-model", "bpk-nn", "st-nn", "bpk-arrays", "safetensors", "bpk-said", "st-arrays")
 
 
-def written(random: Random, model: Content, writer: str, layout: str, names: Mapping[str, str]) -> Source:
-    """Return a model written by a writer; ``names`` are other names for some tensors."""
-    tensors = model.torch if layout == "torch" else model.burn
+def written(
+    random: Random, model: Content, writer: str, layout: str, names: Mapping[str, str], *, is_whole: bool = True
+) -> Source:
+    """Return a model written by a writer; ``names`` are other names for some tensors.
+
+    Unless it ``is_whole``, a tensor may be missing, and tied tensors may differ.
+    """
+    tensors = dict(model.torch if layout == "torch" else model.burn)
+    is_whole = is_whole or writer.endswith(("-model", "-nn"))
+    if not is_whole and len(tensors) > 1 and random.random() < 0.06:
+        tensors.pop(random.choice(list(tensors)))
     named = {names.get(name, name): array for name, array in tensors.items()}
+    is_tied = all(names.get(name, name) in named for pair in model.ties for name in pair)
+    if model.ties and is_tied and not is_whole and random.random() < 0.2:
+        second = names.get(model.ties[0][1], model.ties[0][1])
+        named[second], is_tied = reference.negated(named[second]), False
     if writer == "torch.save":
         saved = {name: viewed(random, torch_tensor(array)) for name, array in named.items()}
-        for first, second in model.ties:
+        for first, second in model.ties if is_tied else ():
             saved[names.get(second, second)] = saved[names.get(first, first)]
         buffer = io.BytesIO()
         torch.save(saved, buffer)
@@ -110,7 +122,7 @@ def written(random: Random, model: Content, writer: str, layout: str, names: Map
     format = "burnpack" if writer.startswith("bpk") else "safetensors"
     data = bs.serialize(live, format=format)
     record = model.layers if writer == "bpk-model" else None
-    file = File(tensors, format, layout, by_metadata=record is not None, record=record)
+    file = File(named, format, layout, by_metadata=record is not None, record=record)
     return Source(data, ".bpk" if format == "burnpack" else ".safetensors", file, writer)
 
 
@@ -138,7 +150,7 @@ def source(
     rename: Any = None
     if renamed and not writer.endswith(("-model", "-nn")) and random.random() < 0.35:
         names, rename = other_names(random, list(model.torch if layout == "torch" else model.burn))
-    return model, written(random, model, writer, layout, names), Options(rename=rename)
+    return model, written(random, model, writer, layout, names, is_whole=False), Options(rename=rename)
 
 
 def other_names(random: Random, names: list[str]) -> tuple[dict[str, str], Any]:

@@ -402,7 +402,9 @@ def proved(tensors: Named, layers: Sequence[Layer], keeps: Callable[[str], bool]
                 ours in tensors and turned and not (is_fused and ours != theirs)
             ):  # in a file of either layout a Linear
                 wanted = each.tensors[torch].shape
-                wanted = (wanted[0] // count, *wanted[1:])
+                if len(wanted) != 2:
+                    continue  # a rule that does not fit
+                wanted = (wanted[0] // count, wanted[1])
                 is_torch, is_burn = tensors[ours].shape == wanted, tensors[ours].shape == wanted[::-1]
                 if is_torch != is_burn:
                     proofs.add("torch" if is_torch else "burn")
@@ -503,7 +505,11 @@ def ruled(
         hits = 0
         for at, each in enumerate(found):
             if re.search(pattern, each.path if place.layout == "torch" else each.burn):
-                found[at], hits = replace(each, kind=kind), hits + 1
+                is_turned = (
+                    place.layout == "burn" and kind == "Linear"
+                )  # values under torch's names are kept as torch's
+                tensors = {name: array.T if is_turned else array for name, array in each.tensors.items()}
+                found[at], hits = replace(each, kind=kind, tensors=tensors), hits + 1
                 if is_converted:
                     check_shapes(kind, each.tensors, place.layout)
         if not hits:
@@ -706,9 +712,6 @@ def guessed(tensors: Named, options: Options) -> list[Layer]:
         owners.setdefault(path, {})[last] = array
     found = []
     for path, own in owners.items():
-        if not any(options.keeps(f"{path}.{name}") for name in own):
-            found.append(Layer(path, "Own", own))
-            continue
         weight, bias = (own[name].shape if name in own else None for name in ("weight", "bias"))
         if "in_proj_weight" in own:
             kind = "MultiheadAttention"
@@ -720,7 +723,7 @@ def guessed(tensors: Named, options: Options) -> list[Layer]:
         elif weight is None and bias is None:
             kind = "Own"
         elif weight is None or set(own) - {"weight", "bias"}:
-            raise Refused("ambiguous")
+            kind = ""
         elif len(weight) in (3, 4, 5):
             kind = "Conv1d"
         elif len(weight) == 2 and bias is not None and weight[0] != weight[1] and bias == weight[:1]:
@@ -728,8 +731,10 @@ def guessed(tensors: Named, options: Options) -> list[Layer]:
         elif len(weight) == 1 and bias == weight:
             kind = "LayerNorm"
         else:
+            kind = ""
+        if not kind and any(options.keeps(f"{path}.{name}") for name in own):
             raise Refused("ambiguous")
-        found.append(Layer(path, kind, own))
+        found.append(Layer(path, kind or "Own", own))
     return found
 
 

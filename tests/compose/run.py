@@ -56,6 +56,8 @@ def judge(case: Case, folder: str) -> tuple[str, str | None]:
         expected = case.expect()
     except Refused as refused:
         expected = refused
+    except Exception as error:
+        return "refused", f"the reference itself failed: {error!r}\n{_where(error)}"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -214,12 +214,18 @@ def pickle_case(random: Random) -> Case:
     def tree(depth: int) -> Any:
         if depth == 0 or random.random() < 0.3:
             return leaf() if random.random() < 0.8 else random.choice([1, "x", None, 2.5])
+        if random.random() < 0.08:
+            return {leaf()}
         held = [tree(depth - 1) for _ in range(random.randint(1, 3))]
-        way = random.choice(["dict", "dict", "list", "tuple", "ordered", "bag", "items", "row", "reduced", "stated"])
+        way = random.choice(
+            ["dict", "dict", "list", "tuple", "ordered", "bag", "items", "row", "reduced", "stated", "keyed"]
+        )
         if way == "list":
             return held
         if way == "tuple":
             return tuple(held)
+        if way == "keyed":  # no name leads to what is under such a key
+            return {(at, "x"): each for at, each in enumerate(held)}
         named = {f"k{at}": each for at, each in enumerate(held)}
         if way == "bag":
             return Bag(**named)

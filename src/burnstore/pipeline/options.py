@@ -367,3 +367,17 @@ def pipeline_of(pipeline: Pipeline | None, **options: Any) -> Pipeline:
         if getattr(pipeline, name) is not defaults[name] and given[name] is not defaults[name]:
             raise TypeError(f"{name} is given as a keyword and in pipeline=; give it once")
     return _replace(pipeline, **{name: value for name, value in given.items() if value is not defaults[name]})
+
+
+def refuse_unused(pipeline: Pipeline, verb: str, *unused: str) -> Pipeline:
+    """Return the pipeline; TypeError if it has an option that this verb would ignore.
+
+    >>> refuse_unused(Pipeline(cast="f16"), "diff", "cast")
+    Traceback (most recent call last):
+    TypeError: diff has no use for the option cast
+    """
+    defaults = {each.name: each.default for each in fields(pipeline)}
+    for name in unused:
+        if getattr(pipeline, name) is not defaults[name]:
+            raise TypeError(f"{verb} has no use for the option {name}")
+    return pipeline

@@ -36,7 +36,7 @@ from ...limits import Limits
 from ...pipeline.compile_file import compile_convert
 from ...pipeline.ends import Input, Target, input_of_file, target_of_file, target_of_model, with_full_paths
 from ...pipeline.metadata import checked_metadata, metadata_for_files, scalars_of, written_layout
-from ...pipeline.options import AdapterLike, FilterLike, Pipeline, RenameLike, RulesLike, pipeline_of
+from ...pipeline.options import AdapterLike, FilterLike, Pipeline, RenameLike, RulesLike, pipeline_of, refuse_unused
 from ...pipeline.plan import Plan, moves_from_json
 from ...pipeline.ties import ties_of
 from ...pipeline.write import Assembled, assemble, check_apart, files_read
@@ -178,6 +178,7 @@ def convert(
         adapter=adapter,
         cast=cast,
     ).with_defaults(unmatched="error")
+    refuse_unused(chosen, "convert", "part")
     how = _WriteOptions(
         target=os.fsdecode(target),
         format=format,

@@ -20,7 +20,7 @@ from typing import Any
 from ...io.workers import Workers, checked_workers
 from ...limits import Limits
 from ...pipeline.align import Aligned, align, opened_inputs
-from ...pipeline.options import FilterLike, Pipeline, RenameLike, RulesLike, pipeline_of
+from ...pipeline.options import FilterLike, Pipeline, RenameLike, RulesLike, pipeline_of, refuse_unused
 from ...progress import ProgressLike, progress_from
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
@@ -86,6 +86,7 @@ def diff(
     chosen = pipeline_of(
         pipeline, filter=filter, rename=rename, layout=layout, rules=rules, guess=guess, keep_layout=keep_layout
     )
+    refuse_unused(chosen, "diff", "adapter", "cast", "part", "target_layout")
     with opened_inputs(a, b, limits, top_level_key) as (first, second), progress_from(progress) as report:
         tensors = align(first, second, chosen, like)
         work = _Work(tensors, allowed, ignore_dtype)

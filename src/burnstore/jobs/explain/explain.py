@@ -21,7 +21,7 @@ from ...pipeline.ends import Input, Target, input_of_file, layout_evidence, targ
 from ...pipeline.execute import raise_if_refused
 from ...pipeline.kinds import recorded_modules, view_of_record
 from ...pipeline.load import model_target
-from ...pipeline.options import AdapterLike, FilterLike, Pipeline, RenameLike, RulesLike, pipeline_of
+from ...pipeline.options import AdapterLike, FilterLike, Pipeline, RenameLike, RulesLike, pipeline_of, refuse_unused
 from ...pipeline.plan import Move, Plan
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
@@ -249,6 +249,12 @@ def explain(
         allow_partial=allow_partial,
         validate=validate,
     )
+    if target is not None:
+        chosen = refuse_unused(chosen, "explain of a conversion", "part").with_defaults(unmatched="error")
+    elif into is not None:
+        refuse_unused(chosen, "explain of a load", "keep_layout", "target_layout")
+    if into is not None and (like is not None or format is not None):
+        raise TypeError("like= and format= are for target=, the explanation of a conversion")
     with open_checkpoint(source, limits=limits, top_level_key=top_level_key) as file:
         given = input_of_file(file)
         own = chosen.layout or given.layout

@@ -24,7 +24,16 @@ from ...limits import Limits
 from ...pipeline.compile_file import compile_convert
 from ...pipeline.ends import Input, input_of_file, with_layouts_given
 from ...pipeline.metadata import checked_metadata, metadata_for_files, written_layout
-from ...pipeline.options import FilterLike, Pipeline, RenameLike, RulesLike, as_cast, layout_named, pipeline_of
+from ...pipeline.options import (
+    FilterLike,
+    Pipeline,
+    RenameLike,
+    RulesLike,
+    as_cast,
+    layout_named,
+    pipeline_of,
+    refuse_unused,
+)
 from ...pipeline.plan import Move, Plan
 from ...pipeline.ties import ties_of
 from ...pipeline.write import assemble, check_apart
@@ -152,6 +161,7 @@ def merge(
     common = pipeline_of(
         pipeline, layout=layout, target_layout=target_layout, keep_layout=keep_layout, rules=rules, guess=guess
     ).with_defaults(unmatched="error")
+    refuse_unused(common, "merge", "part")
     if common.filter is not None or common.rename is not None:
         raise TypeError("filter and rename of a merge are given for each source, with MergeSource")
     dtype = None if cast is None else as_cast(cast)
