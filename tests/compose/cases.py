@@ -19,6 +19,7 @@ import burnstore as bs
 from . import reference
 from .contents import (
     COMMON,
+    NORMS,
     NUMPY,
     Content,
     burn_model,
@@ -93,8 +94,10 @@ def written(
     """
     tensors = dict(model.torch if layout == "torch" else model.burn)
     is_whole = is_whole or writer.endswith(("-model", "-nn"))
-    if not is_whole and len(tensors) > 1 and random.random() < 0.06:
-        tensors.pop(random.choice(list(tensors)))
+    if not is_whole and len(tensors) > 1 and random.random() < 0.12:
+        norms = [f"{each.path}.{name}" for each in model.layers if each.kind in NORMS for name in ("weight", "bias")]
+        halves = [name for name in norms if name in tensors]
+        tensors.pop(random.choice(halves if halves and random.random() < 0.8 else list(tensors)))
     named = {names.get(name, name): array for name, array in tensors.items()}
     is_tied = all(names.get(name, name) in named for pair in model.ties for name in pair)
     if model.ties and is_tied and not is_whole and random.random() < 0.2:

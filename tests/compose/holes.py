@@ -74,6 +74,18 @@ def _unstated_as_burn(self: Any, *_: Any) -> str:
     return "burn"
 
 
+def _state_only(value: Any) -> Iterator[Any]:
+    """Read the state of an object, and neither its arguments nor its items."""
+    if type(value).__name__ == "Call" and not _GRAPH.is_module(value):
+        yield from _GRAPH._state_edges(value.state, ())
+    else:
+        yield from _OBJECT_EDGES(value)
+
+
+_GRAPH = importlib.import_module("burnstore.formats.pytorch.graph")
+_OBJECT_EDGES = _GRAPH._object_edges
+
+
 def _without_filter(self: Any, rows: Any) -> Any:
     return rows
 
@@ -95,7 +107,11 @@ _BOOLS: Patch = {
 }
 
 HOLES: dict[str, Patch] = {
-    "a stored object without a name is not noted": {"formats.pytorch.graph:_unnamed": _no_list},
+    "arguments and items of an object are not read": {
+        "formats.pytorch.graph:_object_edges": _state_only,
+        "formats.pytorch.graph:_unreferenced": _no_list,
+    },
+    "a stored tensor without a name is not noted": {"formats.pytorch.graph:_unnamed": _no_list},
     "convert loses one of several tensors": {"pipeline.compile_file:_Conversion._filtered": _without_last},
     "a number in a nested mapping is dropped": {"pipeline.save:_check_mapping": _no_dict},
     "an unstated layout is taken as Burn's": {

@@ -278,30 +278,33 @@ def parts_to_burn(kind: str, own: Named) -> Named:
     return module_to_burn(kind, {name: a for name, a in own.items() if name in known}, {}, known)[0]
 
 
-def module_to_torch(kind: str, own: Named) -> tuple[Named, list[str]]:
-    """Return the tensors of one of torch's modules that Burn's tensors make, and those of which a part is missing."""
+def module_to_torch(kind: str, own: Named) -> tuple[Named, list[str], bool]:
+    """Return the tensors of one of torch's modules that Burn's make, those without a part, and if zeros were added."""
     if kind == "Own":
-        return dict(own), []
-    pieces: dict[str, dict[int, Array]] = {}
-    wanted: dict[str, int] = {}
-    for burn, (torch, at, count, turned) in parts_of(kind).items():
-        wanted[torch] = count
-        if burn in own:
-            if turned and own[burn].ndim != 2:
-                raise Refused(f"{burn} is no matrix")
-            pieces.setdefault(torch, {})[at] = own[burn].T if turned else own[burn]
+        return dict(own), [], False
+    parts = parts_of(kind)
+    zeros = set()
+    if kind == "MultiheadAttention" and any(name.endswith("bias") and name in own for name in parts):
+        zeros = {name for name in parts if name.endswith("bias") and name not in own}  # torch has all biases or none
+        weights = {name: own.get(f"{name.partition('.')[0]}.weight") for name in zeros}
+        own |= {
+            name: np.zeros(weight.shape[1:], weight.dtype) for name, weight in weights.items() if weight is not None
+        }
     whole: Named = {}
     broken = []
-    for torch, found in pieces.items():
-        if len(found) < wanted[torch]:
+    for torch in dict.fromkeys(each[0] for each in parts.values()):
+        made_of = {at: burn for burn, (name, at, _, _) in parts.items() if name == torch}
+        given = [own[made_of[at]] for at in sorted(made_of) if made_of[at] in own]
+        if any(parts[made_of[0]][3] and array.ndim != 2 for array in given):
+            raise Refused(f"a part of {torch} is no matrix")
+        given = [array.T if parts[made_of[0]][3] else array for array in given]
+        if len({(array.shape[1:], array.dtype) for array in given}) > 1:
+            raise Refused("parts that do not fit each other")
+        if len(given) == len(made_of):
+            whole[torch] = given[0] if len(given) == 1 else np.concatenate(given)
+        elif given:
             broken.append(torch)
-        elif wanted[torch] == 1:
-            whole[torch] = found[0]
-        else:
-            if len({(each.shape[1:], each.dtype) for each in found.values()}) > 1:
-                raise Refused("parts that do not fit each other")
-            whole[torch] = np.concatenate([found[at] for at in sorted(found)])
-    return whole, broken
+    return whole, broken, bool(zeros)
 
 
 def in_burn(layers: Iterable[Layer]) -> Named:
@@ -565,7 +568,8 @@ def into_model(
             if name in own and not (own[name].astype(np.float64) == (1.0 if name == "gamma" else 0.0)).all():
                 raise Refused("a constant of the layer has another value")
         used |= {f"{each.burn}.{name}" for name in own}
-        whole, _ = module_to_torch(each.kind, {name: array for name, array in own.items() if name not in filled})
+        whole, _, zeros = module_to_torch(each.kind, {name: array for name, array in own.items() if name not in filled})
+        noted += ["constant"] if zeros else []
         known |= {f"{each.path}.{name}": array for name, array in whole.items()}
         if COUNT in each.tensors and whole:
             lost.append(f"{each.path}.{COUNT}")
@@ -639,8 +643,9 @@ def convert_layer(
         if name in inside and not (inside.pop(name).astype(np.float64) == (1.0 if name == "gamma" else 0)).all():
             raise Refused("a constant of the layer has another value")
     stray = set(inside) - set(parts_of(each.kind))
-    found, broken = module_to_torch(each.kind, inside)
-    if stray or broken:
+    found, broken, zeros = module_to_torch(each.kind, inside)
+    noted += ["constant"] if zeros else []
+    if stray or broken or (zeros and is_declared is False):
         raise Refused(f"{stray or broken} has no counterpart")
     if each.kind.startswith("BatchNorm") and inside:
         count = f"{other}.{COUNT}"

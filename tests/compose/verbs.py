@@ -17,7 +17,7 @@ from burnstore.cli import main
 
 from . import reference
 from .cases import Case, Outcome, Source, _shapes, described, read_file, shown, source, written
-from .contents import COMMON, NUMPY, Content, content, numpy_array, torch_model, torch_tensor, values
+from .contents import COMMON, NUMPY, Content, Own, content, numpy_array, torch_model, torch_tensor, values
 from .reference import Expected, Named, Refused
 
 # --- the command line -------------------------------------------------------------------------------------------------
@@ -216,6 +216,11 @@ def pickle_case(random: Random) -> Case:
             return leaf() if random.random() < 0.8 else random.choice([1, "x", None, 2.5])
         if random.random() < 0.08:
             return {leaf()}
+        if random.random() < 0.1:
+            module = Own()
+            module.register_buffer("kept", leaf())
+            module.register_buffer("passing", leaf(), persistent=False)
+            return module
         held = [tree(depth - 1) for _ in range(random.randint(1, 3))]
         way = random.choice(
             ["dict", "dict", "list", "tuple", "ordered", "bag", "items", "row", "reduced", "stated", "keyed"]
