@@ -92,6 +92,7 @@ def values_for(verb: str) -> dict[str, Any]:
         "ignore_dtype": True,
         "rate": 1.0,
         "invert": True,
+        "map": True,
     }
     if verb in ("load", "explain-into"):
         common |= {"format": "safetensors", "rename": ["^norm=>other"]}
