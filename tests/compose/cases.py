@@ -98,6 +98,9 @@ def written(
         norms = [f"{each.path}.{name}" for each in model.layers if each.kind in NORMS for name in ("weight", "bias")]
         halves = [name for name in norms if name in tensors]
         tensors.pop(random.choice(halves if halves and random.random() < 0.8 else list(tensors)))
+    if not is_whole and layout == "burn" and random.random() < 0.1:
+        made_up = [f"{each.burn}.gamma" for each in model.layers if "gamma" in reference.filled_of(each)]
+        tensors |= {name: reference.negated(tensors[name]) for name in made_up if name in tensors}
     named = {names.get(name, name): array for name, array in tensors.items()}
     is_tied = all(names.get(name, name) in named for pair in model.ties for name in pair)
     if model.ties and is_tied and not is_whole and random.random() < 0.2:

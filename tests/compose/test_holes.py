@@ -1,10 +1,10 @@
-"""The oracle finds mistakes that were in burnstore once."""
+"""The oracle finds mistakes that were in burnstore once, and every check that is taken away."""
 
 from __future__ import annotations
 
 import pytest
 
-from .holes import HOLES, Patch, cases_until_found
+from .holes import CHECKS, HOLES, Patch, cases_until_found
 
 MOST = 8000
 """The bar is 20,000 cases; with this seed all are found in fewer."""
@@ -13,4 +13,10 @@ MOST = 8000
 @pytest.mark.slow("plants a hole and runs compositions until it is found")
 @pytest.mark.parametrize("patch", HOLES.values(), ids=HOLES)
 def test_the_oracle_finds_a_hole(patch: Patch) -> None:
+    assert cases_until_found(patch, seed=1, most=MOST) is not None
+
+
+@pytest.mark.slow("removes a check and runs compositions until that is found")
+@pytest.mark.parametrize("patch", CHECKS.values(), ids=CHECKS)
+def test_no_check_can_be_removed_unnoticed(patch: Patch) -> None:
     assert cases_until_found(patch, seed=1, most=MOST) is not None

@@ -117,6 +117,15 @@ def test_a_transposed_convolution_can_be_guessed(tmp_path: Path) -> None:
     assert set(named(tmp_path / "b.bpk")) == set(tensors)
 
 
+@pytest.mark.parametrize("kind", ["GroupNorm", "InstanceNorm1d", "LayerNorm", "BatchNorm1d"])
+def test_a_norm_with_a_bias_alone_is_refused(tmp_path: Path, kind: str) -> None:
+    tensors = {"n.bias": np.ones(4, "f4"), "n.running_mean": np.ones(4, "f4"), "n.running_var": np.ones(4, "f4")}
+    tensors = tensors if kind == "BatchNorm1d" else {"n.bias": tensors["n.bias"]}
+    bs.save(tensors, tmp_path / "a.safetensors", layout="torch")
+    with pytest.raises(bs.errors.ModelError, match="has a bias but no weight"):
+        bs.convert(tmp_path / "a.safetensors", tmp_path / "b.bpk", rules={"n": kind})
+
+
 def test_a_filter_does_not_change_what_is_guessed(tmp_path: Path) -> None:
     model = torch.nn.ModuleDict({"rnn": torch.nn.LSTM(2, 3)})
     bs.save(model, tmp_path / "a.safetensors")

@@ -328,14 +328,15 @@ def _torch_map(
 
 
 def _check_pair(kind: ModuleKind, found: ModuleMap, tensors: Tensors) -> None:
-    """Refuse to fill one of a norm's two tensors where nothing declares that the module has only the other."""
-    if kind.name not in _PLAIN or _PLAIN[kind.name].names.get("bias") != "beta":
+    """Refuse a norm with one of its two tensors where nothing declares that the module has only that one."""
+    row = _PLAIN.get(kind.name)
+    present = [name for name in ("weight", "bias") if name in tensors]
+    if row is None or row.names.get("bias") != "beta" or len(present) != 1:
         return
-    present = next((name for name in ("weight", "bias") if name in tensors), None)
-    if present == "bias" or (found.fills and present is not None):  # no norm of PyTorch has a bias alone
-        absent = "bias" if present == "weight" else "weight"
+    if row.burn != "LayerNorm" or present == ["bias"] or found.fills:  # Burn's LayerNorm can do without its bias
+        absent = "bias" if present == ["weight"] else "weight"
         raise ModelError(
-            f"{kind.name} has a {present} but no {absent}, and nothing declares that it has none",
+            f"{kind.name} has a {present[0]} but no {absent}, and nothing declares that it has none",
             hint=f"provide its {absent}, or pass like= a model that declares the module without it",
         )
 
