@@ -156,7 +156,10 @@ def source(
     rename: Any = None
     if renamed and not writer.endswith(("-model", "-nn")) and random.random() < 0.35:
         names, rename = other_names(random, list(model.torch if layout == "torch" else model.burn))
-    return model, written(random, model, writer, layout, names, is_whole=False), Options(rename=rename)
+    made = written(random, model, writer, layout, names, is_whole=False)
+    if rename is None and len(made.file.tensors) > 1 and random.random() < 0.02:
+        rename = dict([random.sample(list(made.file.tensors), 2)])  # two tensors of one name
+    return model, made, Options(rename=rename)
 
 
 def other_names(random: Random, names: list[str]) -> tuple[dict[str, str], Any]:

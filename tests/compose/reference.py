@@ -446,6 +446,7 @@ def load(file: File, place: Place, options: Options) -> Expected:
     if layout is None and not own:
         if place.layout == "torch":
             layout = "torch"
+            check_not_burn(given, place)
             noted.append("does not state its layout")
         else:
             layout, loose = proved(given, [each for each in layers if each.kind != "Own"], options.keeps)
@@ -493,6 +494,14 @@ def load(file: File, place: Place, options: Options) -> Expected:
         else:
             raise Refused(f"missing: {min(missing)}")
     return Expected(values, place.layout, noted, sorted(set(given) - used), loose)
+
+
+def check_not_burn(given: Named, place: Place) -> None:
+    """Refuse a file that states no layout and has Burn's name for a tensor of a torch model."""
+    for name in given:
+        owner, _, leaf = name.rpartition(".")
+        if leaf in ("gamma", "beta", "alpha") and f"{owner}.weight" in place.tensors and f"{owner}.weight" not in given:
+            raise Refused(f"{name} is Burn's")
 
 
 def recorded_counts(file: File) -> Named:
