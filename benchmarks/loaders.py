@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -45,6 +44,13 @@ def _instanttensor(path: str) -> dict[str, Any]:
         return dict(file.tensors())
 
 
+def _instanttensor_buffered(path: str) -> dict[str, Any]:
+    from instanttensor import BackendPolicy, safe_open
+
+    with safe_open(path, framework="pt", device=0, backend=BackendPolicy.BUFFERED) as file:
+        return dict(file.tensors())
+
+
 def _fastsafetensors(path: str) -> dict[str, Any]:
     from fastsafetensors import fastsafe_open
 
@@ -63,6 +69,7 @@ def _runai(path: str) -> dict[str, Any]:
 LOADERS: dict[str, Callable[[str], dict[str, Any]]] = {
     "burnstore": _burnstore,
     "instanttensor": _instanttensor,
+    "instanttensor, buffered": _instanttensor_buffered,
     "fastsafetensors": _fastsafetensors,
     "runai-model-streamer": _runai,
     "safetensors": _safetensors,
@@ -76,6 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tensors", type=int, default=256)
     parser.add_argument("--turns", type=int, default=3, help="processes for each loader (default 3)")
     parser.add_argument("--folder", help="where the file is written (default: a temporary folder)")
+    parser.add_argument("--only", nargs="*", default=list(LOADERS), choices=list(LOADERS))
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.child:
@@ -83,9 +91,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         path = _write(Path(folder) / "model.safetensors", options.gib, options.tensors)
-        found: dict[str, list[dict[str, Any]]] = {name: [] for name in LOADERS}
+        found: dict[str, list[dict[str, Any]]] = {name: [] for name in options.only}
         for _ in range(options.turns):
-            for name in LOADERS:
+            for name in options.only:
                 command = [sys.executable, "-m", "benchmarks.loaders", "--child", name, str(path)]
                 done = subprocess.run(command, capture_output=True, text=True, check=False)
                 if done.returncode == 0:
@@ -108,7 +116,6 @@ def _write(path: Path, gib: float, tensors: int) -> Path:
 def _measure(name: str, path: str) -> dict[str, Any]:
     load = LOADERS[name]
     torch.zeros(1, device="cuda")
-    base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
     def timed() -> tuple[float, float]:
         torch.cuda.synchronize()
@@ -126,9 +133,8 @@ def _measure(name: str, path: str) -> dict[str, Any]:
     cold = timed()
     if {each[1] for each in (*hot, cold)} != {checksum}:
         raise SystemExit(f"{name} gave different tensors")
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base
     hot_seconds = [seconds for seconds, _ in hot]
-    return {"first": first, "hot": hot_seconds, "cold": cold[0], "memory": memory * 1024, "sum": checksum}
+    return {"first": first, "hot": hot_seconds, "cold": cold[0], "sum": checksum}
 
 
 def _table(found: dict[str, list[dict[str, Any]]], size: int) -> str:
@@ -139,16 +145,15 @@ def _table(found: dict[str, list[dict[str, Any]]], size: int) -> str:
         f"{torch.cuda.get_device_name()}, {os.cpu_count()} processors, torch {torch.__version__}, "
         f"{size / 2**30:.1f} GiB of BF16; medians, GB/s",
         "",
-        "| | in the page cache | first load of a process | not in the page cache | host memory |",
-        "|---|---|---|---|---|",
+        "| | in the page cache | first load of a process | not in the page cache |",
+        "|---|---|---|---|",
     ]
     for name, turns in found.items():
         if turns:
             hot = statistics.median(seconds for turn in turns for seconds in turn["hot"])
             first, cold = (statistics.median(turn[key] for turn in turns) for key in ("first", "cold"))
-            memory = statistics.median(turn["memory"] for turn in turns) / 2**20
             speeds = " | ".join(f"{size / seconds / 1e9:.1f}" for seconds in (hot, first, cold))
-            lines.append(f"| {name} | {speeds} | {memory:,.0f} MiB |")
+            lines.append(f"| {name} | {speeds} |")
     absent = [name for name, turns in found.items() if not turns]
     return "\n".join([*lines, *(["", f"Not measured: {', '.join(absent)}."] if absent else [])])
 
