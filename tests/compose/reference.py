@@ -442,7 +442,7 @@ def load(file: File, place: Place, options: Options) -> Expected:
     layout = stated(file, options, noted)
     own = options.adapter == "own"
     is_needed = not own and layout != place.layout and not (layout is None and place.layout == "torch")
-    layers = ruled(place.layers, options.rules, place, is_converted=False) if is_needed else place.layers
+    layers = ruled(place.layers, options, place, is_converted=False) if is_needed else place.layers
     if layout is None and not own:
         if place.layout == "torch":
             layout = "torch"
@@ -456,7 +456,7 @@ def load(file: File, place: Place, options: Options) -> Expected:
     lost: list[str] = []
     is_converted = layout not in (None, place.layout) and not own
     if is_converted:
-        layers = ruled(place.layers, options.rules, place)
+        layers = ruled(place.layers, options, place)
         known, used, lost = into_model(given, place, layers, noted)
         counts = recorded_counts(file)
         known |= {path: counts[path] for path in lost if path in counts}
@@ -508,22 +508,26 @@ def recorded_counts(file: File) -> Named:
     return {f"{each.path}.{COUNT}": each.tensors[COUNT] for each in file.record or () if COUNT in each.tensors}
 
 
-def ruled(
-    layers: Sequence[Layer], rules: Mapping[str, str] | None, place: Place, *, is_converted: bool = True
-) -> list[Layer]:
-    """Return the layers with the kinds that rules give them; a rule must match one, and fit it."""
+def ruled(layers: Sequence[Layer], options: Options, place: Place, *, is_converted: bool = True) -> list[Layer]:
+    """Return the layers with the kinds that rules give them; a rule must match one, and fit it if it takes part."""
     found = list(layers)
-    for pattern, kind in (rules or {}).items():
+    for pattern, kind in (options.rules or {}).items():
         hits = 0
         for at, each in enumerate(found):
-            if re.search(pattern, each.path if place.layout == "torch" else each.burn):
+            path = each.path if place.layout == "torch" else each.burn
+            if re.search(pattern, path):
+                hits += 1
+                try:
+                    check_shapes(kind, each.tensors, place.layout)
+                except Refused:
+                    if is_converted and any(options.keeps(f"{path}.{name}") for name in each.tensors):
+                        raise
+                    continue  # it takes no part
                 is_turned = (
                     place.layout == "burn" and kind == "Linear"
                 )  # values under torch's names are kept as torch's
                 tensors = {name: array.T if is_turned else array for name, array in each.tensors.items()}
-                found[at], hits = replace(each, kind=kind, tensors=tensors), hits + 1
-                if is_converted:
-                    check_shapes(kind, each.tensors, place.layout)
+                found[at] = replace(each, kind=kind, tensors=tensors)
         if not hits:
             raise Refused("a rule matches no module")
     return found
@@ -652,7 +656,8 @@ def convert_layer(
         if name in inside and not (inside.pop(name).astype(np.float64) == (1.0 if name == "gamma" else 0)).all():
             raise Refused("a constant of the layer has another value")
     stray = set(inside) - set(parts_of(each.kind))
-    found, broken, zeros = module_to_torch(each.kind, inside)
+    found, parts, zeros = module_to_torch(each.kind, inside)
+    broken = [name for name in parts if options.keeps(f"{other}.{name}")]
     noted += ["constant"] if zeros else []
     if stray or broken or (zeros and is_declared is False):
         raise Refused(f"{stray or broken} has no counterpart")
@@ -689,7 +694,7 @@ def save(place: Place, format: str, options: Options) -> Expected:
     if is_converted and not place.layers:
         noted.append("unknown kind")
     elif is_converted:
-        layers = ruled(place.layers, options.rules, place)
+        layers = ruled(place.layers, options, place)
         whole = Options(filter=None)
         kept = [
             each for each in layers if each.kind == "Own" or options.filter is None or _has(rows, each, place.layout)
