@@ -19,8 +19,8 @@ from ...tensor.snapshot import TensorSnapshot
 from ...transforms.blend import agreed, arc_weights, blended, can_blend
 from ...transforms.patterns import compile_pattern
 
-Method = Literal["overlay", "linear", "slerp"]
-METHODS: tuple[Method, ...] = ("overlay", "linear", "slerp")
+Method = Literal["overlay", "linear", "slerp", "lora"]
+METHODS: tuple[Method, ...] = ("overlay", "linear", "slerp", "lora")
 
 Conflicts = Literal["error", "first", "last", "skip"]
 CONFLICTS: tuple[Conflicts, ...] = ("error", "first", "last", "skip")
@@ -72,6 +72,13 @@ def checked_blend(
         if weights is not None or t is not None or tensor_weights:
             raise MergeError('an overlay has no weights; the methods "linear" and "slerp" have')
         return Blend(method, (), ())
+    if method == "lora":
+        if sources < 2 or t is not None or tensor_weights or normalize:
+            raise MergeError("lora takes a base, then adapters; weights, if given, are one for each adapter")
+        own = tuple(map(float, (1.0,) * (sources - 1) if weights is None else weights))
+        if len(own) != sources - 1 or not all(map(math.isfinite, own)):
+            raise MergeError(f"expected {sources - 1} finite weights (one per adapter), got {len(own)}")
+        return Blend(method, own, ())
     if method == "slerp" and sources != 2:
         raise MergeError(f"slerp is between two sources, not {sources}")
     if t is not None:

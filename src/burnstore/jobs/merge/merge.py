@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ...checkpoint import Checkpoint
 from ...errors import MergeError, ModelError, located, printable
 from ...formats.base import Format
 from ...formats.registry import format_for_path, format_named
@@ -30,6 +31,7 @@ from ...pipeline.options import (
     RenameLike,
     RulesLike,
     as_cast,
+    as_remapper,
     layout_named,
     pipeline_of,
     refuse_unused,
@@ -44,6 +46,7 @@ from ...transforms.layout import Layout
 from ...transforms.operations import Combine
 from ..convert.convert import like_target, opened_files
 from .combine import Combined, Conflicts, Contribution, MergedTensor, Method, checked_blend, combine, listed
+from .lora import adapter_of, fold, is_adapter
 
 Path = str | os.PathLike[str]
 
@@ -130,6 +133,10 @@ def merge(
     Sums are computed in float64 (float32 for dtypes of 16 bits and fewer) and rounded once to the dtype of the tensor,
     or to ``cast``. Integers, bools and quantized tensors have no mean: they must be equal in all sources.
 
+    ``"lora"`` takes a base model in PyTorch's layout, then folders of PEFT adapters (LoRA), and adds their products to
+    the base as ``merge_and_unload`` does; ``weights``, one for each adapter, scale them (1 by default). An adapter that
+    cannot be folded exactly (DoRA, other kinds of PEFT) is refused.
+
     A conflict is a name that several sources overlay, a tensor that one of them lacks, or shapes, dtypes or integers
     that differ. ``conflicts`` decides: ``"error"``, the tensor of the ``"first"`` or ``"last"`` source that has it, or
     ``"skip"`` to leave it out.
@@ -173,6 +180,15 @@ def merge(
     ):
         check_apart(files, target, shards=max_shard_size is not None)
         inputs = [_stated(input_of_file(file), each) for file, each in zip(files, given, strict=True)]
+        changed: dict[str, list[int]] = {}
+        if method == "lora":
+            folded, changed = _folded(inputs[0], files, given, blend.weights)
+            inputs, given = [folded], given[:1]
+        else:
+            adapters = [path for path in paths if is_adapter(path)]
+            if adapters and len(adapters) < len(paths):  # Adapters may be blended with each other.
+                hint = 'fold it with method="lora", its base first'
+                raise MergeError("this is a LoRA adapter, and other sources are not", path=adapters[0], hint=hint)
         notes: list[str] = []
         inputs = with_layouts_given(inputs, common.layout, notes)
         layouts = _common_layout(inputs, chosen, common)
@@ -183,11 +199,17 @@ def merge(
             Contribution(source.name, {move.target: move.snapshot for move in plan.moves})
             for source, plan in zip(inputs, plans, strict=True)
         ]
+        if method == "lora":
+            blend = checked_blend("overlay", 1, None, None, None, normalize=False)
         combined = combine(contributions, blend, conflicts, dtype=dtype, workers=executor, progress=report)
         if not combined.snapshots:
             raise MergeError("no tensor would be written", path=target)
         merged = _merged_plan(plans, combined, method)
         merged.notes[:0] = notes
+        if changed:
+            named = {origin.source: move.target for move in plans[0].moves for origin in move.origins}
+            by = {named[name]: numbers for name, numbers in changed.items() if name in named}
+            combined.rows = [replace(row, sources=(0, *by.get(row.name, ()))) for row in combined.rows]
         texts = metadata_for_files(chosen, inputs, merged, kept, common)
         numbers = sorted({printable(name) for each in inputs for name in each.scalars})
         merged.notes += [f"scalars were not merged: {listed(numbers)}"] if numbers else []
@@ -209,6 +231,23 @@ def merge(
         )
     nbytes = sum(each.nbytes for each in combined.snapshots if each.path not in ties)
     return MergeResult(combined.rows, combined.left_out, nbytes, merged.layout, verify, merged.notes)
+
+
+def _folded(
+    base: Input, files: Sequence[Checkpoint], given: Sequence[MergeSource], weights: Sequence[float]
+) -> tuple[Input, dict[str, list[int]]]:
+    """Return the base with its adapters added, and which of them changed each tensor."""
+    for each in given[1:]:
+        if each.filter is not None or each.rename is not None:
+            path = os.fsdecode(each.path)
+            raise MergeError("an adapter is folded whole: filter and rename are for the base", path=path)
+    if base.layout == "burn":
+        raise MergeError("an adapter is for a base in PyTorch's layout", path=base.name, hint="convert the base first")
+    paths = [os.fsdecode(each.path) for each in given[1:]]
+    adapters = [adapter_of(*each) for each in zip(files[1:], paths, weights, strict=True)]
+    names = [snapshot.path for snapshot in base.snapshots]
+    renamed = names if given[0].rename is None else as_remapper(given[0].rename).remap_names(names).names
+    return fold(replace(base, layout="torch"), adapters, dict(zip(names, renamed, strict=True)))
 
 
 def _several(sources: Sequence[Path | MergeSource]) -> list[Path | MergeSource]:
