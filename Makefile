@@ -13,7 +13,7 @@ INSTALLED := .venv/installed
 DEMO := .venv-demo
 PIP := -m pip install --disable-pip-version-check
 
-.PHONY: demo test test-rest test-all docs architecture lint types contracts wheel bench fuzz fuzz-safetensors fuzz-pytorch fuzz-compose kill soak-shards interop \
+.PHONY: demo test test-rest test-all docs architecture lint types contracts wheel bench fuzz fuzz-safetensors fuzz-pytorch fuzz-compose kill soak-shards architectures interop \
   interop-all matrix bench-burn fuzz-interop clean
 
 # The main job, in an environment of its own with the package and its dependencies: no torch, nothing for tests.
@@ -72,6 +72,10 @@ fuzz-compose: $(INSTALLED)
 
 kill: $(INSTALLED)
 	$(BIN)/python tests/crash/kill.py --kills $(KILLS) --seed $(SEED) --minutes $(MINUTES)
+
+# About a hundred random models of torchvision, timm and transformers, to Burn's layout and back.
+architectures: $(INSTALLED)
+	$(BIN)/python tests/real/architectures.py
 
 # Reads of a sharded set while two processes save it: none may mix two saves.
 soak-shards: $(INSTALLED)
