@@ -20,6 +20,7 @@ import numpy as np
 
 from ...checkpoint import Checkpoint
 from ...errors import MergeError, located, printable
+from ...io.source import FileSource
 from ...pipeline.ends import Input
 from ...tensor.data import Array, array_from_bytes, bytes_of_array
 from ...tensor.dtype import DType
@@ -63,12 +64,15 @@ def adapter_of(file: Checkpoint, path: str, weight: float) -> Adapter:
     folder = path if os.path.isdir(path) else os.path.dirname(path)
     with located(path=path):
         try:
-            with open(os.path.join(folder, CONFIG), encoding="utf-8") as text:
-                config = json.loads(text.read(_MOST_CONFIG_BYTES))
+            source = FileSource(os.path.join(folder, CONFIG))
         except FileNotFoundError:
             raise MergeError(f"there is no {CONFIG} beside it", hint="give the adapter's folder") from None
+        try:
+            config = json.loads(source.read_at(0, min(source.size, _MOST_CONFIG_BYTES)))
         except (ValueError, RecursionError) as error:
             raise MergeError(f"{CONFIG} is not JSON: {error}") from None
+        finally:
+            source.close()
         if not isinstance(config, dict):
             raise MergeError(f"{CONFIG} is not an object")
         _check_kind(config)
