@@ -206,7 +206,7 @@ def test_every_file_of_tensors_in_a_folder_is_shown(tmp_path: Path, model: Path,
 def test_a_folder_without_any_is_an_error(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "config.json").write_text('{"hidden": 3}')
     code, out, err = run_here(capsys, "inspect", tmp_path)
-    assert (code, out) == (2, "") and "a file is needed" in err
+    assert (code, out) == (2, "") and "no checkpoint" in err
 
 
 def test_a_folder_with_two_sets_is_an_error(tmp_path: Path, capsys: Captured) -> None:

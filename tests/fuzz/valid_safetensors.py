@@ -157,8 +157,13 @@ def spelled_object(random: Random, pairs: list[tuple[str, str]]) -> str:
 def with_second_names(made: Made) -> dict[str, Any]:
     """The tensors, and those that the metadata names again, as ``safetensors.torch.save_model`` notes ties."""
     stated = ("format", "producer", "version")
-    second = {name: made.tensors[kept] for name, kept in made.metadata.items() if kept in made.tensors}
-    return {name: each for name, each in second.items() if name not in stated} | made.tensors
+    second = {
+        name: made.tensors[kept]
+        for name, kept in made.metadata.items()
+        if kept in made.tensors and name not in made.tensors and name not in stated
+    }
+    is_torch = made.metadata.get("format") == "pt"
+    return made.tensors | (second if is_torch or len(second) == len(made.metadata) else {})
 
 
 def check(made: Made) -> str:

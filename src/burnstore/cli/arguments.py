@@ -36,6 +36,12 @@ def add_options(parser: argparse.ArgumentParser, *names: str) -> None:
         parser.add_argument(f"--{name}", **kind, **_COMMON[name])
 
 
+def add_top_level_key(parser: Any) -> None:
+    """Add ``--top-level-key``: the part of a file."""
+    what = "the part of a file to use, such as state_dict or optimizer; '' for everything"
+    parser.add_argument("--top-level-key", metavar="KEY", help=what)
+
+
 def pattern(text: str) -> re.Pattern[str]:
     """Compile a regular expression."""
     try:

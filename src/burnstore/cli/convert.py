@@ -12,9 +12,9 @@ from ..formats.registry import name_with_suffix_of
 from ..formats.sharded.write import JOURNAL_SUFFIX
 from ..jobs.convert.convert import ConvertResult, convert, replay
 from ..transforms.guess import Guess
-from .arguments import WRITTEN_FORMATS, add_options, byte_size, expand_patterns, key_and_text
+from .arguments import WRITTEN_FORMATS, add_options, add_top_level_key, byte_size, expand_patterns, key_and_text
 from .errors import ERROR, JOB_ERRORS, OK, error_facts, fail, misuse, print_error, shown_notes
-from .options import add_like, add_pipeline_options, add_top_level_key, like_from, pipeline_from
+from .options import add_like, add_pipeline_options, like_from, pipeline_from
 from .progress import shown_progress
 from .text import counted, escape, escape_controls, print_json, size
 

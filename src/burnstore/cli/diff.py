@@ -13,9 +13,9 @@ from ..jobs.diff.diff import diff
 from ..jobs.diff.result import STATUSES, Diff, TensorDiff
 from ..jobs.inspect.inspect import files_of
 from ..jobs.json_output import json_text
-from .arguments import add_options, expand_patterns, stands_for_files
+from .arguments import add_options, add_top_level_key, expand_patterns, stands_for_files
 from .errors import ERROR, FOUND, JOB_ERRORS, OK, error_facts, fail, misuse, print_error, shown_notes
-from .options import add_like, add_pipeline_options, add_top_level_key, like_from, pipeline_from
+from .options import add_like, add_pipeline_options, like_from, pipeline_from
 from .progress import shown_progress
 from .table import Column, name_column, render
 from .text import Screen, counted, dtype_label, escape, figure, print_json, shape_label, shorten

@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Iterator
 
 from ..jobs.explain.explain import RATE, Explanation, LayoutChange, explain
-from .arguments import add_options, byte_size, model_or_path
+from .arguments import add_options, add_top_level_key, byte_size, model_or_path
 from .errors import FOUND, JOB_ERRORS, OK, fail, hint_with_options, shown_notes
-from .options import add_like, add_pipeline_options, add_top_level_key, like_from, pipeline_from
+from .options import add_like, add_pipeline_options, like_from, pipeline_from
 from .table import Column, name_column, render
 from .text import Screen, counted, escape, escape_controls, print_json, size
 

@@ -13,9 +13,8 @@ from ..errors import BurnstoreError
 from ..jobs.inspect.inspect import SORTS, Inspection, files_of, inspect
 from ..jobs.inspect.tree import DEEPEST, ModuleTree, TensorRow, Totals
 from ..jobs.json_output import json_text
-from .arguments import add_options, expand_patterns, module_depth
+from .arguments import add_options, add_top_level_key, expand_patterns, module_depth
 from .errors import ERROR, FOUND, JOB_ERRORS, OK, as_burnstore_error, misuse, print_error, shown_notes
-from .options import add_top_level_key
 from .progress import shown_progress
 from .table import Column, name_column, render
 from .text import SCHEMA, Screen, can_show, counted, dtype_label, escape, figure, shape_label, shorten, size, width

@@ -6,9 +6,8 @@ import argparse
 from collections.abc import Iterator
 
 from ..jobs.map.map import MapResult, map_names
-from .arguments import add_options
+from .arguments import add_options, add_top_level_key
 from .errors import FOUND, JOB_ERRORS, OK, fail
-from .options import add_top_level_key
 from .text import counted, escape, escape_controls, print_json
 
 DESCRIPTION = """\

@@ -10,9 +10,9 @@ from typing import Any
 from ..errors import BurnstoreError
 from ..jobs.merge.combine import CONFLICTS, METHODS
 from ..jobs.merge.merge import MergeResult, MergeSource, merge
-from .arguments import WRITTEN_FORMATS, add_options, byte_size, expand_patterns, key_and_text
+from .arguments import WRITTEN_FORMATS, add_options, add_top_level_key, byte_size, expand_patterns, key_and_text
 from .errors import JOB_ERRORS, OK, fail, misuse, shown_notes
-from .options import add_like, add_pipeline_options, add_top_level_key, like_from, pipeline_from
+from .options import add_like, add_pipeline_options, like_from, pipeline_from
 from .progress import shown_progress
 from .table import Column, name_column, render
 from .text import Screen, counted, escape, escape_controls, print_json, size

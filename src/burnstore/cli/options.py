@@ -56,12 +56,6 @@ def add_like(parser: Any) -> None:
     parser.add_argument("--like", metavar="MODULE:NAME|FILE", help="a model, or a file that records its modules")
 
 
-def add_top_level_key(parser: Any) -> None:
-    """Add ``--top-level-key``: the part of a file."""
-    what = "the part of a file to use, such as state_dict or optimizer; '' for everything"
-    parser.add_argument("--top-level-key", metavar="KEY", help=what)
-
-
 def pipeline_from(arguments: argparse.Namespace, **more: Any) -> Pipeline:
     """Return the pipeline that the options of a command line stand for."""
     given = {name: getattr(arguments, name) for name in OPTIONS if getattr(arguments, name, None) not in (None, False)}

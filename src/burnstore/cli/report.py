@@ -6,9 +6,9 @@ import argparse
 import os
 
 from ..jobs.report.report import Report, report
-from .arguments import add_options
+from .arguments import add_options, add_top_level_key
 from .errors import FOUND, JOB_ERRORS, OK, fail, misuse
-from .options import add_like, add_pipeline_options, add_top_level_key, like_from, pipeline_from
+from .options import add_like, add_pipeline_options, like_from, pipeline_from
 from .progress import shown_progress
 from .text import counted, escape, print_json
 

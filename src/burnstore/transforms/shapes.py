@@ -76,8 +76,13 @@ def _of_recurrent(tensors: Tensors, gates: int) -> str | None:
 
 
 def _of_attention(tensors: Tensors) -> str | None:
-    width = tensors.get("out_proj.weight", ())[:1]
-    for key, factor in (("in_proj_weight", 3), ("in_proj_bias", 3), ("q_proj_weight", 1), ("out_proj.bias", 1)):
-        if width and key in tensors and tensors[key] != (factor * width[0], *width)[: len(tensors[key])]:
-            return f"{factor * width[0]} rows in {key} beside an out_proj of {width[0]}, found {list(tensors[key])}"
+    output = tensors.get("out_proj.weight", ())
+    if len(output) != 2:
+        return None
+    width, heads = output  # the heads of one rank are narrower than the model
+    for key, rows in (("in_proj_weight", 3 * heads), ("in_proj_bias", 3 * heads), ("q_proj_weight", heads)):
+        if key in tensors and tensors[key] != (rows, width)[: len(tensors[key])]:
+            return f"{rows} rows in {key} beside an out_proj of {list(output)}, found {list(tensors[key])}"
+    if tensors.get("out_proj.bias", (width,)) != (width,):
+        return f"{width} values in out_proj.bias, found {list(tensors['out_proj.bias'])}"
     return None
