@@ -211,6 +211,10 @@ def test_a_tensor_too_few_or_too_many_is_left_and_nothing_is_converted(tmp_path:
 def test_rotary_features_are_asked_for_unless_something_states_them(tmp_path: Path) -> None:
     model = next(model for model in MODELS if model.name == "mistral")
     source, outline, _ = model.write(tmp_path)
+    path = tmp_path / "config.json"
+    whole = path.read_text(encoding="utf-8")
+    path.write_text(json.dumps({**json.loads(whole), "partial_rotary_factor": 0.5}), encoding="utf-8")
+    assert "only a part of each head" in map_names(source, like=outline).questions[-1].why
     (tmp_path / "config.json").unlink()
     asked = map_names(source, like=outline)
     assert asked.questions[-1].choices == ("rope=halves", "rope=pairs")

@@ -163,3 +163,26 @@ def test_guessing_refuses_what_it_cannot_know(name: str, tmp_path: Path) -> None
     with pytest.raises(bs.errors.ModelError, match="ambiguous"):
         bs.convert(tmp_path / "model.safetensors", tmp_path / "model.bpk", guess=True)
     assert not (tmp_path / "model.bpk").exists()
+
+
+def test_like_a_class_of_transformers_takes_the_configuration_beside_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from burnstore.cli import main
+
+    settings = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    model = transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=50, **settings))
+    model.save_pretrained(tmp_path / "bert")
+    source = str(tmp_path / "bert" / "model.safetensors")
+    like = ["--like", "transformers:BertForMaskedLM"]
+    assert main(["convert", source, str(tmp_path / "a.bpk"), *like, "--quiet"]) == 0
+    assert (
+        main(["convert", str(tmp_path / "bert"), str(tmp_path / "b.bpk"), "--like", "transformers:BertForMaskedLM"])
+        == 0
+    )
+    with bs.open(tmp_path / "a.bpk") as file:
+        assert file["bert.encoder.layer.0.output.LayerNorm.gamma"].shape == (16,)
+    (tmp_path / "bert" / "config.json").unlink()
+    capsys.readouterr()
+    assert main(["convert", source, str(tmp_path / "c.bpk"), *like]) == 2
+    assert "there is no config.json in" in capsys.readouterr().err

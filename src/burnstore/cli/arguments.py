@@ -8,13 +8,14 @@ import re
 import sys
 import warnings
 from contextlib import contextmanager, redirect_stdout
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BurnstoreError, ModelError, ReadError, located, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 
 WRITTEN_FORMATS = ("burnpack", "safetensors", "pytorch", "npz")
@@ -142,16 +143,17 @@ def names_object(text: str) -> bool:
     return _MODEL.fullmatch(text) is not None and not os.path.exists(text)
 
 
-def model_or_path(text: str | None) -> Any:
+def model_or_path(text: str | None, beside: Iterable[str] = ()) -> Any:
     """Return the model that ``module:name`` names, or the text itself if it is a path or None."""
-    return import_model(text) if text is not None and names_object(text) else text
+    return import_model(text, beside) if text is not None and names_object(text) else text
 
 
-def import_model(text: str) -> Any:
+def import_model(text: str, beside: Iterable[str] = ()) -> Any:
     """Import the model ``module:name``: an object, or the result of calling a class or function without arguments.
 
-    The current folder is searched first. A torch model is built on the meta device if possible, so that it takes no
-    memory. Output of the module goes to stderr. Raises ModelError if it cannot be imported or built.
+    A class with a ``config_class``, as those of transformers, is given the ``config.json`` beside one of the files
+    ``beside``. The current folder is searched first. A torch model is built on the meta device if possible, so that it
+    takes no memory. Output of the module goes to stderr. Raises ModelError if it cannot be imported or built.
     """
     with located(path=text):
         spelled = _MODEL.fullmatch(text)
@@ -161,7 +163,9 @@ def import_model(text: str) -> Any:
             found = _import(spelled["module"])
             for name in spelled["name"].split("."):
                 found = _attribute(found, name, spelled["module"])
-            made = _build(found, spelled["name"]) if callable(found) and not _is_model(found) else found
+            if callable(found) and not _is_model(found):
+                found = _build(_configured(found, beside), spelled["name"])
+            made = found
         if not _is_model(made):
             raise ModelError(f"expected a model, got {type(made).__name__} without tensors")
         return made
@@ -196,6 +200,25 @@ def _attribute(owner: Any, name: str, module: str) -> Any:
     close = get_close_matches(name, [each for each in dir(owner) if not each.startswith("_")], n=1)
     raise ModelError(
         f"the module {module} has no {name}", hint=f"did you mean {printable(close[0])}?" if close else None
+    )
+
+
+def _configured(factory: Callable[..., Any], beside: Iterable[str]) -> Callable[..., Any]:
+    """Return a model class with its configuration, if it needs one and the file is there; otherwise the class."""
+    kind = getattr(factory, "config_class", None)
+    if kind is None or not hasattr(kind, "from_json_file"):
+        return factory
+    folders = [path if os.path.isdir(path) else os.path.dirname(path) for path in beside]
+    for path in (os.path.join(folder, "config.json") for folder in folders):
+        if os.path.isfile(path):
+            try:
+                return partial(factory, kind.from_json_file(path))
+            except Exception as error:
+                raise ModelError(f"{path} is not its configuration: {_message(error)}") from error
+    where = " or ".join(folder or "." for folder in folders) or "."
+    raise ModelError(
+        f"it needs its configuration, and there is no config.json in {where}",
+        hint="put config.json beside the file, or write a function without arguments that returns the model",
     )
 
 

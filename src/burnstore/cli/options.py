@@ -67,4 +67,6 @@ def pipeline_from(arguments: argparse.Namespace, **more: Any) -> Pipeline:
 
 def like_from(arguments: argparse.Namespace) -> Any:
     """Return what ``--like`` stands for: a model that is imported and made, or a path."""
-    return model_or_path(arguments.like)
+    given = (getattr(arguments, name, None) for name in ("paths", "sources", "file", "other", "a", "b"))
+    beside = [path for each in given if each for path in ([each] if isinstance(each, str) else each)]
+    return model_or_path(arguments.like, [path for path in beside if isinstance(path, str)])

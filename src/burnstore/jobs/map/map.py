@@ -367,6 +367,12 @@ class _Completed:
         return "Struct:RotaryEncoding" in self.side.outline.modules.values()
 
     @property
+    def _rotates_a_part(self) -> bool:
+        settings = {**self.config, **(self.config.get("rope_parameters") or {})}
+        shares = (settings.get(key) for key in ("partial_rotary_factor", "rotary_pct", "rotary_percentage"))
+        return any(share not in (None, 1, 1.0) for share in shares) or settings.get("rotary_dim") is not None
+
+    @property
     def _permutes(self) -> bool:
         order = self.rope or ("halves" if self.kind in table()["rotates halves"] else None)
         return order == "halves" and self._rotates
@@ -374,7 +380,10 @@ class _Completed:
     def _ask_for_rope(self, rows: Sequence[_Row]) -> None:
         is_known = self.rope is not None or self.kind in table()["rotates halves"]
         names = [row.target for row in rows if _is_attention_input(row.target)]
-        if names and self._rotates and not is_known:
+        if names and self._rotates and self._rotates_a_part:
+            why = "the source rotates only a part of each head, and a RotaryEncoding rotates whole heads"
+            self.questions.append(Question(tuple(names[:1]), (), why))
+        elif names and self._rotates and not is_known:
             why = "the model has a RotaryEncoding, and nothing states the order of the source's rotary features"
             self.questions.append(Question(tuple(names[:1]), ("rope=halves", "rope=pairs"), why))
         elif names and not self._rotates and self.kind in table()["rotates halves"] and self.rope is None:
