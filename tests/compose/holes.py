@@ -186,11 +186,15 @@ def planted(patch: Patch) -> Iterator[None]:
 
 
 def cases_until_found(patch: Patch, seed: int = 1, most: int = BAR) -> tuple[int, str] | None:
-    """Return how many cases it takes until the oracle finds a violation, and which; None if it finds none."""
-    with tempfile.TemporaryDirectory(dir=_memory()) as folder, planted(patch):
+    """Return how many cases it takes until the oracle finds a violation, and which; None if it finds none.
+
+    A case counts only if it has no violation without the patch.
+    """
+    with tempfile.TemporaryDirectory(dir=_memory()) as folder:
         for number in range(most):
-            violation = judge(draw(seed, number), folder)[1]
-            if violation is not None:
+            with planted(patch):
+                violation = judge(draw(seed, number), folder)[1]
+            if violation is not None and judge(draw(seed, number), folder)[1] is None:
                 return number + 1, violation
     return None
 

@@ -242,6 +242,8 @@ def module_to_burn(
             array = own[torch]
             if array.ndim == 0 or array.shape[0] % count or (turned and array.ndim != 2):
                 raise Refused(f"{torch} has no {count} parts, or is no matrix")
+            if kind not in TABLE and not turned and array.ndim != 1:
+                raise Refused(f"{torch} is a bias with {array.ndim} axes")
             part = array.shape[0] // count
             array = array[at * part : (at + 1) * part] if count > 1 else array
             made[burn] = array.T if turned else array
@@ -269,7 +271,7 @@ def module_to_burn(
 def parts_to_burn(kind: str, own: Named) -> Named:
     """Return the tensors of a module of a Burn model from a file with torch's axes, whose names may be Burn's."""
     parts = parts_of(kind)
-    is_fused = any(torch in own for torch, _, count, _ in parts.values() if count > 1)
+    is_fused = any(torch in own for torch, *_ in parts.values())
     if kind not in TABLE and not is_fused:  # a torch model that has the parts as modules of their own
         return {name: array.T if array.ndim == 2 else array for name, array in own.items() if name in parts}
     names = {burn: torch for torch, burn in TABLE.get(kind, {}).items() if burn in own and torch not in own}
@@ -278,14 +280,18 @@ def parts_to_burn(kind: str, own: Named) -> Named:
     return module_to_burn(kind, {name: a for name, a in own.items() if name in known}, {}, known)[0]
 
 
-def module_to_torch(kind: str, own: Named) -> tuple[Named, list[str], bool]:
-    """Return the tensors of one of torch's modules that Burn's make, those without a part, and if zeros were added."""
+def module_to_torch(kind: str, own: Named, declares: Iterable[str] = ()) -> tuple[Named, list[str], bool]:
+    """Return the tensors of one of torch's modules that Burn's make, those without a part, and if zeros were added.
+
+    Zeros stand for biases that Burn's module does not have; those of torch's tensors in ``declares`` it has.
+    """
     if kind == "Own":
         return dict(own), [], False
     parts = parts_of(kind)
     zeros = set()
     if kind == "MultiheadAttention" and any(name.endswith("bias") and name in own for name in parts):
         zeros = {name for name in parts if name.endswith("bias") and name not in own}  # torch has all biases or none
+        zeros = {name for name in zeros if parts[name][0] not in declares}
         weights = {name: own.get(f"{name.partition('.')[0]}.weight") for name in zeros}
         own |= {
             name: np.zeros(weight.shape[1:], weight.dtype) for name, weight in weights.items() if weight is not None
@@ -457,7 +463,7 @@ def load(file: File, place: Place, options: Options) -> Expected:
     is_converted = layout not in (None, place.layout) and not own
     if is_converted:
         layers = ruled(place.layers, options, place)
-        known, used, lost = into_model(given, place, layers, noted)
+        known, used, lost = into_model(given, place, layers, noted, options.keeps)
         counts = recorded_counts(file)
         known |= {path: counts[path] for path in lost if path in counts}
     values = dict(place.tensors)
@@ -550,7 +556,7 @@ def changes(path: str, array: Array, adapter: str) -> bool:
 
 
 def into_model(
-    given: Named, place: Place, layers: Sequence[Layer], noted: list[str]
+    given: Named, place: Place, layers: Sequence[Layer], noted: list[str], keeps: Callable[[str], bool]
 ) -> tuple[Named, set[str], list[str]]:
     """Return a file's tensors in the layout of a model that declares its layers; the names used; torch's counters."""
     known: Named = {}
@@ -569,7 +575,12 @@ def into_model(
             continue
         if place.layout == "burn":
             own = own_of(given, each.burn, layers, "burn")
-            made = parts_to_burn(each.kind, own)
+            try:
+                made = parts_to_burn(each.kind, own)
+            except Refused:
+                if any(keeps(path) for path in place.tensors if path.startswith(f"{each.burn}.")):
+                    raise
+                made = {name: own[name] for name in own if name in parts_of(each.kind)}  # the filter leaves it out
             known |= {f"{each.burn}.{name}": array for name, array in made.items()}
             used |= {f"{each.burn}.{name}" for name in own if is_used(each.kind, name, own)}
             if COUNT in own and each.kind.startswith("BatchNorm"):
@@ -656,7 +667,7 @@ def convert_layer(
         if name in inside and not (inside.pop(name).astype(np.float64) == (1.0 if name == "gamma" else 0)).all():
             raise Refused("a constant of the layer has another value")
     stray = set(inside) - set(parts_of(each.kind))
-    found, parts, zeros = module_to_torch(each.kind, inside)
+    found, parts, zeros = module_to_torch(each.kind, inside, each.tensors if is_declared is None else ())
     broken = [name for name in parts if options.keeps(f"{other}.{name}")]
     noted += ["constant"] if zeros else []
     if stray or broken or (zeros and is_declared is False):

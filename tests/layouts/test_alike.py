@@ -54,7 +54,8 @@ def test_what_is_refused_is_refused_each_time() -> None:
 
 
 def test_a_map_has_the_parts_of_a_tensor_in_their_order() -> None:
-    wide = {f"{tensor}_{side}_l0": (8, 2) for tensor in ("weight", "bias") for side in ("ih", "hh")}
+    shapes = {"weight": (8, 2), "bias": (8,)}
+    wide = {f"{tensor}_{side}_l0": shape for tensor, shape in shapes.items() for side in ("ih", "hh")}
     found = dict(torch_map(ModuleKind("LSTM"), wide).by_torch_name)
     assert found.keys() == wide.keys()
     assert all([link.part for link in links] == [0, 1, 2, 3] for links in found.values())

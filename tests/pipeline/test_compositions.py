@@ -138,3 +138,90 @@ def test_kinds_that_nothing_needs_do_not_stop_a_function(tmp_path: Path, kinds: 
     bs.save(Norms(), tmp_path / "a.bpk")
     bs.convert(tmp_path / "a.bpk", tmp_path / "b.bpk", adapter=lambda snapshot: snapshot, **kinds)
     assert len(named(tmp_path / "b.bpk")) == 4
+
+
+# --- parts of fused modules -------------------------------------------------------------------------------------------
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        self.mha = nn.MultiHeadAttention(4, 2)
+
+
+@pytest.mark.parametrize("kept", [[r"key\.bias$"], [r"key\.bias$", r"weight$"]])
+def test_no_zeros_stand_for_biases_that_a_filter_leaves_out(tmp_path: Path, kept: list[str]) -> None:
+    with pytest.raises(bs.errors.ModelError, match=r"in_proj_bias|query\.bias"):
+        bs.save(Attention(), tmp_path / "a.safetensors", layout="torch", filter=kept)
+
+
+def test_no_zeros_stand_for_a_bias_whose_weight_is_not_there_either(tmp_path: Path) -> None:
+    bs.save({"0.key.bias": np.ones(4, "f4")}, tmp_path / "a.bpk", layout="burn")
+    model = torch.nn.Sequential(torch.nn.MultiheadAttention(4, 2))
+    before = model[0].in_proj_bias.detach().clone()
+    bs.load(model, tmp_path / "a.bpk", allow_partial=True)
+    assert torch.equal(model[0].in_proj_bias, before)
+
+
+def test_the_output_of_an_attention_is_loaded_without_its_inputs() -> None:
+    weight = np.arange(16, dtype="f4").reshape(4, 4)
+    model = Attention()
+    done = bs.load(model, bs.serialize({"mha.out_proj.weight": weight}, format="safetensors"), allow_partial=True)
+    assert np.array_equal(model.mha.output.weight.value, weight.T)
+    assert any("PyTorch's" in note for note in done.notes)
+
+
+@pytest.mark.parametrize("lost", ["weight_ih_l0", "weight_ih_l1", "weight_ih_l0_reverse"])
+def test_the_layers_of_a_recurrent_module_are_found_without_one_of_its_tensors(tmp_path: Path, lost: str) -> None:
+    whole = {
+        name: each.detach().numpy() for name, each in torch.nn.LSTM(3, 2, 2, bidirectional=True).named_parameters()
+    }
+    for name, tensors in (("whole", whole), ("part", {name: each for name, each in whole.items() if name != lost})):
+        source = tmp_path / f"{name}.safetensors"
+        bs.save({f"up.{name}": each for name, each in tensors.items()}, source, layout="torch")
+        bs.convert(source, tmp_path / f"{name}.bpk", rules={"^up$": "LSTM"})
+    made, part = named(tmp_path / "whole.bpk"), named(tmp_path / "part.bpk")
+    assert len(part) == len(made) - 4
+    assert all(np.array_equal(made[name], each) for name, each in part.items())
+
+
+def test_a_recurrent_module_without_a_whole_layer_is_refused(tmp_path: Path) -> None:
+    bs.save({"up.weight_hh_l1": np.ones((8, 2), "f4")}, tmp_path / "a.safetensors", layout="torch")
+    with pytest.raises(bs.errors.ModelError, match="weight_hh_l1 has no place"):
+        bs.convert(tmp_path / "a.safetensors", tmp_path / "b.bpk", rules={"^up$": "LSTM"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "tensors", "message"),
+    [
+        ("GRU", {"weight_hh_l0": (6, 2), "weight_ih_l0": (6,)}, "a weight_ih_l0 with 2 axes"),
+        ("GRU", {"weight_hh_l0": (6, 2), "bias_ih_l0": (6, 4)}, "a bias_ih_l0 with 1 axis"),
+        ("MultiheadAttention", {"in_proj_weight": (6,), "out_proj.weight": (2, 2)}, "an? in_proj_weight with 2 axes"),
+    ],
+)
+def test_a_weight_that_is_no_matrix_is_refused(tmp_path: Path, kind: str, tensors: Any, message: str) -> None:
+    bs.save({f"m.{name}": np.ones(shape, "f4") for name, shape in tensors.items()}, tmp_path / "a.bpk", layout="torch")
+    with pytest.raises(bs.errors.ModelError, match=message):
+        bs.convert(tmp_path / "a.bpk", tmp_path / "b.bpk", rules={"^m$": kind}, target_layout="burn")
+
+
+# --- objects in PyTorch files -----------------------------------------------------------------------------------------
+
+
+class Pair:
+    """An object whose state is a pair of dicts that share a key."""
+
+    def __init__(self, first: dict[str, Any], second: dict[str, Any]) -> None:
+        self.held = first, second
+
+    def __getstate__(self) -> Any:
+        return self.held
+
+    def __setstate__(self, state: Any) -> None:
+        self.held = state
+
+
+def test_a_state_of_two_dicts_that_share_a_key_keeps_both_values(tmp_path: Path) -> None:
+    pair = Pair({"k": torch.ones(1), "x": torch.zeros(1)}, {"k": torch.full((1,), 2.0)})
+    torch.save({"a": pair, "b": torch.full((1,), 3.0)}, tmp_path / "a.pt")
+    found = {name: each.item() for name, each in named(tmp_path / "a.pt").items()}
+    assert found == {"a.state.0.k": 1, "a.state.0.x": 0, "a.state.1.k": 2, "b": 3}

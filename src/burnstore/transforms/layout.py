@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..errors import ModelError
@@ -407,8 +407,10 @@ def _recurrent_map(kind: ModuleKind, tensors: Tensors) -> ModuleMap:
     name = kind.name.removesuffix("Cell")
     if name != kind.name:
         return ModuleMap(tuple(_present(_cell(name, "", "", ""), tensors)), "Linear")
-    layers = sum(1 for tensor in tensors if re.fullmatch(r"weight_ih_l\d+", tensor))
-    both = "weight_ih_l0_reverse" in tensors
+    # Any tensor shows its layer and direction; one of a layer after a gap has no link and is refused.
+    named = (re.fullmatch(r"(?:weight|bias)_[ih]h_l(\d+)(_reverse)?", tensor) for tensor in tensors)
+    shown = [found.groups() for found in named if found is not None]
+    layers, both = len({layer for layer, _ in shown}), any(reverse for _, reverse in shown)
     return ModuleMap(tuple(_present(recurrent_links(name, layers, bidirectional=both), tensors)), "Linear")
 
 
@@ -585,5 +587,6 @@ def _fused_map(kind: ModuleKind, links: Sequence[Link], tensors: Tensors) -> Mod
     if any(link.zero_if_absent and link.burn in tensors for link in links):  # PyTorch has all biases or none
         absent = [link for link in links if link.zero_if_absent and link.burn not in tensors]
     width = tensors["output.weight"][1] if absent else 0
-    kept = [link for link in links if link.burn in tensors or link in absent]
+    # A part that the module has may be left out by a filter: zeros would then be wrong.
+    kept = [replace(link, zero_if_absent=link in absent) for link in links if link.burn in tensors or link in absent]
     return ModuleMap(tuple(kept), "Linear", tuple(Fill(link.burn, (width,), 0.0) for link in absent))

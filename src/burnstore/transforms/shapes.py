@@ -61,9 +61,18 @@ def _of_norm(name: str, tensors: Tensors) -> str | None:
     return None
 
 
+def _axes(key: str, shape: Shape) -> str | None:
+    """Return which axes are expected of a weight or a bias; None if it has them."""
+    axes = 2 if "weight" in key else 1
+    return None if len(shape) == axes else f"a {key} with {axes} {'axes' if axes > 1 else 'axis'}, found {list(shape)}"
+
+
 def _of_recurrent(tensors: Tensors, gates: int) -> str | None:
     if any(key.startswith("weight_hr") for key in tensors):
         return None  # a projection, which is refused in those words
+    for key, shape in tensors.items():
+        if (wrong := _axes(key, shape)) is not None:
+            return wrong
     for key, hidden in tensors.items():
         if key.startswith("weight_hh"):
             if len(hidden) != 2 or hidden[0] != gates * hidden[1]:
@@ -76,8 +85,11 @@ def _of_recurrent(tensors: Tensors, gates: int) -> str | None:
 
 
 def _of_attention(tensors: Tensors) -> str | None:
+    for key, shape in tensors.items():
+        if key not in ("bias_k", "bias_v") and (wrong := _axes(key, shape)) is not None:
+            return wrong
     output = tensors.get("out_proj.weight", ())
-    if len(output) != 2:
+    if not output:
         return None
     width, heads = output  # the heads of one rank are narrower than the model
     for key, rows in (("in_proj_weight", 3 * heads), ("in_proj_bias", 3 * heads), ("q_proj_weight", heads)):

@@ -272,13 +272,13 @@ def _zeros_for(
         biases = (other.burn for other in module.map.links if other.zero_if_absent)
         if not link.zero_if_absent or not any(join(module.burn, bias) in snapshots for bias in biases):
             return None
+    weight = snapshots.get(f"{path.rpartition('.')[0]}.weight")
+    if weight is None:
+        return None  # Not only the bias is absent.
     beside = next((found for link in links if (found := snapshots.get(join(module.burn, link.burn)))), None)
     if beside is not None:
         return constant(path, beside.shape, 0.0, beside.dtype, ())
     fill = next((fill for fill in module.map.fills if join(module.burn, fill.burn) == path), None)
-    weight = snapshots.get(f"{path.rpartition('.')[0]}.weight")
-    if weight is None:
-        return None
     return constant(path, fill.shape if fill else weight.shape[1:], 0.0, weight.dtype, ())
 
 

@@ -10,7 +10,7 @@ graph, has a name or is in a note with the reason why it has none; so is what th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import Any
@@ -212,9 +212,18 @@ def _attributes(value: Any) -> dict[Any, Any] | None:
     if isinstance(value, dict):
         return value
     state = value.state if isinstance(value, Call) else None
-    if isinstance(state, tuple) and len(state) == 2 and all(part is None or isinstance(part, dict) for part in state):
-        return {**(state[0] or {}), **(state[1] or {})}
-    return state if isinstance(state, dict) else None
+    parts = _state_parts(state)
+    return None if state is None or parts is None else {key: held for part in parts for key, held in part.items()}
+
+
+def _state_parts(state: Any) -> Sequence[dict[Any, Any]] | None:
+    """Return the attributes in a state: a dict, or a pair of dicts or Nones, as of an object with slots."""
+    parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
+    if not all(part is None or isinstance(part, dict) for part in parts):
+        return None
+    found = [part for part in parts if part is not None]
+    # A key in both is no attribute: the class itself reads such a state.
+    return None if len(found) == 2 and not found[0].keys().isdisjoint(found[1]) else found
 
 
 def is_module(value: Any) -> bool:
@@ -284,10 +293,10 @@ def _object_edges(value: Any) -> Iterator[Edge]:
 
 
 def _state_edges(state: Any, taken: Iterable[Any]) -> Iterator[Edge]:
-    parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
-    if all(part is None or isinstance(part, dict) for part in parts):
+    parts = _state_parts(state)
+    if parts is not None:
         for part in parts:
-            for key, held in (part or {}).items():
+            for key, held in part.items():
                 yield f"state.{_key_text(key)}" if key in taken else key, held, None
     else:
         yield "state", state, None
