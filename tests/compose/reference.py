@@ -666,7 +666,7 @@ def convert_layer(
     for name in filled:
         if name in inside and not (inside.pop(name).astype(np.float64) == (1.0 if name == "gamma" else 0)).all():
             raise Refused("a constant of the layer has another value")
-    stray = set(inside) - set(parts_of(each.kind))
+    stray = {name for name in set(inside) - set(parts_of(each.kind)) if options.keeps(f"{path}.{name}")}
     found, parts, zeros = module_to_torch(each.kind, inside, each.tensors if is_declared is None else ())
     broken = [name for name in parts if options.keeps(f"{other}.{name}")]
     noted += ["constant"] if zeros else []

@@ -63,6 +63,17 @@ def test_ties_of_like_add_no_tensors_to_a_file_in_the_other_layout(tmp_path: Pat
     assert set(named(tmp_path / "b.bpk")) == {"0.weight", "1.weight"}
 
 
+def test_like_refuses_values_in_a_tensor_that_it_does_not_have(tmp_path: Path) -> None:
+    like = torch.nn.Sequential(torch.nn.BatchNorm1d(2, affine=False))
+    for scale in (1, 3):
+        numbers = {"gamma": scale, "beta": 0, "running_mean": 1, "running_var": 1}
+        tensors = {f"0.{name}": np.full(2, number, "f4") for name, number in numbers.items()}
+        bs.save(tensors, tmp_path / f"{scale}.bpk", layout="burn")
+    bs.convert(tmp_path / "1.bpk", tmp_path / "b.bpk", like=like)
+    with pytest.raises(bs.errors.ModelError, match=r"0\.gamma.*not all 1"):
+        bs.convert(tmp_path / "3.bpk", tmp_path / "c.bpk", like=like, filter="mean")
+
+
 # --- counters ---------------------------------------------------------------------------------------------------------
 
 

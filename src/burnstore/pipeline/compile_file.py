@@ -375,6 +375,9 @@ class _Conversion:
                     raise ModelError(f"{like.name}, given as like, has no such tensor", tensor=unused)
                 counts = map(zero_count, seen.lost if like.layout == "torch" else ())
                 given = {each.path: each for each in (*seen.snapshots, *counts)}
+                # like has no such tensors: in modules that take part they must have the values that it implies.
+                kept = {name.rpartition(".")[0] for name in self.index if self._keeps(name)}
+                self.plan.constants = [each for each in seen.constants if each[0].path.rpartition(".")[0] in kept]
         slots = {slot.path: slot for slot in like.slots}
         for name, snapshot in given.items():
             slot = slots.get(name)
