@@ -812,7 +812,7 @@ def convert(file: File, format: str, options: Options) -> Expected:
         if any(not any(re.search(each, path) for path in rows) for each in options.filter):
             raise Refused("a filter matches nothing")
         rows = {path: array for path, array in rows.items() if options.keeps(path)}
-    if replaced and not options.like:
+    if replaced and (not options.like or own is None):
         loose = "the adapter may go by the kinds, and they are not all known"
     rows = written(rows, options, format, is_converted=is_converted)
     return Expected(rows, own if replaced else wanted, noted, loose=loose)

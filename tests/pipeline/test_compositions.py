@@ -173,6 +173,13 @@ def test_no_zeros_stand_for_a_bias_whose_weight_is_not_there_either(tmp_path: Pa
     assert torch.equal(model[0].in_proj_bias, before)
 
 
+def test_zeros_for_a_bias_that_a_burn_file_leaves_out_are_noted(tmp_path: Path) -> None:
+    bs.save(torch.nn.Sequential(torch.nn.MultiheadAttention(4, 2)), tmp_path / "a.bpk")
+    bs.convert(tmp_path / "a.bpk", tmp_path / "b.bpk", filter=r"(?<!value\.bias)$")
+    done = bs.load(torch.nn.Sequential(torch.nn.MultiheadAttention(4, 2)), tmp_path / "b.bpk")
+    assert any("filled with constants" in note and "0.value.bias" in note for note in done.notes)
+
+
 def test_the_output_of_an_attention_is_loaded_without_its_inputs() -> None:
     weight = np.arange(16, dtype="f4").reshape(4, 4)
     model = Attention()

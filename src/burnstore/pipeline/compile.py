@@ -280,7 +280,7 @@ class _Load:
             view, self.target.layout, {slot.path: slot.container_stack for slot in plan.slots}
         )
         applied = {move.target for move in plan.moves}
-        filled = [path for path in seen.filled if path in applied]
+        filled = [path for path, made in seen.filled.items() if made in applied]
         if filled:
             result.notes.append(f"filled with constants that the file leaves out: {listed(filled)}")
         return [slot for slot in unmatched if slot.path not in lost]

@@ -146,7 +146,7 @@ def _model_in(
 
 
 def _filled_note(seen: ConvertedView, kept: set[str], why: str) -> list[str]:
-    filled = [path for path in seen.filled if path in kept]
+    filled = [path for path, made in seen.filled.items() if made in kept]
     return [f"filled with constants, because {why}: {listed(filled)}"] if filled else []
 
 
@@ -328,7 +328,7 @@ class _Conversion:
         if wanted == "torch" and seen.filled and not known.is_declared:
             raise ModelError(
                 "it is absent, and nothing declares that the module has none",
-                tensor=seen.filled[0],
+                tensor=next(iter(seen.filled)),
                 hint="pass like= a model that declares the module",
             )
         plan.layout, plan.is_converted, plan.constants = wanted, True, seen.constants

@@ -105,8 +105,8 @@ class ConvertedView:
     constants: list[tuple[TensorSnapshot, float]] = field(default_factory=list)
     """Tensors that the other layout leaves out because they are constant; `check_constants` reads them."""
 
-    filled: list[str] = field(default_factory=list)
-    """Tensors that are made of a constant."""
+    filled: dict[str, str] = field(default_factory=dict)
+    """Burn's tensors that are made of a constant, and the tensor that each is, or is a part of."""
 
     def check_constants(self) -> None:
         """Read the constants; ModelError if one has another value, which would be lost."""
@@ -178,7 +178,7 @@ class LayoutView:
                 path = join(module.burn, fill.burn)
                 made[fill.burn] = constant(path, fill.shape, fill.value, dtype, stack)
                 seen.origins[path] = (_constant_origin(made[fill.burn], fill.value),)
-                seen.filled.append(path)
+                seen.filled[path] = path
             order = [name for name in module.map.order if name in made] if module.map.fills else made
             seen.snapshots.extend(made[name] for name in order)
         return seen
@@ -224,7 +224,7 @@ def _add_whole(
         elif (zeros := _zeros_for(place, link, links, module, snapshots)) is not None:
             parts.append(_converted(zeros, link))
             origins.append(_constant_origin(parts[-1], 0.0))
-            seen.filled.append(place)
+            seen.filled[place] = path
         else:
             lacking.append(place)
             continue
