@@ -593,7 +593,8 @@ def into_model(
                 raise Refused("a constant of the layer has another value")
         used |= {f"{each.burn}.{name}" for name in own}
         whole, _, zeros = module_to_torch(each.kind, {name: array for name, array in own.items() if name not in filled})
-        noted += ["constant"] if zeros else []
+        biases = [name for name in whole if name.endswith("bias") and keeps(f"{each.path}.{name}")]
+        noted += ["constant"] if zeros and biases else []
         known |= {f"{each.path}.{name}": array for name, array in whole.items()}
         if COUNT in each.tensors and whole:
             lost.append(f"{each.path}.{COUNT}")
