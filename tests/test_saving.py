@@ -330,3 +330,13 @@ def test_saving_gives_the_bytes_of_serializing(tmp_path: Path) -> None:
     bs.save(tensors, tmp_path / "model.bpk", durable=False, scalars={"n": 1})
     packed = bs.serialize(tensors, format="burnpack", scalars={"n": 1})
     assert hashlib.sha256((tmp_path / "model.bpk").read_bytes()).digest() == hashlib.sha256(packed).digest()
+
+
+def test_serialize_takes_the_options_of_save(tmp_path: Path) -> None:
+    given = {"a.weight": np.float32([1, 2]), "b.weight": np.float32([3])}
+    options: dict[str, Any] = {"filter": r"^a\.", "rename": {"a.weight": "c"}, "cast": "f16", "layout": "burn"}
+    bs.save(given, tmp_path / "m.bpk", **options)
+    data = bs.serialize(given, format="burnpack", **options)
+    assert data == (tmp_path / "m.bpk").read_bytes()
+    with bs.open(data) as file:
+        assert list(file) == ["c"] and file["c"].dtype is bs.DType.F16

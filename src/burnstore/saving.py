@@ -106,8 +106,12 @@ def serialize(
     *,
     format: str,
     metadata: Mapping[str, str] | None = None,
+    filter: FilterLike | None = None,
+    rename: RenameLike | None = None,
     layout: str | None = None,
     rules: RulesLike | None = None,
+    adapter: AdapterLike | None = None,
+    cast: Any = None,
     limits: Limits | None = None,
     pipeline: Pipeline | None = None,
     **format_options: Any,
@@ -119,7 +123,9 @@ def serialize(
     """
     chosen = format_named(format)
     how = WriteOptions(limits=_limits(limits), format_options=format_options)
-    chosen_pipeline = pipeline_of(pipeline, layout=layout, rules=rules)
+    chosen_pipeline = pipeline_of(
+        pipeline, filter=filter, rename=rename, layout=layout, rules=rules, adapter=adapter, cast=cast
+    )
     plan, texts = plan_of(tensors, chosen, _metadata(metadata), chosen_pipeline, how.for_format)
     written = save_plan(plan, None, chosen, texts, how)[1]
     assert written is not None

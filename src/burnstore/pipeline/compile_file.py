@@ -60,7 +60,7 @@ def compile_save(model: Any, layout: Layout | None, pipeline: Pipeline) -> Plan:
     slots = list(binding_for(model).walk(model, skip_enum_variants=skip))
     plan = Plan(slots=slots, source_layout=own, layout=own)
     given = [slot.snapshot() for slot in slots]
-    snapshots = _select(plan, given, pipeline)
+    snapshots = select_tensors(plan, given, pipeline)
     adapter = pipeline.adapter
     rows: list[_Row]
     wanted = own if layout is None else layout
@@ -92,7 +92,8 @@ def compile_save(model: Any, layout: Layout | None, pipeline: Pipeline) -> Plan:
     return plan
 
 
-def _select(plan: Plan, given: list[TensorSnapshot], pipeline: Pipeline) -> list[TensorSnapshot]:
+def select_tensors(plan: Plan, given: list[TensorSnapshot], pipeline: Pipeline) -> list[TensorSnapshot]:
+    """Return the tensors that the filter keeps; the plan says what becomes of the others."""
     filter = pipeline.filter
     if filter is None:
         return given

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -35,7 +35,7 @@ from ..tensor.tabular import Tabular
 from ..transforms.filter import PathFilter
 from ..transforms.layout import LAYOUTS, Layout
 from .compile import listed
-from .compile_file import compile_convert, compile_save
+from .compile_file import compile_convert, compile_save, select_tensors
 from .ends import Input, input_of_file
 from .metadata import metadata_for_save, written_layout
 from .options import AdapterLike, Pipeline
@@ -174,9 +174,10 @@ def plan_of(
         return plan, metadata_for_save(chosen, plan, metadata, pipeline, options)
     if pipeline.rules is not None or pipeline.recipe is not None:
         raise TypeError("rules are for models: the kinds of named tensors are given to burnstore.convert")
-    source, own = named, pipeline.layout or named.layout
-    plan = compile_convert(source, pipeline.replace(keep_layout=True, target_layout=None), None)
-    plan.layout = own
+    filtered, own = Plan(), pipeline.layout or named.layout
+    source = replace(named, snapshots=select_tensors(filtered, list(named.snapshots), pipeline))
+    plan = compile_convert(source, pipeline.replace(filter=None, keep_layout=True, target_layout=None), None)
+    plan.layout, plan.fates, plan.notes = own, filtered.fates | plan.fates, filtered.notes + plan.notes
     if isinstance(tensors, Mapping) and type(tensors) is not dict and not isinstance(tensors, Checkpoint):
         plan.fates |= hidden_tensors(tensors)
     if metadata is None and source.metadata:
