@@ -134,7 +134,7 @@ def test_a_load_ends_alike_and_its_lists_are_the_same(burn, generated, scenario,
     file = tmp_path / "edited.bpk"
     with bs.open(generated.file(scenario.model)) as given:
         edited = scenario.edit(list(given.values()))
-        bs.save(edited, file, metadata=dict(given.metadata), burn_version=burn.release)
+        bs.save(edited, file, metadata=dict(given.metadata), layout="burn", burn_version=burn.release)
     restores_ids = VERSIONS.index(burn.version) >= VERSIONS.index("0.22")
     ids = {tensor.path: tensor.param_id for tensor in edited if restores_ids}
     burns = by_burn(burn.load(scenario.model, file, *scenario.arguments()), ids)
