@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # What only makes sense on a checkout: rules about the source tree, the benchmarks, programs that are built there.
-NOT_FROM_A_WHEEL = ["arch", "bench", "interop"]
+NOT_FROM_A_WHEEL = ["arch", "bench", "gallery", "interop"]
 # What computes the same from the same bytes, wherever they lie: thousands of cases that ran on the checkout just now.
 NOT_ONCE_MORE = ["crash", "formats", "fuzz", "layouts", "real", "transforms"]
 
