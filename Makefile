@@ -6,6 +6,7 @@ MUTANTS ?= 5000000
 KILLS ?= 2000
 READS ?= 1000000
 CASES ?= 100000
+JOBS ?= 1
 BURN_VERSIONS ?= 0.19 0.20 0.21 0.22 0.23-pre
 
 BIN := .venv/bin
@@ -68,7 +69,7 @@ fuzz-pytorch: $(INSTALLED)
 
 # Random compositions of contents, files, options, targets and verbs, against a slow reference.
 fuzz-compose: $(INSTALLED)
-	$(BIN)/python -m tests.compose.run --cases $(CASES) --seed $(SEED)
+	$(BIN)/python -m tests.compose.run --cases $(CASES) --seed $(SEED) --jobs $(JOBS)
 
 kill: $(INSTALLED)
 	$(BIN)/python tests/crash/kill.py --kills $(KILLS) --seed $(SEED) --minutes $(MINUTES)

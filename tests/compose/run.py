@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import tempfile
 import time
 import traceback
@@ -10,6 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
 import burnstore as bs
@@ -47,6 +49,11 @@ class Tally:
 
     counts: Counter[str] = field(default_factory=Counter)
     violations: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, other: Tally) -> None:
+        """Add the cases of another range."""
+        self.counts += other.counts
+        self.violations += other.violations
 
 
 def judge(case: Case, folder: str) -> tuple[str, str | None]:
@@ -113,6 +120,35 @@ def run(seed: int, first: int, cases: int, *, most: int = 1 << 30, only: str | N
     return tally
 
 
+def run_on(jobs: int, seed: int, first: int, cases: int, *, most: int = 1 << 30, only: str | None = None) -> Tally:
+    """Run cases of a seed in several processes. The cases and their verdicts do not depend on the number of processes."""
+    last = first + cases
+    ranges = [(seed, start, min(RANGE, last - start)) for start in range(first, last, RANGE)]
+    tally = Tally()
+    with multiprocessing.get_context("spawn").Pool(min(jobs, len(ranges) or 1), _one_thread) as pool:
+        for part in pool.imap(partial(_run_range, most=most, only=only), ranges):
+            tally.add(part)
+            if len(tally.violations) >= most:
+                pool.terminate()
+                break
+    return tally
+
+
+RANGE = 250
+"""How many cases a process takes at a time."""
+
+
+def _run_range(cases: tuple[int, int, int], *, most: int, only: str | None) -> Tally:
+    return run(*cases, most=most, only=only)
+
+
+def _one_thread() -> None:
+    """Keep torch to one thread in each process."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 def _memory() -> str | None:
     """Return a folder in memory, where the system has one."""
     import os
@@ -134,9 +170,14 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
     parser.add_argument("--most", type=int, default=20, help="stop after so many violations")
     parser.add_argument("--only", help="run cases of this verb only")
+    parser.add_argument("--jobs", type=int, default=1, help="run ranges of cases in so many processes")
     arguments = parser.parse_args()
     started = time.monotonic()
-    tally = run(arguments.seed, arguments.first, arguments.cases, most=arguments.most, only=arguments.only)
+    numbers = (arguments.seed, arguments.first, arguments.cases)
+    if arguments.jobs > 1:
+        tally = run_on(arguments.jobs, *numbers, most=arguments.most, only=arguments.only)
+    else:
+        tally = run(*numbers, most=arguments.most, only=arguments.only)
     for _, text in tally.violations:
         print(text)
     total = sum(tally.counts.values())
