@@ -39,6 +39,7 @@ def modules() -> dict[str, Path]:
     return found
 
 
+@cache
 def imports() -> dict[str, set[str]]:
     """Return which modules each module imports, also inside functions and for type checkers."""
     return {name: set(_imported(name)) - {name} for name in modules()}

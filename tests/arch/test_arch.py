@@ -9,6 +9,7 @@ import importlib.util
 import inspect
 import pkgutil
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,8 @@ from typing import Any
 import pytest
 
 import burnstore
+
+pytestmark = pytest.mark.xdist_group("source")  # one worker parses the source for all of them
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SRC = ROOT / "src" / "burnstore"
@@ -78,7 +81,7 @@ def architecture() -> ModuleType:
 
 
 def test_no_modules_import_each_other_in_a_circle(architecture: ModuleType) -> None:
-    graph = architecture.imports()
+    graph = dict(architecture.imports())
     graph[""] = set()  # the package itself imports nearly everything, lazily
     assert architecture.circles(graph) == []
 
@@ -153,6 +156,12 @@ def calls(path: Path) -> list[tuple[str, int]]:
     return list(calls_in(tree_of(path)))
 
 
+def dotted(called: ast.expr) -> str:
+    if isinstance(called, ast.Name):
+        return called.id
+    return f"{dotted(called.value)}.{called.attr}" if isinstance(called, ast.Attribute) else ast.unparse(called)
+
+
 def calls_in(tree: ast.AST) -> Iterator[tuple[str, int]]:
     """Every call as the dotted name of what is called, whatever it was imported as, with its line."""
     renamed: dict[str, str] = {}
@@ -163,7 +172,7 @@ def calls_in(tree: ast.AST) -> Iterator[tuple[str, int]]:
             renamed.update({alias.asname or alias.name: alias.name for alias in node.names})
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            called = ast.unparse(node.func)
+            called = dotted(node.func)
             head, dot, rest = called.partition(".")
             yield renamed.get(head, head) + dot + rest, node.lineno
 
@@ -216,6 +225,21 @@ def test_the_ban_finds_what_it_looks_for() -> None:
     )
     found = {called for called, _ in calls_in(ast.parse(sample))}
     assert found == {"pickle.loads", "os.replace", "print", "open", "eval"}
+
+
+def test_an_option_of_the_command_line_is_declared_once() -> None:
+    """Several verbs have ``--filter``: its spelling and its help are in the table of shared options, nowhere else."""
+    own = [
+        argument.value.lstrip("-").replace("-", "_")
+        for path in python_files("src/burnstore/cli")
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Call) and dotted(node.func).endswith(".add_argument")
+        for argument in node.args
+        if isinstance(argument, ast.Constant) and argument.value.startswith("--")
+    ]
+    declared = Counter([*own, *importlib.import_module("burnstore.cli.arguments")._OPTIONS])
+    assert len(own) > 20
+    assert {name for name, count in declared.items() if count > 1} == set()
 
 
 FRAMEWORKS = {"torch", "jax", "flax", "tensorflow", "keras", "mlx", "safetensors"}

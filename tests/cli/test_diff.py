@@ -150,7 +150,7 @@ def test_a_model_a_file_of_rules_or_keeping_the_layout_helps(
         (("a.bpk",), "expected two files to compare"),
         (("a.bpk", "b.bpk", "--tolerance", "-1"), "'-1' is not a number of 0 or more"),
         (("a.bpk", "b.bpk", "--tolerance", "nan"), "'nan' is not a number of 0 or more"),
-        (("a.bpk", "b.bpk", "--filter", "("), "is not a regular expression"),
+        (("a.bpk", "b.bpk", "--filter", "("), "Invalid regex pattern"),
         (("a.bpk", "b.bpk", "--jobs", "0"), "is not a number of processes"),
     ],
 )

@@ -89,7 +89,7 @@ def test_shared_arguments_are_read_and_refused_alike(capsys: Captured) -> None:
         "jobs": None,
     }
     given = shared.parse_args(["--filter", "^a", "--limit", "0", "--jobs", "3", "--quiet"])
-    assert (given.filter.pattern, given.limit, given.jobs, given.quiet) == ("^a", 0, 3, True)
+    assert (given.filter[0].pattern, given.limit, given.jobs, given.quiet) == ("^a", 0, 3, True)
     for wrong in (["--jobs", "0"], ["--jobs", "x"], ["--limit", "-1"], ["--filter", "("]):
         with pytest.raises(SystemExit):
             shared.parse_args(wrong)

@@ -171,7 +171,7 @@ def test_an_open_checkpoint_can_be_inspected_and_stays_open() -> None:
         ({"limit": "3"}, TypeError, "limit must be an int, got str"),
         ({"limit": -1}, ValueError, "limit must be 0 or more"),
         ({"stats": 1}, TypeError, "stats must be a bool, got int"),
-        ({"pattern": "("}, ValueError, "is not a regular expression: missing"),
+        ({"pattern": "("}, ValueError, "Invalid regex pattern '\\(': missing"),
         ({"pattern": b"x"}, TypeError, "pattern must be a str, got bytes"),
     ],
 )

@@ -12,35 +12,13 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ..errors import BurnstoreError, ModelError, ReadError, located, printable
+from ..errors import BurnstoreError, ModelError, PatternError, ReadError, located, printable
+from ..transforms.patterns import compile_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-
-WRITTEN_FORMATS = ("burnpack", "safetensors", "pytorch", "npz")
-_COMMON: dict[str, dict[str, Any]] = {
-    "json": {"action": "store_true", "help": "write one JSON document"},
-    "filter": {"metavar": "REGEX", "help": "only tensors whose names match anywhere (Python's re)"},
-    "limit": {"metavar": "N", "help": "only the first N tensors (0: only the summary)"},
-    "overwrite": {"action": "store_true", "help": "replace existing files"},
-    "quiet": {"action": "store_true", "help": "show no progress"},
-    "jobs": {"metavar": "N", "help": "use N processes (default: threads)"},
-}
-
-
-def add_options(parser: argparse.ArgumentParser, *names: str) -> None:
-    """Add options that several verbs share."""
-    kinds: dict[str, Any] = {"filter": pattern, "limit": tensor_count, "jobs": job_count}
-    for name in names:
-        kind = {"type": kinds[name]} if name in kinds else {}
-        parser.add_argument(f"--{name}", **kind, **_COMMON[name])
-
-
-def add_top_level_key(parser: Any) -> None:
-    """Add ``--top-level-key``: the part of a file."""
-    what = "the part of a file to use, such as state_dict or optimizer; '' for everything"
-    parser.add_argument("--top-level-key", metavar="KEY", help=what)
+    from ..pipeline.options import Pipeline
 
 
 def pattern(text: str) -> re.Pattern[str]:
@@ -48,9 +26,9 @@ def pattern(text: str) -> re.Pattern[str]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about patterns that a future Python may read differently
-            return re.compile(text)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from None
+            return compile_pattern(text)
+    except PatternError as error:
+        raise argparse.ArgumentTypeError(error.message) from None
 
 
 def tensor_count(text: str) -> int:
@@ -126,6 +104,106 @@ def stands_for_files(path: str) -> bool:
     except ReadError:
         return os.path.isdir(path)
     return False
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+_LAYOUTS = ("burn", "torch")
+_OPTIONS: dict[str, dict[str, Any]] = {
+    # of the pipeline, under the names of its fields
+    "filter": {
+        "action": "append",
+        "type": pattern,
+        "metavar": "REGEX",
+        "help": "only tensors in whose names REGEX is found; repeatable",
+    },
+    "rename": {
+        "action": "append",
+        "metavar": "OLD=>NEW",
+        "help": "rename: OLD is a regular expression, NEW may use $1; repeatable, in order; ?OLD may match nothing",
+    },
+    "layout": {"choices": _LAYOUTS, "help": "the layout of the source, where it does not state it"},
+    "target_layout": {"choices": _LAYOUTS, "help": "the layout of the target, if not the format's own"},
+    "keep_layout": {"action": "store_true", "help": "copy names and axes unchanged"},
+    "rules": {"metavar": "FILE", "help": "a rules file: TOML, or module kinds in lines such as '^fc$ = Linear'"},
+    "invert": {"action": "store_true", "help": "follow the rules for tensors backwards"},
+    "guess": {"action": "store_true", "help": "decide module kinds by names and shapes, and show the evidence"},
+    "adapter": {"help": "one of the library's adapters"},
+    "cast": {"metavar": "DTYPE", "help": "convert floats: bf16, f16, f32, f64"},
+    "indices": {
+        "action": argparse.BooleanOptionalAction,
+        "default": None,
+        "help": "number the indices in names 0, 1, 2 without gaps",
+    },
+    "skip_enum_variants": {
+        "action": argparse.BooleanOptionalAction,
+        "default": None,
+        "help": "leave the names of enum variants out of a Burn model's paths",
+    },
+    "allow_partial": {"action": "store_true", "help": "parameters may be missing"},
+    # of what is read
+    "like": {"metavar": "MODULE:NAME|FILE", "help": "a model, or a file that records its modules"},
+    "top_level_key": {
+        "metavar": "KEY",
+        "help": "the part of a file to use, such as state_dict or optimizer; '' for everything",
+    },
+    # of what is written
+    "format": {
+        "choices": ("burnpack", "safetensors", "pytorch", "npz"),
+        "help": "the format (default: by the suffix)",
+    },
+    "shard": {
+        "type": byte_size,
+        "metavar": "SIZE",
+        "help": "write SafeTensors in files of at most this size (5GB)",
+    },
+    "metadata": {"action": "append", "metavar": "KEY=TEXT", "type": key_and_text, "help": "add a metadata entry"},
+    "no_verify": {"action": "store_true", "help": "do not read back and compare the result"},
+    "overwrite": {"action": "store_true", "help": "replace existing files"},
+    "receipt": {"metavar": "FILE", "help": "the receipt of a conversion"},
+    "output": {"metavar": "FILE", "help": "write it to this file"},
+    "rust": {"action": "store_true", "required": True, "help": "print Rust source"},
+    # of the job and its display
+    "json": {"action": "store_true", "help": "write one JSON document"},
+    "limit": {"type": tensor_count, "metavar": "N", "help": "only the first N tensors (0: only the summary)"},
+    "quiet": {"action": "store_true", "help": "show no progress"},
+    "jobs": {"type": job_count, "metavar": "N", "help": "use N processes (default: threads)"},
+}
+"""Every option that several verbs share, as argparse declares it; a verb declares its own options itself."""
+
+
+def add_options(parser: Any, *names: str) -> None:
+    """Add shared options to a parser or a group of one."""
+    for name in names:
+        add_option(parser, name)
+
+
+def add_option(parser: Any, name: str, **changes: Any) -> None:
+    """Add a shared option, with the changes that a verb needs."""
+    if name == "adapter":
+        from ..transforms.adapters import ADAPTERS  # not at import: few verbs have this option
+
+        changes["choices"] = tuple(ADAPTERS)
+    flags = ["-o"] if name == "output" else []
+    parser.add_argument(*flags, f"--{name.replace('_', '-')}", **{**_OPTIONS[name], **changes})
+
+
+def pipeline_from(arguments: argparse.Namespace, **more: Any) -> Pipeline:
+    """Return the pipeline that the options of a command line stand for."""
+    from dataclasses import fields
+
+    from ..pipeline.options import Pipeline  # not at import: a file is inspected without it
+
+    given = {each.name: getattr(arguments, each.name, None) for each in fields(Pipeline) if each.name not in more}
+    unset = {each.name: (None, each.default) for each in fields(Pipeline)}
+    return Pipeline(**{name: value for name, value in {**given, **more}.items() if value not in unset[name]})
+
+
+def like_from(arguments: argparse.Namespace) -> Any:
+    """Return what ``--like`` stands for: a model that is imported and made, or a path."""
+    given = (getattr(arguments, name, None) for name in ("paths", "sources", "file", "other", "a", "b"))
+    beside = [path for each in given if each for path in ([each] if isinstance(each, str) else each)]
+    return model_or_path(arguments.like, [path for path in beside if isinstance(path, str)])
 
 
 # --- models -----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from ..errors import BurnstoreError
 from ..formats.pytorch.values import Opaque, opaque_values
 from ..jobs.json_output import json_text
 from ..stores.config import config_from_file, save_config, to_json
-from .arguments import add_options
+from .arguments import add_option, add_options
 from .errors import JOB_ERRORS, OK, fail
 from .text import escape, print_json
 
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
     parser.add_argument("file", metavar="FILE", help="a PyTorch file, or JSON")
     parser.add_argument("--key", metavar="KEY", help="the part to show; a.b is b below a")
-    parser.add_argument("-o", "--output", metavar="JSON", help="write it to this file")
+    add_option(parser, "output", metavar="JSON")
     add_options(parser, "overwrite", "json")
 
 

@@ -12,9 +12,8 @@ from ..formats.registry import name_with_suffix_of
 from ..formats.sharded.write import JOURNAL_SUFFIX
 from ..jobs.convert.convert import ConvertResult, convert, replay
 from ..transforms.guess import Guess
-from .arguments import WRITTEN_FORMATS, add_options, add_top_level_key, byte_size, expand_patterns, key_and_text
+from .arguments import add_option, add_options, expand_patterns, like_from, pipeline_from
 from .errors import ERROR, JOB_ERRORS, OK, error_facts, fail, misuse, print_error, shown_notes
-from .options import add_like, add_pipeline_options, like_from, pipeline_from
 from .progress import shown_progress
 from .text import counted, escape, escape_controls, print_json, size
 
@@ -55,48 +54,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SRC... DST",
         help="files, folders, indexes or patterns, and the target",
     )
-    _add_what(parser.add_argument_group("contents"))
-    _add_layout(parser.add_argument_group("layout"))
+    what = parser.add_argument_group("contents")
+    add_options(what, "rename", "filter", "adapter", "cast", "indices", "top_level_key", "metadata")
+    layout = parser.add_argument_group("layout")
+    add_options(layout, "like", "rules", "invert", "guess", "keep_layout", "layout", "target_layout")
+    add_options(layout, "skip_enum_variants")
+    layout.add_argument("--map", action="store_true", help="find the rules from SRC to the outline given as --like")
+    layout.add_argument("--no-record", action="store_true", help="do not record the module kinds in the file")
     how = parser.add_argument_group("output")
-    how.add_argument("--format", choices=WRITTEN_FORMATS, help="the format (default: by the suffix)")
+    add_options(how, "format", "shard", "no_verify")
     how.add_argument(
         "--burn-version", metavar="V", help="the Burn version to write Burnpack for, such as 0.21 (default: the newest)"
-    )
-    how.add_argument(
-        "--shard", type=byte_size, metavar="SIZE", help="write SafeTensors in files of at most this size (5GB)"
     )
     how.add_argument(
         "--resume",
         action="store_true",
         help="continue an interrupted sharded conversion; keep complete shards on failure",
     )
-    how.add_argument("--no-verify", action="store_true", help="do not read back and compare the result")
-    how.add_argument(
-        "--receipt",
-        nargs="?",
-        const=True,
-        metavar="FILE",
-        help="record sources, options and digests (default: DST.receipt.json)",
-    )
+    described = "record sources, options and digests (default: DST.receipt.json)"
+    add_option(how, "receipt", nargs="?", const=True, help=described)
     how.add_argument("--replay", metavar="RECEIPT", help="repeat the conversion of a receipt, and require its digests")
     add_options(parser, "overwrite", "jobs", "quiet", "json")
-
-
-def _add_what(group: Any) -> None:
-    add_pipeline_options(group, "rename", "filter", "adapter", "cast", "indices")
-    add_top_level_key(group)
-    group.add_argument(
-        "--metadata", action="append", metavar="KEY=TEXT", type=key_and_text, help="add a metadata entry"
-    )
-
-
-def _add_layout(group: Any) -> None:
-    add_like(group)
-    group.add_argument("--map", action="store_true", help="find the rules from SRC to the outline given as --like")
-    add_pipeline_options(
-        group, "rules", "invert", "guess", "keep_layout", "layout", "target_layout", "skip_enum_variants"
-    )
-    group.add_argument("--no-record", action="store_true", help="do not record the module kinds in the file")
 
 
 def run(arguments: argparse.Namespace) -> int:

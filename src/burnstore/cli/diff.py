@@ -13,9 +13,8 @@ from ..jobs.diff.diff import diff
 from ..jobs.diff.result import STATUSES, Diff, TensorDiff
 from ..jobs.inspect.inspect import files_of
 from ..jobs.json_output import json_text
-from .arguments import add_options, add_top_level_key, expand_patterns, stands_for_files
+from .arguments import add_options, expand_patterns, like_from, pipeline_from, stands_for_files
 from .errors import ERROR, FOUND, JOB_ERRORS, OK, error_facts, fail, misuse, print_error, shown_notes
-from .options import add_like, add_pipeline_options, like_from, pipeline_from
 from .progress import shown_progress
 from .table import Column, name_column, render
 from .text import Screen, counted, dtype_label, escape, figure, print_json, shape_label, shorten
@@ -60,10 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ignore-dtype", action="store_true", help="tensors of different dtypes are equal if their values are"
     )
-    add_like(parser)
-    add_pipeline_options(parser, "rename", "rules", "guess", "layout", "keep_layout")
-    add_top_level_key(parser)
-    add_options(parser, "filter", "limit", "json", "jobs", "quiet")
+    add_options(parser, "like", "rename", "rules", "guess", "layout", "keep_layout", "top_level_key", "filter")
+    add_options(parser, "limit", "json", "jobs", "quiet")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -146,7 +143,8 @@ def _show(found: Diff, arguments: argparse.Namespace) -> int:
             print(line)
     if arguments.filter is not None and not found.tensors:
         sys.stdout.flush()
-        print(f"burnstore: --filter {escape(arguments.filter.pattern)} matches no tensor", file=sys.stderr)
+        patterns = " ".join(f"--filter {escape(each.pattern)}" for each in arguments.filter)
+        print(f"burnstore: {patterns} matches no tensor", file=sys.stderr)
         return FOUND
     return OK if found.is_equal else FOUND
 

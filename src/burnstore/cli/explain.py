@@ -6,9 +6,8 @@ import argparse
 from collections.abc import Iterator
 
 from ..jobs.explain.explain import RATE, Explanation, LayoutChange, explain
-from .arguments import add_options, add_top_level_key, byte_size, model_or_path
+from .arguments import add_options, byte_size, like_from, model_or_path, pipeline_from
 from .errors import FOUND, JOB_ERRORS, OK, fail, hint_with_options, shown_notes
-from .options import add_like, add_pipeline_options, like_from, pipeline_from
 from .table import Column, name_column, render
 from .text import Screen, counted, escape, escape_controls, print_json, size
 
@@ -40,12 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="SRC", help="a file of tensors, a folder or an index of shards")
     parser.add_argument("--into", metavar="MODULE:NAME|FILE", help="a model to import and build, or a file")
     parser.add_argument("--target", metavar="DST", help="explain a conversion into this file instead of a load")
-    add_pipeline_options(
-        parser, "rename", "filter", "layout", "target_layout", "keep_layout", "rules", "invert", "guess"
-    )
-    add_pipeline_options(parser, "adapter", "cast", "indices", "skip_enum_variants", "allow_partial")
-    add_like(parser)
-    add_top_level_key(parser)
+    add_options(parser, "rename", "filter", "layout", "target_layout", "keep_layout", "rules", "invert", "guess")
+    add_options(parser, "adapter", "cast", "indices", "skip_enum_variants", "allow_partial", "like", "top_level_key")
     parser.add_argument(
         "--rate", type=byte_size, metavar="BYTES", help="bytes per second for the estimate of time (1GB)"
     )

@@ -13,7 +13,7 @@ from ..errors import BurnstoreError
 from ..jobs.inspect.inspect import SORTS, Inspection, files_of, inspect
 from ..jobs.inspect.tree import DEEPEST, ModuleTree, TensorRow, Totals
 from ..jobs.json_output import json_text
-from .arguments import add_options, add_top_level_key, expand_patterns, module_depth
+from .arguments import add_option, add_options, expand_patterns, module_depth
 from .errors import ERROR, FOUND, JOB_ERRORS, OK, as_burnstore_error, misuse, print_error, shown_notes
 from .progress import shown_progress
 from .table import Column, name_column, render
@@ -64,7 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
     parser.add_argument("files", nargs="+", metavar="FILE", help="a file of tensors, or a folder of them")
     parser.add_argument("--sort", choices=SORTS, help="order of the tensors; size: largest first (default: as stored)")
-    add_options(parser, "json", "filter", "limit")
+    add_options(parser, "json", "limit")
+    add_option(parser, "filter", action="store", help="only tensors in whose names REGEX is found")
     views = parser.add_mutually_exclusive_group()
     views.add_argument("--tree", action="store_true", help="show modules and their totals")
     views.add_argument("--hex", action="store_true", help="show the first bytes and their meaning, of any file")
@@ -77,8 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stats", action="store_true", help="read the tensors shown: min, max, mean, std; NaN, Inf and zero counts"
     )
-    add_top_level_key(parser)
-    add_options(parser, "jobs", "quiet")
+    add_options(parser, "top_level_key", "jobs", "quiet")
 
 
 def run(arguments: argparse.Namespace) -> int:

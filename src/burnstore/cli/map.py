@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 
 from ..jobs.map.map import MapResult, map_names
-from .arguments import add_options, add_top_level_key
+from .arguments import add_option, add_options
 from .errors import FOUND, JOB_ERRORS, OK, fail
 from .text import counted, escape, escape_controls, print_json
 
@@ -31,13 +31,12 @@ exit codes:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
     parser.add_argument("source", metavar="SRC", help="a checkpoint of PyTorch, of any format")
-    parser.add_argument("--like", metavar="OUTLINE", required=True, help="the outline of a Burn model")
-    parser.add_argument("--output", "-o", metavar="FILE", help="write the rules file (TOML)")
+    add_option(parser, "like", metavar="OUTLINE", required=True, help="the outline of a Burn model")
+    add_option(parser, "output", help="write the rules file (TOML)")
     parser.add_argument(
         "--rope", choices=("halves", "pairs"), help="how the source rotates heads, where nothing else states it"
     )
-    add_top_level_key(parser)
-    add_options(parser, "overwrite", "json")
+    add_options(parser, "top_level_key", "overwrite", "json")
 
 
 def run(arguments: argparse.Namespace) -> int:

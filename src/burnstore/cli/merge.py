@@ -10,9 +10,8 @@ from typing import Any
 from ..errors import BurnstoreError
 from ..jobs.merge.combine import CONFLICTS, METHODS
 from ..jobs.merge.merge import MergeResult, MergeSource, merge
-from .arguments import WRITTEN_FORMATS, add_options, add_top_level_key, byte_size, expand_patterns, key_and_text
+from .arguments import add_option, add_options, expand_patterns, like_from, pipeline_from
 from .errors import JOB_ERRORS, OK, fail, misuse, shown_notes
-from .options import add_like, add_pipeline_options, like_from, pipeline_from
 from .progress import shown_progress
 from .table import Column, name_column, render
 from .text import Screen, counted, escape, escape_controls, print_json, size
@@ -65,21 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--only", nargs=2, action="append", metavar=("N", "REGEX"), help="take only these tensors of source N"
     )
-    what.add_argument(
-        "--rename", nargs=2, action="append", metavar=("N", "OLD=>NEW"), help="rename tensors of source N"
-    )
-    add_pipeline_options(what, "cast")
-    add_top_level_key(what)
-    what.add_argument("--metadata", action="append", metavar="KEY=TEXT", type=key_and_text, help="add a metadata entry")
+    add_option(what, "rename", nargs=2, metavar=("N", "OLD=>NEW"), help="rename tensors of source N")
+    add_options(what, "cast", "top_level_key", "metadata")
     layout = parser.add_argument_group("layout")
-    add_like(layout)
-    add_pipeline_options(layout, "rules", "guess", "keep_layout", "layout", "target_layout")
-    parser.add_argument("--format", choices=WRITTEN_FORMATS, help="the format (default: by the suffix)")
-    parser.add_argument(
-        "--shard", type=byte_size, metavar="SIZE", help="write SafeTensors in files of at most this size"
-    )
-    parser.add_argument("--no-verify", action="store_true", help="do not read back and compare the result")
-    add_options(parser, "limit", "overwrite", "jobs", "quiet", "json")
+    add_options(layout, "like", "rules", "guess", "keep_layout", "layout", "target_layout")
+    add_options(parser, "format", "shard", "no_verify", "limit", "overwrite", "jobs", "quiet", "json")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -141,7 +130,7 @@ def _merge(sources: list[MergeSource], target: str, arguments: argparse.Namespac
         conflicts=arguments.conflicts,
         cast=arguments.cast,
         like=like_from(arguments),
-        pipeline=pipeline_from(argparse.Namespace(**{**vars(arguments), "rename": None, "cast": None})),
+        pipeline=pipeline_from(arguments, rename=None, cast=None),
         format=arguments.format,
         metadata=dict(arguments.metadata or ()),
         max_shard_size=arguments.shard,

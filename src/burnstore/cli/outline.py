@@ -27,11 +27,10 @@ exit codes:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
-    parser.add_argument("--rust", action="store_true", required=True, help="print Rust source")
     parser.add_argument(
         "--burn", choices=list(BURN_VERSIONS), default="0.22", help="the version of Burn (default: %(default)s)"
     )
-    add_options(parser, "json")
+    add_options(parser, "rust", "json")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -6,9 +6,8 @@ import argparse
 import os
 
 from ..jobs.report.report import Report, report
-from .arguments import add_options, add_top_level_key
+from .arguments import add_option, add_options, like_from, pipeline_from
 from .errors import FOUND, JOB_ERRORS, OK, fail, misuse
-from .options import add_like, add_pipeline_options, like_from, pipeline_from
 from .progress import shown_progress
 from .text import counted, escape, print_json
 
@@ -40,16 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
     parser.add_argument("file", metavar="FILE", help="a file of tensors, an index of shards or a folder with one")
     parser.add_argument("other", metavar="FILE2", nargs="?", help="a second file to compare with the first")
-    parser.add_argument("-o", "--output", metavar="PAGE", help=f"the page to write (default: {_PAGE})")
+    add_option(parser, "output", metavar="PAGE", help=f"the page to write (default: {_PAGE})")
     parser.add_argument("--no-stats", action="store_true", help="read no tensors: no figures, histograms or outliers")
-    parser.add_argument(
-        "--json", action="store_true", help="write one JSON document to stdout, and a page only with -o"
-    )
+    add_option(parser, "json", help="write one JSON document to stdout, and a page only with -o")
     comparison = parser.add_argument_group("two files")
-    add_like(comparison)
-    add_pipeline_options(comparison, *_OF_TWO)
-    add_top_level_key(parser)
-    add_options(parser, "overwrite", "jobs", "quiet")
+    add_options(comparison, "like", *_OF_TWO)
+    add_options(parser, "top_level_key", "overwrite", "jobs", "quiet")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -35,9 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODULE:CLASS|FILE",
         help="a torch model to import and make, or a checkpoint of PyTorch's layout",
     )
-    parser.add_argument("--rust", action="store_true", required=True, help="print Rust source")
     parser.add_argument("--name", metavar="NAME", help="what the outermost struct is called (default: the class)")
-    add_options(parser, "json")
+    add_options(parser, "rust", "json")
 
 
 def run(arguments: argparse.Namespace) -> int:

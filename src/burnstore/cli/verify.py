@@ -13,7 +13,7 @@ from ..io.atomic import remove_files, stale_scratch_files
 from ..jobs.convert.receipt import check_receipt
 from ..jobs.json_output import json_text
 from ..jobs.verify.verify import Verification, parse_digest, verify_each
-from .arguments import add_options, expand_patterns
+from .arguments import add_option, add_options, expand_patterns
 from .errors import ERROR, FOUND, JOB_ERRORS, OK, as_burnstore_error, error_facts, misuse, print_error, shown_notes
 from .progress import ProgressDisplay
 from .text import Screen, counted, escape, print_json, size
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--digest", type=_digest, metavar="SHA256", help="the expected digest of the file: sha256:... or sha512:..."
     )
-    parser.add_argument("--receipt", metavar="RECEIPT", help="also check the files and tensors that a receipt lists")
+    add_option(parser, "receipt", help="also check the files and tensors that this receipt lists")
     parser.add_argument(
         "--clean", action="store_true", help="remove scratch files of killed saves that are older than a day"
     )

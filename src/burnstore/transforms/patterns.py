@@ -25,7 +25,7 @@ def compile_pattern(pattern: str | re.Pattern[str]) -> re.Pattern[str]:
         raise TypeError(f"a pattern is a str or a compiled pattern, not {type(pattern).__name__}")
     try:
         return re.compile(_RUST_GROUP.sub("(?P<", pattern))
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise PatternError(f"Invalid regex pattern {pattern!r}: {error}") from None
 
 

@@ -22,6 +22,7 @@ from ...progress import Progress, ProgressLike, progress_from
 from ...tensor.param_id import ParamId
 from ...tensor.scalar import Scalar
 from ...tensor.tabular import Tabular
+from ...transforms.patterns import compile_pattern
 from ..json_output import Plain
 from ..stats import all_stats
 from .tree import ModuleTree, TensorRow, Totals, natural_order
@@ -100,7 +101,7 @@ def inspect(
     # Before the file is opened, so that a wrong argument is reported whatever the file is.
     _check_options(pattern, sort, limit, stats)
     checked_workers(executor)
-    wanted = _compile(pattern)
+    wanted = None if pattern is None else compile_pattern(pattern)
     with ExitStack() as opened:
         report = opened.enter_context(progress_from(progress))
         if isinstance(source, Checkpoint):
@@ -186,15 +187,6 @@ def _check_options(pattern: object, sort: object, limit: Any, stats: object) -> 
         raise ValueError(f"limit must be 0 or more, got {limit}")
     if not isinstance(stats, bool):
         raise TypeError(f"stats must be a bool, got {type(stats).__name__}")
-
-
-def _compile(pattern: str | re.Pattern[str] | None) -> re.Pattern[str] | None:
-    if pattern is None or isinstance(pattern, re.Pattern):
-        return pattern
-    try:
-        return re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
 
 
 def _sort(rows: list[TensorRow], sort: Sort | None) -> list[TensorRow]:
