@@ -23,10 +23,10 @@ demo: $(DEMO)/installed
 
 # The suite that everybody runs. What it leaves out is counted at its end; test-rest runs exactly that, test-all both.
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n auto --tier quick
+	$(BIN)/python -m pytest -n auto --dist loadgroup --tier quick
 
 test-rest: $(INSTALLED)
-	$(BIN)/python -m pytest -n auto --tier rest
+	$(BIN)/python -m pytest -n auto --dist loadgroup --tier rest
 
 test-all: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto

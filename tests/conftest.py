@@ -28,7 +28,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-import burnstore
+# A worker of pytest-xdist has one core; threads of torch and of NumPy's BLAS in each of them would compete for it.
+for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_variable, "1")
+
+import burnstore  # noqa: E402  (NumPy counts its threads when it is imported)
 
 settings.register_profile("quick", max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("long", parent=settings.get_profile("quick"), max_examples=20_000)

@@ -72,18 +72,7 @@ def run(run_python: Any, tmp_path: Any) -> Any:
     return lambda code: run_python(_WITHOUT + code + "\nprint('done')", tmp_path).endswith("done\n")
 
 
-def test_the_packages_are_really_absent(run: Any) -> None:
-    assert run("""
-for name in ABSENT:
-    try:
-        __import__(name)
-    except ModuleNotFoundError:
-        continue
-    raise AssertionError(name)
-""")
-
-
-@pytest.mark.matrix(every=2)
+@pytest.mark.slow("starts PyTorch")
 @pytest.mark.parametrize("zero_copy", [False, True])
 def test_safetensors_are_read_as_torch_tensors_whatever_their_dtype(run: Any, zero_copy: bool) -> None:
     assert run(f"""
@@ -111,7 +100,7 @@ with bs.open(folder + "/saved.pt") as f:
 """)
 
 
-@pytest.mark.matrix(every=6)
+@pytest.mark.slow("starts PyTorch")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float32"])
 @pytest.mark.parametrize("width", [4, 512])  # below and above what is read straight into the model
 def test_a_torch_model_is_saved_and_loaded(run: Any, dtype: str, width: int) -> None:
@@ -197,8 +186,14 @@ else:
 """)
 
 
-def test_where_numpy_needs_ml_dtypes_the_error_says_so(run: Any) -> None:
+def test_the_packages_are_absent_and_where_numpy_needs_ml_dtypes_the_error_says_so(run: Any) -> None:
     assert run("""
+for name in ABSENT:
+    try:
+        __import__(name)
+    except ModuleNotFoundError:
+        continue
+    raise AssertionError(name)
 with bs.open(path) as f:
     for name in ("bf16", "e4m3", "e5m2"):
         for action in (f[name].numpy, lambda: f[name][0], f.numpy, lambda: f[name].to_data().numpy()):
