@@ -9,6 +9,7 @@ from typing import Any
 from .checkpoint import Checkpoint
 from .errors import located, refuse_unknown
 from .formats.registry import format_for_path, format_named
+from .io.gc_pause import gc_paused
 from .limits import Limits
 from .pipeline.options import AdapterLike, FilterLike, Pipeline, RenameLike, RulesLike, pipeline_of, refuse_unused
 from .pipeline.save import SaveResult, WriteOptions, plan_of, save_plan
@@ -89,7 +90,8 @@ def save(
         )
         if isinstance(tensors, Checkpoint) and max_shard_size is None:
             _check_no_shard(tensors, path)
-        plan, texts = plan_of(tensors, chosen, _metadata(metadata), chosen_pipeline, how.for_format)
+        with gc_paused():
+            plan, texts = plan_of(tensors, chosen, _metadata(metadata), chosen_pipeline, how.for_format)
         return save_plan(plan, path, chosen, texts, how)[0]
 
 
@@ -126,7 +128,8 @@ def serialize(
     chosen_pipeline = pipeline_of(
         pipeline, filter=filter, rename=rename, layout=layout, rules=rules, adapter=adapter, cast=cast
     )
-    plan, texts = plan_of(tensors, chosen, _metadata(metadata), chosen_pipeline, how.for_format)
+    with gc_paused():
+        plan, texts = plan_of(tensors, chosen, _metadata(metadata), chosen_pipeline, how.for_format)
     written = save_plan(plan, None, chosen, texts, how)[1]
     assert written is not None
     return written

@@ -110,7 +110,7 @@ def _note_unmatched(plan: Plan, unmatched: Sequence[str], pipeline: Pipeline, wh
 
 
 def _unchanged(snapshots: Sequence[TensorSnapshot]) -> list[_Row]:
-    return [(each, (Origin(each.path),), ()) for each in snapshots]
+    return [(each, (Origin(each._path),), ()) for each in snapshots]
 
 
 def _joined(seen: ConvertedView, path: str) -> tuple[Operation, ...]:
@@ -240,8 +240,9 @@ class _Conversion:
             self._check_effect(adapter, rows)
         rows = _cast(rows, pipeline)
         rows = self._with_full_paths(rows)
-        for snapshot, origins, steps in rows:
-            plan.moves.append(Move(snapshot.path, *self.named.traced(origins, steps), snapshot))
+        if self.named.made or self.named.originals:
+            rows = [(row[0], *self.named.traced(row[1], row[2])) for row in rows]
+        plan.moves = _moves(rows)
         plan.renames = {original: name for name, original in self.named.originals.items()}
         return plan
 
@@ -557,4 +558,8 @@ def _finish(plan: Plan, rows: list[_Row], pipeline: Pipeline) -> None:
                 plan.notes.append(f"{name!r} was left out: {plan.fates[name]}")
         plan.renames = {names[row]: renaming.names[row] for row in kept}
         rows = [(_named(renaming.names[row], rows[row][0]), *rows[row][1:]) for row in kept]
-    plan.moves = [Move(row[0].path, row[1], row[2], row[0]) for row in rows]
+    plan.moves = _moves(rows)
+
+
+def _moves(rows: Sequence[_Row]) -> list[Move]:
+    return [Move(snapshot._path, origins, steps, snapshot) for snapshot, origins, steps in rows]

@@ -109,7 +109,8 @@ def save_plan(
     written = None
     with located(path=path):
         plan.check_constants()
-        ties = ties_of(plan, snapshots, chosen, metadata)
+        with gc_paused():
+            ties = ties_of(plan, snapshots, chosen, metadata)
         stored = [each for each in snapshots if each.path not in ties] if ties else snapshots
         options = {**how.for_format, "ties": ties} if ties else how.for_format
         if path is None:
@@ -236,16 +237,19 @@ def _metadata_of_named(
 
 
 _SCALAR_TYPES = (bool, int, float, complex, str, bytes)
+_FLAT_TYPES = (np.ndarray, np.generic, TensorData, TensorSnapshot, *_SCALAR_TYPES, type(None))
 
 
 def _is_nested(value: Any) -> bool:
     """Return whether a value in a mapping is a part of a model and not a tensor."""
-    return not isinstance(value, (np.ndarray, np.generic, TensorData, TensorSnapshot, *_SCALAR_TYPES, type(None)))
+    return not isinstance(value, _FLAT_TYPES)
 
 
 def _snapshot(name: str, tensor: Any) -> TensorSnapshot:
     if not isinstance(name, str):
         raise TypeError(f"the name of a tensor must be a str, got {type(name).__name__} ({name!r})")
+    if type(tensor) is np.ndarray:
+        return TensorSnapshot.from_numpy(name, tensor)
     if isinstance(tensor, TensorSnapshot):
         return tensor if tensor.path == name else tensor.with_path(name)
     if isinstance(tensor, TensorData):

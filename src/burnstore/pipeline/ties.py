@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from ..errors import printable
@@ -45,8 +46,12 @@ def ties_of(
 def _groups(snapshots: Sequence[TensorSnapshot], key: Callable[[Data], Hashable | None]) -> list[list[str]]:
     """Return the names of tensors with one key, sorted, for each key of several tensors."""
     groups: dict[Hashable, list[str]] = {}
-    for snapshot in snapshots:
-        identity = key(snapshot._data) if snapshot.nbytes else None
+    addresses = [snapshot._data.address for snapshot in snapshots]
+    counts = Counter(addresses)  # few tensors have the address of another one, and only their keys are made
+    for snapshot, address in zip(snapshots, addresses, strict=True):
+        if address is None or counts[address] == 1 or not snapshot.nbytes:
+            continue
+        identity = key(snapshot._data)
         if identity is not None:
             groups.setdefault((identity, snapshot.dtype, math.prod(snapshot.shape)), []).append(snapshot.path)
     return [sorted(group) for group in groups.values() if len(group) > 1]

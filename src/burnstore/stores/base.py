@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..errors import ModelError, ReadError
 from ..formats.registry import format_for_path, format_named
+from ..io.gc_pause import gc_paused
 from ..limits import Limits
 from ..models.result import ApplyResult
 from ..pipeline.compile_file import compile_save
@@ -136,10 +137,11 @@ class Store:
             )
         chosen = format_for_path(self.path or "") if self.format is None else format_named(self.format)
         pipeline = self.pipeline.replace(adapter=None).replace(adapter=self._to_adapter)
-        plan = compile_save(model, pipeline.layout or written_layout(chosen), pipeline)
         options = self._save_options()
         stated = {key: value for key, value in options.items() if key != "max_shard_size"}
-        metadata = metadata_for_save(chosen, plan, self._metadata_for(plan.layout or "burn"), pipeline, stated)
+        with gc_paused():
+            plan = compile_save(model, pipeline.layout or written_layout(chosen), pipeline)
+            metadata = metadata_for_save(chosen, plan, self._metadata_for(plan.layout or "burn"), pipeline, stated)
         self._reset()
         how = WriteOptions(overwrite=self._overwrite, durable=self._durable, limits=self._limits, **options)
         if self._in_memory:

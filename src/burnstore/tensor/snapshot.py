@@ -77,7 +77,8 @@ class TensorSnapshot:
         expect(path, str, "path")
         with located(tensor=path):
             array, dtype = checked_array(array)
-        return cls(path, dtype, array.shape, ArrayData(array))._of(param_id, container_stack)
+        held = cls(path, dtype, array.shape, ArrayData(array), nbytes=array.nbytes)
+        return held if param_id is None and not container_stack else held._of(param_id, container_stack)
 
     @classmethod
     def from_torch(
@@ -277,7 +278,12 @@ class TensorSnapshot:
             return quantized_from_bytes(self._data.window(0, self._nbytes), self._dtype, self._shape)
 
     def chunks(self) -> Iterator[memoryview]:
-        """Yield the bytes in order, a few megabytes at a time where the data allow."""
+        """Return an iterator of the bytes in order, a few megabytes at a time where the data allow."""
+        if type(self._data) is ArrayData and self._dtype.kind is not Kind.BOOL:
+            return self._data.chunks(self._nbytes)  # nothing can fail: there may be very many tensors
+        return self._chunks()
+
+    def _chunks(self) -> Iterator[memoryview]:
         with located(tensor=self._path, path=self._data.file):
             if self._dtype.kind is not Kind.BOOL:
                 yield from self._data.chunks(self._nbytes)

@@ -115,6 +115,12 @@ class Data:
         """A key that is equal for data which read the same bytes in the same way; None where that is not known."""
         return None
 
+    @property
+    def address(self) -> int | None:
+        """A number that is equal for data of equal `identity`, and cheaper to find; None if that is None."""
+        identity = self.identity
+        return None if identity is None else hash(identity)
+
 
 @dataclass(slots=True, eq=False)
 class SourceData(Data):
@@ -134,6 +140,10 @@ class SourceData(Data):
     @property
     def identity(self) -> Hashable | None:
         return id(self.source), self.offset, self.nbytes
+
+    @property
+    def address(self) -> int | None:
+        return self.offset
 
     def window(self, start: int, stop: int) -> memoryview:
         shared = self.source.view(self.offset + start, stop - start)
@@ -166,6 +176,9 @@ class ArrayData(Data):
 
     def window(self, start: int, stop: int) -> memoryview:
         return bytes_of_array(self.array)[start:stop]
+
+    def chunks(self, nbytes: int) -> Iterator[memoryview]:
+        return iter((bytes_of_array(self.array),) if nbytes else ())
 
     def owned(self, start: int, stop: int) -> Array:
         copied = np.array(self.array, little_endian(self.array.dtype), order="C")
@@ -232,6 +245,10 @@ class WrappedData(Data):
         inner = self.data.identity
         own = tuple(getattr(self, each.name) for each in fields(self) if each.name != "data")
         return None if inner is None else (type(self), inner, own)
+
+    @property
+    def address(self) -> int | None:
+        return self.data.address
 
 
 @dataclass(slots=True, eq=False)

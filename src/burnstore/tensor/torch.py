@@ -342,6 +342,10 @@ class TorchData(Data):
         return str(tensor.device), tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
     @property
+    def address(self) -> int | None:
+        return None if self.tensor.is_meta else self.tensor.data_ptr()
+
+    @property
     def batch_key(self) -> Device:
         tensor = self.tensor
         if tensor.is_meta or (tensor.is_cpu and "cpu" not in TRANSFER_DEVICES):

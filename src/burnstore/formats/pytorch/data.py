@@ -137,6 +137,11 @@ class StridedData(Data):
         inner = self.storage.identity or id(self.storage)
         return inner, self.big_endian, self.tensor.dtype, self.tensor.offset, self.reached().identity
 
+    @property
+    def address(self) -> int | None:
+        found = self.storage.address
+        return id(self.storage) if found is None else found
+
     def reached(self) -> Reached:
         """Return what the view reads."""
         tensor, item = self.tensor, ITEM_SIZES[self.tensor.dtype]
