@@ -204,7 +204,7 @@ def test_a_key_is_a_prefix_in_formats_without_parts(tmp_path: Path, suffix: str)
     bs.save(tensors, tmp_path / f"a{suffix}", layout="torch")
     with bs.open(tmp_path / f"a{suffix}", top_level_key="ema") as f:
         assert sorted(f) == ["b", "w"] and f["w"].numpy().tolist() == [1.0, 1.0]
-        assert "1 tensors are not below the key 'ema'" in f.notes
+        assert "left out because not below the key 'ema': 1 tensor" in f.notes
     with pytest.raises(bs.errors.TensorNotFoundError, match=r"there are, .*: ema \(2\), model \(1\)"):
         bs.open(tmp_path / f"a{suffix}", top_level_key="optimizer")
 

@@ -68,8 +68,24 @@ def test_a_keyword_of_another_library_is_answered_with_ours(tmp_path: Path, word
 def test_an_unknown_keyword_is_a_type_error(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="load has no option 'nonsense'"):
         bs.load({}, b"", nonsense=1)  # type: ignore[call-arg, unused-ignore]
-    with pytest.raises(TypeError, match="nonsense"):
-        bs.save({"w": np.zeros(1)}, tmp_path / "a.safetensors", nonsense=1)
+    bs.save({"w": np.zeros(1)}, tmp_path / "a.safetensors")
+    for suffix in (".bpk", ".safetensors", ".pt", ".npz"):
+        target = tmp_path / f"b{suffix}"
+        with pytest.raises(TypeError, match=r"save has no option 'nonsense'$"):
+            bs.save({"w": np.zeros(1)}, target, nonsense=1)
+        with pytest.raises(TypeError, match=r"save has no option 'over_write'; did you mean 'overwrite'[?]"):
+            bs.save({"w": np.zeros(1)}, target, over_write=True)
+        with pytest.raises(TypeError, match="convert has no option 'nonsense'"):
+            bs.convert(tmp_path / "a.safetensors", target, nonsense=1)
+        with pytest.raises(TypeError, match=r"merge has no option 'weight'; did you mean 'weights'[?]"):
+            bs.merge([tmp_path / "a.safetensors"], target, weight=[1])
+        assert not target.exists()
+    with pytest.raises(TypeError, match="save has no option 'burn_version'; it is for files of another format"):
+        bs.save({"w": np.zeros(1)}, tmp_path / "b.npz", burn_version="0.21")
+    with pytest.raises(TypeError, match=r"open has no option 'zerocopy'; did you mean 'zero_copy'[?]"):
+        bs.open(tmp_path / "a.safetensors", zerocopy=True)
+    with pytest.raises(TypeError, match="serialize has no option 'nonsense'"):
+        bs.serialize({"w": np.zeros(1)}, format="burnpack", nonsense=1)
 
 
 def test_an_open_file_answers_as_safe_open_does(tmp_path: Path) -> None:

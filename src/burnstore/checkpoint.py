@@ -66,6 +66,7 @@ class Checkpoint(Tabular, Mapping[str, TensorSnapshot]):
             key = own.pop("top_level_key", None)
             if key is not None and self._format == "pytorch":
                 own["top_level_key"] = key
+            refuse_unknown("open", own, open_checkpoint, chosen.read)
             self._contents: Contents = chosen.read(source, limits, **own)
             if key and self._format != "pytorch":
                 self._contents = _below(self._contents, key)
@@ -81,6 +82,11 @@ class Checkpoint(Tabular, Mapping[str, TensorSnapshot]):
     def format(self) -> str:
         """The name of the format, decided by the bytes."""
         return self._format
+
+    @property
+    def top_level_key(self) -> str | None:
+        """The key below which the tensors were taken, if one was given."""
+        return self._options.get("top_level_key")
 
     @property
     def variant(self) -> str:
@@ -350,7 +356,8 @@ def _below(contents: Contents, key: str) -> Contents:
         )
     kept = table.picked(rows)
     left_out = len(table.names) - len(rows)
-    notes = [f"{left_out} tensors are not below the key {printable(key)!r}"] if left_out else []
+    count = f"{left_out} tensor{'' if left_out == 1 else 's'}"
+    notes = [f"left out because not below the key {printable(key)!r}: {count}"] if left_out else []
     names = [name[len(prefix) :] for name in kept.names]
     known = set(kept.names)
     shared = [tuple(name[len(prefix) :] for name in group if name in known) for group in contents.shared]
@@ -411,7 +418,6 @@ def open_checkpoint(
     ...     f.format, f["bias"].shape, f["bias"].numpy().tolist()
     ('burnpack', (3,), [0.0, 0.0, 0.0])
     """
-    refuse_unknown("open", options)
     if top_level_key is not None:
         options["top_level_key"] = top_level_key
     if limits is not None and not isinstance(limits, Limits):

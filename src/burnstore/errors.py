@@ -33,7 +33,7 @@ The layer that knows a fact attaches it with `located`; lower layers raise witho
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -305,15 +305,27 @@ _OTHER_WORDS = {
 """Keywords of other libraries, and the way to say the same here."""
 
 
-def refuse_unknown(function: str, given: Iterable[str], *, formats_take_others: bool = True) -> None:
-    """Raise TypeError for a keyword of other libraries, with our word for it; for others unless a format may take them.
+def refuse_unknown(
+    name: str, given: Iterable[str], function: Callable[..., Any], of_format: Callable[..., Any] | None = None
+) -> None:
+    """Raise TypeError for a keyword that neither a function nor a format has, with our word for it or a similar one.
 
-    >>> refuse_unknown("open", ["mmap"])
+    >>> refuse_unknown("open", ["mmap"], open)
     Traceback (most recent call last):
     TypeError: open has no option 'mmap'; zero_copy=True maps the file
     """
-    for name in given:
-        if name in _OTHER_WORDS and not (name == "like" and formats_take_others):  # records take a declaration
-            raise TypeError(f"{function} has no option {name!r}; {_OTHER_WORDS[name]}")
-        if not formats_take_others:
-            raise TypeError(f"{function} has no option {name!r}")
+    options = list(given)
+    if not options:
+        return
+    from difflib import get_close_matches  # not at import: few calls have further options
+    from inspect import Parameter, signature
+
+    own = signature(of_format).parameters if of_format is not None else {}
+    for option in options:
+        if option in own or any(each.kind is Parameter.VAR_KEYWORD for each in own.values()):
+            continue
+        known = [*own, *signature(function).parameters]
+        similar = get_close_matches(option, known, 1)
+        meant = _OTHER_WORDS.get(option) or (similar and f"did you mean {similar[0]!r}?")
+        meant = "it is for files of another format" if option in known else meant
+        raise TypeError(f"{name} has no option {option!r}{f'; {meant}' if meant else ''}")

@@ -63,7 +63,7 @@ def load(
     >>> bs.load(model, packed, allow_partial=True).missing
     ['bias']
     """
-    refuse_unknown("load", unknown, formats_take_others=False)
+    refuse_unknown("load", unknown, load)
     chosen = pipeline_of(
         pipeline,
         filter=filter,

@@ -71,7 +71,6 @@ def save(
     for name, value in (("overwrite", overwrite), ("durable", durable)):
         if not isinstance(value, bool):
             raise TypeError(f"{name} must be a bool, got {type(value).__name__}")
-    refuse_unknown("save", format_options)
     path = os.fsdecode(path)
     chosen_pipeline = pipeline_of(
         pipeline, filter=filter, rename=rename, layout=layout, rules=rules, adapter=adapter, cast=cast
@@ -88,6 +87,7 @@ def save(
             burn_version=burn_version,
             format_options=format_options,
         )
+        refuse_unknown("save", how.for_format, save, chosen.plan)
         if isinstance(tensors, Checkpoint) and max_shard_size is None:
             _check_no_shard(tensors, path)
         with gc_paused():
@@ -124,6 +124,7 @@ def serialize(
     256
     """
     chosen = format_named(format)
+    refuse_unknown("serialize", format_options, serialize, chosen.plan)
     how = WriteOptions(limits=_limits(limits), format_options=format_options)
     chosen_pipeline = pipeline_of(
         pipeline, filter=filter, rename=rename, layout=layout, rules=rules, adapter=adapter, cast=cast

@@ -121,7 +121,7 @@ def run(seed: int, first: int, cases: int, *, most: int = 1 << 30, only: str | N
 
 
 def run_on(jobs: int, seed: int, first: int, cases: int, *, most: int = 1 << 30, only: str | None = None) -> Tally:
-    """Run cases of a seed in several processes. The cases and their verdicts do not depend on the number of processes."""
+    """Run cases of a seed in several processes; their number has no influence on the cases and verdicts."""
     last = first + cases
     ranges = [(seed, start, min(RANGE, last - start)) for start in range(first, last, RANGE)]
     tally = Tally()

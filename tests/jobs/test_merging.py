@@ -67,6 +67,25 @@ def two(files: Files) -> list[Path]:
     return [files("a.bpk", model(1)), files("b.bpk", model(2))]
 
 
+def test_a_part_of_every_source_is_merged_and_a_source_may_state_its_own(files: Files) -> None:
+    one = files("one.safetensors", {f"{part}.w": np.full(2, value, F32) for part, value in (("model", 1), ("ema", 2))})
+    two = files("two.safetensors", {"ema.w": np.full(2, 4, F32)})
+    out = files.folder / "out.safetensors"
+    bs.merge([one, two], out, method="linear", t=0.5, top_level_key="ema")
+    with bs.open(out) as f:
+        assert f["w"].numpy().tolist() == [3, 3]
+    bs.merge(
+        [bs.MergeSource(one, top_level_key="model"), two],
+        out,
+        t=0.5,
+        method="linear",
+        top_level_key="ema",
+        overwrite=True,
+    )
+    with bs.open(out) as f:
+        assert f["w"].numpy().tolist() == [2.5, 2.5]
+
+
 def contents(path: Path) -> dict[str, bytes]:
     with bs.open(path) as f:
         return {name: tensor.to_bytes() for name, tensor in f.items()}

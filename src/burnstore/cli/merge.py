@@ -110,11 +110,7 @@ def _sources(paths: list[str], arguments: argparse.Namespace) -> list[MergeSourc
             if not number.isdecimal() or not 1 <= int(number) <= len(paths):
                 raise ValueError(f"{option} {number}: sources are numbered from 1 to {len(paths)}")
             several[int(number) - 1].append(text)
-    key = arguments.top_level_key
-    return [
-        MergeSource(path, filter=filters[at] or None, rename=renames[at] or None, top_level_key=key)
-        for at, path in enumerate(paths)
-    ]
+    return [MergeSource(path, filter=filters[at] or None, rename=renames[at] or None) for at, path in enumerate(paths)]
 
 
 def _merge(sources: list[MergeSource], target: str, arguments: argparse.Namespace, progress: Any) -> MergeResult:
@@ -130,6 +126,7 @@ def _merge(sources: list[MergeSource], target: str, arguments: argparse.Namespac
         conflicts=arguments.conflicts,
         cast=arguments.cast,
         like=like_from(arguments),
+        top_level_key=arguments.top_level_key,
         pipeline=pipeline_from(arguments, rename=None, cast=None),
         format=arguments.format,
         metadata=dict(arguments.metadata or ()),

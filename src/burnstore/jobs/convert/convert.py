@@ -129,11 +129,10 @@ def convert(
 
     * ``rename``: a mapping of whole names, or rules such as ``"^h\\.=>layers."`` one after the other.
     * The layout. ``layout`` is the source's where it does not state it, ``target_layout`` the target's where the
-      format's
-      own is not wanted, and ``keep_layout=True`` copies names and axes unchanged. A conversion needs the kinds of the
-      modules: from ``like`` (a model, a declaration, or a file that records its modules), from the source's own record,
-      from ``rules`` (a pattern found in a module's path → kind; or the path of a rules file), or with ``guess=True``
-      from names and shapes where they decide (AmbiguousError with the evidence where not).
+      format's own is not wanted, and ``keep_layout=True`` copies names and axes unchanged. A conversion needs the kinds
+      of the modules: from ``like`` (a model, a declaration, or a file that records its modules), from the source's own
+      record, from ``rules`` (a pattern found in a module's path → kind; or the path of a rules file), or with
+      ``guess=True`` from names and shapes where they decide (AmbiguousError with the evidence where not).
     * ``rules`` may also state what becomes of each tensor (docs/howto/rules.md), instead of the layout stage or before
       it; ``invert=True`` follows such rules backwards.
     * ``map=True`` finds these rules, where ``like`` is the outline of a Burn model; ModelError if it is not certain.
@@ -164,7 +163,6 @@ def convert(
     ...         done.source_layout, done.layout, f["fc.weight"].shape
     ('torch', 'burn', (3, 4))
     """
-    refuse_unknown("convert", format_options)
     chosen = pipeline_of(
         pipeline,
         filter=filter,
@@ -194,6 +192,7 @@ def convert(
     )
     kept = checked_metadata(metadata)
     writer = how.checked_format()
+    refuse_unknown("convert", format_options, convert, writer.plan)
     paths = _paths(source)
     if map:
         chosen = chosen.replace(recipe=_mapped(source, like, top_level_key))
@@ -446,7 +445,7 @@ def _receipt(
     return Receipt(
         __version__,
         tuple(
-            ReceiptSource(source.path, source.format, tuple(by_path[name] for name in each))
+            ReceiptSource(source.path, source.format, tuple(by_path[name] for name in each), source.top_level_key)
             for source, each in zip(sources, names, strict=True)
         ),
         how.target,
@@ -514,7 +513,9 @@ def replay(
     chosen = how.checked_format()
     with (
         progress_from(progress) as report,
-        opened_files([each.path for each in said.sources], limits) as sources,
+        opened_files(
+            [each.path for each in said.sources], limits, [each.top_level_key for each in said.sources]
+        ) as sources,
     ):
         check_apart(sources, how.target, shards=said.max_shard_size is not None)
         inputs = [input_of_file(file) for file in sources]

@@ -71,11 +71,22 @@ class ReceiptTensor:
 
 @dataclass(frozen=True, slots=True)
 class ReceiptSource:
-    """A source of a conversion: the path given, its format, and the files that were read."""
+    """A source of a conversion: the path given, its format, the files that were read, and the part that was taken."""
 
     path: str
     format: str
     files: tuple[ReceiptFile, ...]
+    top_level_key: str | None = None
+
+    def to_dict(self, folder: str) -> dict[str, Any]:
+        """Return the source as JSON has it, for a receipt in this folder."""
+        key = {} if self.top_level_key is None else {"top_level_key": self.top_level_key}
+        return {
+            "path": _from(folder, self.path),
+            "format": self.format,
+            **key,
+            "files": _files_from(folder, self.files),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +109,7 @@ class Receipt:
         return {
             "burnstore": self.burnstore,
             "receipt": _SCHEMA,
-            "sources": [
-                {"path": _from(folder, each.path), "format": each.format, "files": _files_from(folder, each.files)}
-                for each in self.sources
-            ],
+            "sources": [each.to_dict(folder) for each in self.sources],
             "target": {
                 "path": _from(folder, self.target),
                 "format": self.format,
@@ -268,8 +276,13 @@ def _receipt(document: Mapping[str, Any], folder: str) -> Receipt:
     receipt = Receipt(
         _text(document["burnstore"]),
         tuple(
-            ReceiptSource(_to(folder, each["path"]), _text(each["format"]), _files_to(folder, each["files"]))
-            for each in _objects(document["sources"], "path", "format", "files")
+            ReceiptSource(
+                _to(folder, each["path"]),
+                _text(each["format"]),
+                _files_to(folder, each["files"]),
+                _text(each["top_level_key"]) if "top_level_key" in each else None,
+            )
+            for each in _objects(document["sources"], "path", "format", "top_level_key", "files")
         ),
         _to(folder, target["path"]),
         _text(target["format"]),

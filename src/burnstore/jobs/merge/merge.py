@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...checkpoint import Checkpoint
-from ...errors import MergeError, ModelError, located, printable
+from ...errors import MergeError, ModelError, located, printable, refuse_unknown
 from ...formats.base import Format
 from ...formats.registry import format_for_path, format_named
 from ...io.workers import Workers, checked_workers
@@ -109,6 +109,7 @@ def merge(
     like: Any = None,
     rules: RulesLike | None = None,
     guess: bool = False,
+    top_level_key: str | None = None,
     format: str | None = None,
     metadata: Mapping[str, str | None] | None = None,
     max_shard_size: int | str | None = None,
@@ -136,6 +137,8 @@ def merge(
     ``"lora"`` takes a base model in PyTorch's layout, then folders of PEFT adapters (LoRA), and adds their products to
     the base as ``merge_and_unload`` does; ``weights``, one for each adapter, scale them (1 by default). An adapter that
     cannot be folded exactly (DoRA, other kinds of PEFT) is refused.
+
+    ``top_level_key`` is the part of every source that has none of its own in `MergeSource`, see `burnstore.open`.
 
     A conflict is a name that several sources overlay, a tensor that one of them lacks, or shapes, dtypes or integers
     that differ. ``conflicts`` decides: ``"error"``, the tensor of the ``"first"`` or ``"last"`` source that has it, or
@@ -165,6 +168,7 @@ def merge(
     blend = checked_blend(method, len(given), weights, t, tensor_weights, normalize=normalize)
     target = os.fsdecode(target)
     chosen = format_for_path(target) if format is None else format_named(format)
+    refuse_unknown("merge", format_options, merge, chosen.plan)
     common = pipeline_of(
         pipeline, layout=layout, target_layout=target_layout, keep_layout=keep_layout, rules=rules, guess=guess
     ).with_defaults(unmatched="error")
@@ -174,9 +178,10 @@ def merge(
     dtype = None if cast is None else as_cast(cast)
     kept = checked_metadata(metadata)
     paths = [os.fsdecode(each.path) for each in given]
+    keys = [top_level_key if each.top_level_key is None else each.top_level_key for each in given]
     with (
         progress_from(progress) as report,
-        opened_files(paths, limits, [each.top_level_key for each in given]) as files,
+        opened_files(paths, limits, keys) as files,
     ):
         check_apart(files, target, shards=max_shard_size is not None)
         inputs = [_stated(input_of_file(file), each) for file, each in zip(files, given, strict=True)]
