@@ -92,6 +92,12 @@ def _reasons_to_be_slow(items: list[pytest.Item]) -> dict[pytest.Item, str]:
     return reasons
 
 
+def pytest_collection_finish() -> None:
+    """Let collections pass over what is there before the first test: modules of torch, and thousands of items."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["left_out"] = session.config.stash[_LEFT_OUT]

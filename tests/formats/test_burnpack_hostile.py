@@ -227,7 +227,7 @@ LONG_TEXTS: dict[str, tuple[Callable[[], bytes], type[bs.errors.FormatError] | N
 }
 
 
-@pytest.mark.matrix(every=3)
+@pytest.mark.matrix(every=8)
 @pytest.mark.parametrize("name", LONG_TEXTS)
 def test_a_text_as_long_as_a_header_can_be_costs_a_few_copies(name: str) -> None:
     content, kind, rule, copies = LONG_TEXTS[name]
@@ -245,6 +245,7 @@ def test_a_text_as_long_as_a_header_can_be_costs_a_few_copies(name: str) -> None
     assert seconds < 2
 
 
+@pytest.mark.slow("bombs")
 def test_a_million_entries_are_read_in_time() -> None:
     entries = b"".join(b"\x66%06x\x60" % number for number in range(10**6))
     data = pack(b"\xa2gtensors\xa0hmetadata" + head(MAP, 10**6) + entries)

@@ -216,6 +216,7 @@ def test_the_weights_of_a_frozen_model_are_read_and_the_constants_of_others_are_
         assert "left out: constants/0: a constant of the code, not in the state dict" in f.notes
 
 
+@pytest.mark.slow("exports a program of PyTorch")
 @pytest.mark.usefixtures("quiet")
 def test_the_constants_of_an_exported_program_are_noted(tmp_path: Path) -> None:
     torch.export.save(torch.export.export(Net().eval(), (torch.ones(1, 3),)), tmp_path / "x.pt2")

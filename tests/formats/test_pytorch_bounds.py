@@ -106,6 +106,7 @@ def hostile(maker: random.Random) -> bytes:
     return tb.call(tb.name("torch._utils", "_rebuild_sparse_tensor"), layout, tb.tuple_of(*parts, size))
 
 
+@pytest.mark.slow("bombs")
 def test_hostile_composites_give_errors_of_our_own() -> None:
     maker = random.Random(4)
     numbers = np.random.default_rng(4)

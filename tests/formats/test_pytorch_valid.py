@@ -141,6 +141,7 @@ def test_every_prefix_of_a_pickle_is_truncated_so_a_stream_reads_on() -> None:
                 read_pickle(data[:length], dialect=Dialect())
 
 
+@pytest.mark.slow("files of every length")
 def test_legacy_files_of_all_lengths_around_a_block_are_read() -> None:
     for extra in range(130):
         state = {f"layer{n}.weight": torch.zeros(300 if n % 3 else 70_000 if n == 3 else 1) for n in range(330)}

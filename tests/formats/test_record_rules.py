@@ -97,6 +97,7 @@ def bomb(size: int, head: bytes) -> bytes:
     return packer.compress(head) + b"".join(packer.compress(bytes(1 << 20)) for _ in range(size >> 20)) + packer.flush()
 
 
+@pytest.mark.slow("bombs")
 def test_a_gzip_bomb_is_stopped() -> None:
     head = packed({"w": parameter(bytes=bytes(1 << 20), shape=[1 << 18])})[:-200_000]
     data = bomb(260 << 20, head)
@@ -362,6 +363,7 @@ BOMBS: dict[str, tuple[bytes, bytes, bytes]] = {
 }
 
 
+@pytest.mark.matrix(every=6)
 @pytest.mark.parametrize("bomb", list(BOMBS))
 @pytest.mark.parametrize("compressed", [False, True])
 def test_a_bomb_of_json_is_refused_within_a_second(bomb: str, compressed: bool) -> None:
@@ -391,6 +393,7 @@ def nested_names(depth: int, longest: int, leaves: int, leaf: Any) -> dict[str, 
     return item
 
 
+@pytest.mark.matrix(every=5)
 @BOTH
 @pytest.mark.parametrize("leaf", [None, 1, {}, [], [None]], ids=repr)
 def test_paths_of_nested_keys_are_bounded_in_total(encode: Encode, leaf: Any) -> None:

@@ -336,7 +336,7 @@ BOMBS: dict[str, tuple[str, Any]] = {
 }
 
 
-@pytest.mark.matrix(every=4)
+@pytest.mark.matrix(every=10)
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_in_the_header_is_refused_in_little_time_and_memory(name: str) -> None:
     kind, make = BOMBS[name]

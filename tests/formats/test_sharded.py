@@ -680,6 +680,7 @@ def test_mutants_of_an_index_are_opened_and_right_or_refused(folder: Path, watch
     assert "unprintable" not in outcomes
 
 
+@pytest.mark.slow("kills")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_kills_at_random_instants_leave_the_old_set_or_the_new() -> None:
     root = Path(__file__).parents[2]

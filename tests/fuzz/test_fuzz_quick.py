@@ -257,7 +257,7 @@ def whole_prefixes(data: bytes) -> set[int]:
     return {reading.metadata_end}
 
 
-@pytest.mark.matrix(every=8)
+@pytest.mark.matrix(every=24)
 @pytest.mark.parametrize("name", CUT)
 @pytest.mark.usefixtures("remembered")
 def test_every_prefix_is_refused(name: str) -> None:

@@ -514,6 +514,7 @@ def run_kill(*options: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
+@pytest.mark.slow("kills")
 def test_sixty_kills_at_random_instants_leave_old_or_new():
     last = run_kill("--kills", "60", "--seed", str(time.time_ns() % 1_000_000), "--largest", "4")
     assert "kills=60 " in last

@@ -187,6 +187,7 @@ def test_the_command_line_folds_adapters(
     assert "method" in capsys.readouterr().err
 
 
+@pytest.mark.slow("imports peft")
 @pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")
 @pytest.mark.parametrize("rslora", [False, True])
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])

@@ -85,6 +85,7 @@ def _renamed(model: Model, chance: random.Random) -> Model:
     )
 
 
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 def test_names_that_mislead_are_never_followed_into_a_wrong_pair(model: Model, tmp_path: Path) -> None:
     chance = random.Random(model.name)
@@ -97,6 +98,7 @@ def test_names_that_mislead_are_never_followed_into_a_wrong_pair(model: Model, t
         assert [target for target in _wrong(found, truth) if target not in by_order] == []
 
 
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 def test_a_lost_tensor_leaves_the_mapping_open_and_no_pair_wrong(model: Model, tmp_path: Path) -> None:
     source, outline, truth = model.write(tmp_path)

@@ -439,6 +439,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10)
 """
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("method", ["linear", "overlay"])
 def test_a_merge_needs_no_more_memory_than_the_largest_tensor_and_64_mb(
     files: Files, method: str, run_python: Any
@@ -469,6 +470,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10)
 """
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("method", ["linear", "slerp"])
 def test_a_merge_of_sources_that_must_be_transposed_holds_one_matrix(
     files: Files, method: str, run_python: Any

@@ -434,6 +434,7 @@ def views_of(kind: str) -> dict[str, Any]:
     return {f"v{at}": made(at) for at in range(500)}
 
 
+@pytest.mark.matrix(every=6)
 @pytest.mark.parametrize("compressed", [False, True])
 @pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize("kind", ["expanded", "expanded rows", "windows", "slices", "reversed axes", "copies"])
