@@ -22,7 +22,7 @@ from .errors import (
     printable,
     refuse_unknown,
 )
-from .formats.base import UNSTATED_LAYOUT, Check, Contents, HasChecks, Table
+from .formats.base import UNSTATED_LAYOUT, Check, Contents, HasChecks, ModuleClass, Table
 from .formats.registry import HEAD_BYTES, format_for_bytes, format_named
 from .formats.sharded.locate import INDEX_SUFFIX, locate
 from .io.gather import gather
@@ -118,6 +118,11 @@ class Checkpoint(Tabular, Mapping[str, TensorSnapshot]):
     def notes(self) -> Sequence[str]:
         """What should be known about how the tensors were found in the file, a sentence each."""
         return self._contents.notes
+
+    @property
+    def classes(self) -> Mapping[str, ModuleClass]:
+        """The class of each module, by path, where a whole model was saved (``torch.save(model)``, TorchScript)."""
+        return self._contents.classes
 
     def shares_with(self, name: str) -> tuple[str, ...]:
         """The other tensors that are views on the same memory in the file, such as tied weights."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -104,6 +104,14 @@ class Table:
         )
 
 
+class ModuleClass(NamedTuple):
+    """The class of a saved module as the file names it, and those of its options that its tensors do not show."""
+
+    module: str
+    name: str
+    options: Mapping[str, Any]
+
+
 @dataclass(frozen=True, slots=True)
 class Contents:
     """What a format found in a file, before any tensor is read."""
@@ -123,6 +131,8 @@ class Contents:
     """What a user should know about how the tensors were found, one sentence each."""
     shared: Sequence[tuple[str, ...]] = ()
     """The names of the tensors that are views on one storage, for each storage with more than one."""
+    classes: Mapping[str, ModuleClass] = field(default_factory=dict)
+    """The class of each module of a model that was saved as an object, by path, outer before inner."""
 
 
 class Around(Protocol):

@@ -165,9 +165,9 @@ def _view(torch: Input, burn: Input, given: Mapping[str, TensorSnapshot], pipeli
         return view_of_record(recorded, shapes, "torch")
     if like is not None:
         return view_of_model(like, list(binding_for(like).walk(like)), rules=pipeline.rules, present=shapes)
-    if pipeline.rules is not None or pipeline.guess:
+    if pipeline.rules is not None or pipeline.guess or torch.classes:
         try:
-            known = known_for_file(shapes, "torch", pipeline, None, lambda name: True)
+            known = known_for_file(shapes, "torch", pipeline, None, lambda name: True, torch.classes)
         except AmbiguousError:
             raise
         except ModelError as error:

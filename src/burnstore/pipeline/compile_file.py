@@ -20,6 +20,7 @@ from ..transforms.layout import Layout
 from ..transforms.operations import CONCAT, Apply, Cast, Fill, Operation, operations_between
 from ..transforms.precision import cast
 from ..transforms.remap import KeyRemapper, keep_distinct
+from ..transforms.shapes import weight_norm_hint
 from ..transforms.view import ConvertedView, LayoutView, Origin, join
 from .compile import adapter_name, check_adapted, listed, unknown_notes
 from .ends import Input, Target
@@ -161,11 +162,17 @@ def compile_convert(source: Input, pipeline: Pipeline, layout: Layout | None, li
     """
     rule = None if like is None else _wrapper_rule(source, like)
     if rule is not None:
-        rename = (pipeline.rename or KeyRemapper()) + KeyRemapper.from_patterns([rule])
-        plan = _Conversion(source, pipeline.replace(rename=rename), like).compiled(layout)
+        pipeline = pipeline.replace(rename=(pipeline.rename or KeyRemapper()) + KeyRemapper.from_patterns([rule]))
+    try:
+        plan = _Conversion(source, pipeline, like).compiled(layout)
+    except ModelError as error:
+        fold = weight_norm_hint({each.path: each.shape for each in source.snapshots})
+        if fold is not None and fold not in (error.hint or ""):
+            error.hint = f"{error.hint}; {fold}" if error.hint else fold
+        raise
+    if rule is not None:
         plan.notes.append("the file was saved from a wrapped model: stripped the wrapper from its names")
-        return plan
-    return _Conversion(source, pipeline, like).compiled(layout)
+    return plan
 
 
 def _wrapper_rule(source: Input, like: Target) -> tuple[str, str] | None:
@@ -300,7 +307,8 @@ class _Conversion:
                     hint="rename whole modules, or pass like= or rules= that use the new names",
                 )
         try:
-            known = known_for_file(shapes, own, self.pipeline, recorded, self._keeps)
+            classes = {} if self.named.made or self.named.originals else self.source.classes
+            known = known_for_file(shapes, own, self.pipeline, recorded, self._keeps, classes)
         except (ModelError, PatternError):
             if is_needed or not isinstance(self.pipeline.adapter, FunctionAdapter):
                 raise

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from ..checkpoint import Checkpoint
 from ..errors import DuplicateNameError, ModelError, printable
-from ..formats.base import LAYOUT_KEY
+from ..formats.base import LAYOUT_KEY, ModuleClass
 from ..models.binding import Slot
 from ..models.bindings import binding_for
 from ..models.outline import Outline, outline_of
@@ -48,6 +48,11 @@ class Input:
     def recorded(self) -> list[RecordedModule] | None:
         """The modules that the source records in its metadata; CorruptError if that is damaged."""
         return recorded_modules(self.metadata)
+
+    @property
+    def classes(self) -> Mapping[str, ModuleClass]:
+        """The classes of the modules, where the source is a model that was saved as an object."""
+        return {} if self.checkpoint is None else self.checkpoint.classes
 
     def layout_given(self, given: Layout | None, notes: list[str]) -> Layout | None:
         """Return the layout of the source: the given one, or the one it states; a contradiction is refused or noted."""

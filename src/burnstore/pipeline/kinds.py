@@ -1,25 +1,27 @@
 """Kinds: what the modules behind a set of named tensors are, and who says so.
 
 A conversion between layouts needs the kind of every module. In this order: rules of the caller for the modules that
-they match; a live model or a declaration; what a file records of its modules; a guess by names and shapes, if it is
-asked for. All of them end in one `LayoutView`.
+they match; a live model or a declaration; what a file records of its modules; the classes that a file of a whole model
+names; a guess by names and shapes, if it is asked for. All of them end in one `LayoutView`.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import AmbiguousError, CorruptError, ModelError, PatternError, located
+from ..formats.base import ModuleClass
 from ..models.binding import Slot
 from ..models.bindings import binding_for
 from ..tensor.data import Shape
 from ..tensor.snapshot import TensorSnapshot
+from ..transforms.classes import kind_of_class
 from ..transforms.guess import Guess, guess_kinds
 from ..transforms.layout import (
     AS_IS,
@@ -170,12 +172,17 @@ def record_text(modules: Iterable[RecordedModule]) -> str:
     return json.dumps(record, separators=(",", ":"), ensure_ascii=False)
 
 
-def recorded_by(view: LayoutView) -> list[RecordedModule]:
-    """Return the modules of a view as a file records them, so that it can be converted without the model."""
+def recorded_by(view: LayoutView, counts: Mapping[str, TensorSnapshot] | None = None) -> list[RecordedModule]:
+    """Return the modules of a view as a file records them, so that it can be converted without the model.
+
+    ``counts`` are the counters of the source by name; their values are recorded instead of those of the view.
+    """
     modules = []
     for module in view.modules:
         kind = ModuleKind(AS_IS) if module.kind is None else module.kind
-        kind = ModuleKind(torch_name(kind.name) or kind.name, kind.options)
+        count = (counts or {}).get(join(module.torch, COUNT)) if COUNT in module.map.lost else None
+        options = dict(kind.options) if count is None else {**dict(kind.options), COUNT: int(count.numpy())}
+        kind = ModuleKind(torch_name(kind.name) or kind.name, tuple(options.items()))
         filled = {fill.burn: fill.value for fill in module.map.fills}
         modules.append(RecordedModule(module.torch, module.burn, kind, filled))
     return modules
@@ -304,6 +311,63 @@ def zero_count(path: str) -> TensorSnapshot:
     return TensorSnapshot.from_numpy(path, np.zeros((), np.int64))
 
 
+# --- the classes in a file of a whole model ---------------------------------------------------------------------------
+
+_OF_LAYERS = re.compile(
+    r"weight|bias|running_(mean|var)|(in|[qkv])_proj_\w+|bias_[kv]|(weight|bias)_[ih][hr]_?\w*|weight_[gv]"
+)
+"""The names of the tensors that layers of PyTorch have, and what derives from one."""
+
+
+def kinds_of_classes(classes: Mapping[str, ModuleClass], shapes: Mapping[str, Shape]) -> dict[str, ModuleKind | None]:
+    """Return the kinds of a saved model's modules by the classes that the file names; None for one that is no layer.
+
+    A class that is not known may derive from a layer: with tensors of such names its kind is one that no rule knows.
+    """
+    own: dict[str, dict[str, Shape]] = {}
+    numbered: set[str] = set()
+    for name, shape in shapes.items():
+        *path, tensor = name.split(".")
+        own.setdefault(".".join(path), {})[tensor] = shape
+        numbered.update(".".join(path[:at]) for at, part in enumerate(path) if part.isdecimal())
+    found: dict[str, ModuleKind | None] = {}
+    for module, cls in classes.items():
+        tensors = own.get(module, {})
+        with located(tensor=module or None):
+            if cls.module.startswith("torch.nn."):
+                name = cls.name.removeprefix("NonDynamicallyQuantizable")
+                found[module] = ModuleKind(name, tuple(_options_of_class(name, cls.options, tensors)))
+                continue
+        named = kind_of_class(cls.module, cls.name, tensors)
+        is_free = bool(tensors) and module not in numbered and not any(map(_OF_LAYERS.fullmatch, tensors))
+        found[module] = ModuleKind(named or f"saved {cls.name}") if named or not is_free else None
+    return found
+
+
+def _options_of_class(name: str, options: Mapping[str, Any], tensors: Mapping[str, Shape]) -> Iterator[tuple[str, int]]:
+    """Yield the options of a saved layer that its tensors do not show; ModelError where the file has lost one."""
+    if isinstance(options.get("norm_first"), bool):
+        yield "norm_first", options["norm_first"]
+    if options.get("padding_mode") not in (None, "zeros"):
+        yield "padding_mode", True
+    if options.get("max_norm") is not None:
+        yield "max_norm", True
+    lacks_weight = name in ("LayerNorm", "RMSNorm") and "weight" not in tensors
+    if not lacks_weight and not ("BatchNorm" in name and "running_mean" not in tensors):
+        return
+    option = "normalized_shape" if lacks_weight else "num_features"
+    shape = options.get(option)
+    extents = shape if isinstance(shape, (tuple, list)) else (shape,)
+    if not extents or not all(type(extent) is int for extent in extents):
+        raise ModelError(
+            f"a {name} without tensors that Burn's has, and the file does not have its {option}",
+            hint="pass like= the model that was saved",
+        )
+    if lacks_weight:
+        yield "axes", len(extents)
+    yield "features", extents[-1]
+
+
 # --- files: whatever states their modules -----------------------------------------------------------------------------
 
 
@@ -326,11 +390,12 @@ def known_for_file(
     pipeline: Pipeline,
     recorded: Sequence[RecordedModule] | None,
     keeps: Callable[[str], bool],
+    classes: Mapping[str, ModuleClass] | None = None,
 ) -> Known | None:
     """Return what is known of the modules of named tensors without a model; None if nothing states their kinds.
 
-    Rules win for the modules that they match; the record, then a guess, fill in the others. ``keeps`` says which
-    tensors the filter keeps: only their modules must be known.
+    Rules win for the modules that they match; the record, the classes, then a guess, fill in the others. ``keeps`` says
+    which tensors the filter keeps: only their modules must be known.
     """
     words: Layout = layout if recorded is None else "torch"  # a record has PyTorch's kinds
     by_rules = {} if pipeline.rules is None else kinds_by_rules(shapes, pipeline.rules, words)
@@ -339,6 +404,10 @@ def known_for_file(
         modules += [RecordedModule(path, path, kind, {}) for path, kind in by_rules.items()]
         view = view_of_record(modules, shapes, layout, keeps)
         return Known(view, "recorded in the file", True, counts=recorded_counts(recorded))
+    if classes:
+        stated = {**kinds_of_classes(classes, shapes), **by_rules}
+        view = view_of_kinds(stated, shapes, layout, keeps, is_declared=True)
+        return Known(view, "the classes that the file names", True)
     guess = None
     kinds: dict[str, ModuleKind] = by_rules
     evidence = "rules"
@@ -352,20 +421,22 @@ def known_for_file(
 
 
 def view_of_kinds(
-    kinds: Mapping[str, ModuleKind],
+    kinds: Mapping[str, ModuleKind | None],
     shapes: Mapping[str, Shape],
     layout: Layout,
     keeps: Callable[[str], bool] = lambda name: True,
+    *,
+    is_declared: bool = False,
 ) -> LayoutView:
     """Return the tensors of a file in both layouts, by the kinds of all its modules.
 
     ModelError where one is missing.
     """
     for path, kind in kinds.items():  # PyTorch's side refuses these itself
-        if layout == "burn" and not is_burn_leaf(kind) and not is_known_torch(kind):
+        if layout == "burn" and kind is not None and not is_burn_leaf(kind) and not is_known_torch(kind):
             raise ModelError(f"{kind.name} is not a kind of module that Burn or PyTorch has", tensor=path)
     root = module_tree(shapes, kinds)
-    view = view_of_torch(root, is_declared=False) if layout == "torch" else view_of_burn(root)
+    view = view_of_torch(root, is_declared=is_declared) if layout == "torch" else view_of_burn(root)
     left = [name for name in view.unknown(layout) if name.rpartition(".")[0] not in kinds and keeps(name)]
     if left:
         view.check(left, layout)  # A module whose kind was refused has its own reason.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from ..transforms.shapes import weight_norm_hint
+
 SEGMENTS = ("module", "_orig_mod")
 """Segments of DataParallel, DistributedDataParallel and AveragedModel; of torch.compile."""
 
@@ -22,14 +24,14 @@ def strip_rule(missing: Collection[str], unused: Collection[str]) -> tuple[str, 
 
 
 def wrapper_hint(missing: Collection[str], unused: Collection[str]) -> str | None:
-    """Return what to do if a model is wrapped and the file is not; None if that is not so.
+    """Return what to do if a model is wrapped and the file is not, or the file has a weight norm; None otherwise.
 
     >>> wrapper_hint(["_orig_mod.fc.weight"], ["fc.weight"])
     "the model is wrapped and the file is not: load into the model inside, its attribute '_orig_mod'"
     """
     in_model, in_file = _wrapped(missing, unused)
     if not in_model or in_file:
-        return None
+        return weight_norm_hint(dict.fromkeys(unused, ())) if missing else None
     named = " and ".join(repr(segment) for segment in SEGMENTS if segment in in_model)
     return f"the model is wrapped and the file is not: load into the model inside, its attribute {named}"
 

@@ -29,6 +29,12 @@ LAYOUTS: tuple[Layout, ...] = ("burn", "torch")
 AS_IS = "AsIs"
 """The kind of a module whose tensors have the same names and axes in both layouts."""
 
+CONV1D = "Conv1D"
+"""The Linear of GPT-2 in transformers, whose weight is [inputs, outputs] as Burn has it."""
+
+PLUS_ONE = {"RMSNormPlusOne": "RMSNorm", "LayerNormPlusOne": "LayerNorm"}
+"""Norms that multiply by 1 + weight (Gemma, Nemotron), and the norms that they would be with that sum as weight."""
+
 COUNT = "num_batches_tracked"
 """A tensor that only PyTorch has, and the option of a kind that gives its value."""
 
@@ -170,6 +176,7 @@ _PLAIN: dict[str, _Plain] = {
     **{f"Conv{n}d": _Plain(f"Conv{n}d", _COPIED) for n in (1, 2, 3)},
     **{f"ConvTranspose{n}d": _Plain(f"ConvTranspose{n}d", _COPIED) for n in (1, 2, 3)},
     "DeformConv2d": _Plain("DeformConv2d", _COPIED),
+    CONV1D: _Plain("Linear", _COPIED),
 }
 
 # PyTorch stacks the gates along the first axis in this order; Burn declares them in the other. By name, never by place.
@@ -211,6 +218,7 @@ _REFUSED = {
     "BCEWithLogitsLoss": "Burn's losses hold no weights",
     "MultiMarginLoss": "Burn's losses hold no weights",
     "MultiLabelSoftMarginLoss": "Burn's losses hold no weights",
+    **dict.fromkeys(PLUS_ONE, "it multiplies by 1 + weight, Burn's norm by gamma"),
 }
 SERIES = frozenset({"Sequential", "ModuleList"})
 """Kinds of PyTorch whose children are numbered; Burn's Vec numbers only those that hold tensors."""
@@ -218,7 +226,8 @@ SERIES = frozenset({"Sequential", "ModuleList"})
 _TRANSPARENT = frozenset({"ModuleDict", "ParameterList", "ParameterDict", "Transformer", "Module"})
 _KNOWN_AROUND = frozenset({*_LAYERS, *_STACKS, *SERIES, *_TRANSPARENT, AS_IS})
 _TORCH_OF_BURN = {row.burn: name for name, row in reversed(_PLAIN.items())}
-BURN_OF_TORCH = {**{name: row.burn for name, row in _PLAIN.items()}, "MultiheadAttention": "MultiHeadAttention"}
+BURN_OF_TORCH = {name: row.burn for name, row in _PLAIN.items() if name != CONV1D}  # Burn's Linear is turned back
+BURN_OF_TORCH["MultiheadAttention"] = "MultiHeadAttention"
 BURN_OF_TORCH |= {name: burn for burn, name in _RECURRENT_BURN.items()}
 
 
@@ -343,7 +352,7 @@ def _check_pair(kind: ModuleKind, found: ModuleMap, tensors: Tensors) -> None:
 
 def check_shapes(kind: ModuleKind, tensors: Tensors, layout: Layout) -> None:
     """Refuse a kind that the shapes of a module's own tensors contradict, such as a Conv1D that a rule calls Linear."""
-    outputs_at = 0 if layout == "torch" or kind.option("col") else -1
+    outputs_at = 0 if (layout == "torch" and kind.name != CONV1D) or kind.option("col") else -1
     gates = len(_GATES[kind.name.removesuffix("Cell")]) if layout == "torch" and _recurrent(kind.name) else None
     expected = contradiction(kind.name, tensors, outputs_at=outputs_at, gates=gates)
     if expected is not None:
@@ -495,7 +504,8 @@ def burn_map(kind: ModuleKind, tensors: Tensors, present: Present) -> ModuleMap 
     if not is_burn_fused(kind):
         return _burn_plain_map(kind, tensors, present)
     attention = kind.name in ("MultiHeadAttention", "CrossAttention")
-    candidates = _attention_candidates(kind) if attention else _recurrent_candidates(kind)
+    fused = [list(attention_links(separate=kind.name == "CrossAttention"))] if attention else ()
+    candidates = fused or _recurrent_candidates(kind)
     links = next((found for found in candidates if any(present(link.torch) for link in found)), None)
     return None if links is None else _fused_map(kind, links, tensors)
 
@@ -509,6 +519,8 @@ def burn_map_of_torch(kind: ModuleKind, tensors: Tensors, filled: Mapping[str, f
     if kind.name in _PLAIN:
         row = _PLAIN[kind.name]
         found = _burn_plain_map(ModuleKind(row.burn, kind.options), own, lambda _: True)
+        if kind.name == CONV1D:
+            found = replace(found, links=tuple(replace(link, transposed=False) for link in found.links))
     elif kind.name == "MultiheadAttention":
         separate = "key.weight" in own and own["key.weight"][:1] != own["query.weight"][:1]
         found = _fused_map(ModuleKind("MultiHeadAttention"), list(attention_links(separate=separate)), own)
@@ -550,10 +562,6 @@ def _burn_plain_map(kind: ModuleKind, tensors: Tensors, present: Present) -> Mod
             raise _refused(kind.name, f"its {name} is no matrix, but {list(tensors[name])}")
         links.append(Link(torch, name, transposed=transposed))
     return ModuleMap(tuple(links), row.burn, lost=row.lost)
-
-
-def _attention_candidates(kind: ModuleKind) -> Iterator[list[Link]]:
-    yield list(attention_links(separate=kind.name == "CrossAttention"))
 
 
 def _recurrent_candidates(kind: ModuleKind) -> Iterator[list[Link]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from ..tensor.data import Shape
@@ -30,7 +31,9 @@ def contradiction(name: str, tensors: Tensors, *, outputs_at: int, gates: int | 
         return None if wrong is None else f"a weight with {axes} axes, found {list(wrong)}"
     if weight is None:
         return None
-    if name == "Linear":
+    if name == "Conv1D" and len(weight) != 2:
+        return f"a weight with 2 axes, found {list(weight)}"
+    if name in ("Linear", "Conv1D"):
         outputs = weight[outputs_at] if weight else None
         is_wrong = len(weight) == 2 and bias is not None and bias != (outputs,)
         return f"a bias of {outputs} entries, {_beside(bias, weight)}" if is_wrong else None
@@ -45,6 +48,44 @@ def contradiction(name: str, tensors: Tensors, *, outputs_at: int, gates: int | 
         if len(bias) != 1 or bias[0] % max(weight[1], 1):
             return f"a bias with a multiple of {weight[1]} entries, {_beside(bias, weight)}"
     return None
+
+
+def weight_norm_hint(tensors: Tensors) -> str | None:
+    """Return the line of a rules file that folds the weight norm among these tensors; None if there is none.
+
+    >>> weight_norm_hint({"ups.0.weight_g": (4, 1, 1), "ups.0.weight_v": (4, 2, 3)}).partition("[{ ")[2]
+    'source = ["ups.{i}.weight_g", "ups.{i}.weight_v"], target = "ups.{i}.weight", fold_weight_norm = { axis = 0 } }]'
+    """
+    for path, shape in tensors.items():
+        found = _MAGNITUDE.fullmatch(path)
+        direction = f"{path[:-1]}{'v' if path.endswith('g') else 1}"
+        if found is None or direction not in tensors or len(shape) != len(tensors[direction]):
+            continue
+        source, other, target = map(_form, (path, direction, f"{found[1]}{found[2] or found[3]}"))
+        axis = next((at for at, extent in enumerate(shape) if extent != 1), 0)
+        line = f'source = ["{source}", "{other}"], target = "{target}", fold_weight_norm = {{ axis = {axis} }}'
+        return f"it has a weight norm; a rules file folds it, with the line tensors = [{{ {line} }}]"
+    return None
+
+
+def add_one_hint(path: str) -> str:
+    """Return the line of a rules file that makes a plain norm of one that multiplies by 1 + weight.
+
+    >>> add_one_hint("layers.0.norm.weight").partition("line ")[2].partition(";")[0]
+    'tensors = [{ source = "layers.{i}.norm.weight", target = "layers.{i}.norm.weight", add_one = true }]'
+    """
+    name = _form(path)
+    line = f'tensors = [{{ source = "{name}", target = "{name}", add_one = true }}]'
+    return f'a rules file makes a plain norm of it, with the line {line}; the kind "AsIs" copies the weight unchanged'
+
+
+def _form(name: str) -> str:
+    """Return a name with a placeholder for each number in it."""
+    letters = iter("ijklmnopqrstuvwxyz")
+    return ".".join(f"{{{next(letters, 'z')}}}" if part.isdecimal() else part for part in name.split("."))
+
+
+_MAGNITUDE = re.compile(r"(|.*\.)(?:(\w+)_g|parametrizations\.(\w+)\.original0)", re.DOTALL)
 
 
 def _beside(bias: Shape | None, weight: Shape) -> str:

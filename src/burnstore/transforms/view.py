@@ -19,6 +19,7 @@ from .axes import joined, transposed
 from .constant import check_constant, constant
 from .layout import (
     AS_IS,
+    PLUS_ONE,
     SERIES,
     Layout,
     Link,
@@ -38,6 +39,7 @@ from .layout import (
     torch_map,
 )
 from .operations import Fill, Operation, Split, part_operations
+from .shapes import add_one_hint, weight_norm_hint
 
 
 @dataclass(slots=True)
@@ -366,7 +368,10 @@ def _place_torch(node: ModuleNode, torch: str, burn: str, placed: list[PlacedMod
             found = torch_map(kind, node.all_tensors(), all_biases=below.all_biases, is_declared=below.is_declared)
             placed.append(PlacedModule(torch, burn, kind, found))
             return
-        if kind is not None and not is_known_torch(kind) and node.tensors:
+        numbers = [int(name) for name in node.children if name.isdecimal()]
+        # Burn's list would close gaps between the numbers of a series, and this kind may be one.
+        is_gapped = len(numbers) == len(node.children) and len(numbers) <= max(numbers, default=-1)
+        if kind is not None and not is_known_torch(kind) and (node.tensors or is_gapped):
             raise ModelError(
                 f"a {kind.name}: no rule says how Burn has its tensors",
                 hint=f'give rules={{pattern: kind}}; "{AS_IS}" copies its tensors as they are',
@@ -382,6 +387,9 @@ def _place_torch(node: ModuleNode, torch: str, burn: str, placed: list[PlacedMod
                 _check_biases(kind, node)
     except ModelError as error:
         error.tensor = error.tensor or torch or None
+        if kind is not None and kind.name in PLUS_ONE and "weight" in node.tensors:
+            error.hint = add_one_hint(join(torch, "weight"))
+        error.hint = weight_norm_hint({join(torch, path): shape for path, shape in node.flat()}) or error.hint
         placed.append(PlacedModule(torch, burn, None, same_names(node.all_tensors()), error))
         return
     for name, burn_name in names:

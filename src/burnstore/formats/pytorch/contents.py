@@ -127,6 +127,7 @@ class Rows:
             data_offset=int(offsets[offsets > 0].min(initial=self._source.size)) if names else 0,
             notes=tuple(found.notes),
             shared=_shared(names, storages),
+            classes=found.classes,
         )
 
     def _check_total(self) -> None:

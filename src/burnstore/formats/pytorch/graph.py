@@ -17,6 +17,7 @@ from typing import Any
 
 from ...errors import CorruptError, DuplicateNameError, LimitError, TensorNotFoundError, printable
 from ...limits import Limits
+from ..base import ModuleClass
 from ..codec.pickle_values import Call, PickledDict, PickledSet, Symbol, kind_of
 from .calls import NumpyArray
 from .stream import PickledFile
@@ -49,6 +50,7 @@ _MIN_NODES, _NODES_PER_BYTE = 10_000, 8
 _MIN_CHARACTERS, _CHARACTERS_PER_BYTE = 1 << 20, 64
 _UNKNOWN_BYTES = 256
 _MAX_PATH = 1_000
+_OPTIONS = ("norm_first", "padding_mode", "max_norm", "normalized_shape", "num_features")
 _TABLES = ("_parameters", "_buffers", "_modules")
 _ATOMS = frozenset((str, int, float, bool, type(None), bytes, complex, Symbol, range, slice))
 _NAMED_KEYS = (str, int, float, complex, bytes, type(None), tuple)
@@ -68,6 +70,7 @@ class Found:
 
     tensors: dict[str, Leaf] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    classes: dict[str, ModuleClass] = field(default_factory=dict)
 
 
 def find_tensors(file: PickledFile, top_level_key: str | None, limits: Limits) -> Found:
@@ -94,6 +97,7 @@ def find_tensors(file: PickledFile, top_level_key: str | None, limits: Limits) -
             f"the whole model was saved, an object of the class {kind_of(chosen)}; its parameters and "
             "persistent buffers are read as its state dict would have them, its code is not needed"
         )
+    found.classes = _module_classes(chosen, file.pickle_bytes)
     stored, holders = _reach(chosen)
     named = _name_all(chosen, holders, found, file.pickle_bytes, limits)
     found.notes += _unnamed(chosen, stored.keys() - named)
@@ -230,6 +234,31 @@ def is_module(value: Any) -> bool:
     """Return whether an object is a torch.nn.Module, by the tables that each has."""
     attributes = _attributes(value) if type(value) is Call else None
     return attributes is not None and all(isinstance(attributes.get(table), dict) for table in _TABLES)
+
+
+def _module_classes(root: Any, pickle_bytes: int) -> dict[str, ModuleClass]:
+    """Return the classes of a saved model's modules by path; empty if it is none, or has more names than it should."""
+    found: dict[str, ModuleClass] = {}
+    characters = _MIN_CHARACTERS + _CHARACTERS_PER_BYTE * pickle_bytes
+    todo: list[tuple[str, Any]] = [("", root)]
+    while todo:
+        path, value = todo.pop()
+        symbol = value.function if type(value) is Call else None
+        is_script = isinstance(symbol, Symbol) and symbol.module.partition(".")[0] == "__torch__"
+        if not isinstance(symbol, Symbol) or not (is_script or is_module(value)):
+            continue
+        attributes = _attributes(value) or {}
+        options = {name: attributes.get(name) for name in _OPTIONS if _is_plain(attributes.get(name))}
+        # A script numbers the classes of one name: __torch__.torch.nn.modules.linear.___torch_mangle_3.Linear.
+        parts = [part for part in symbol.module.split(".") if part != "__torch__" and "___torch_mangle_" not in part]
+        found[path] = ModuleClass(".".join(parts), symbol.name, options)
+        below = attributes if is_script else attributes["_modules"]
+        children = [(f"{path}.{key}" if path else key, held) for key, held in below.items() if isinstance(key, str)]
+        characters -= sum(len(name) for name, held in children if isinstance(held, Call))
+        if characters < 0:
+            return {}
+        todo += reversed(children)
+    return found
 
 
 def module_entries(value: Call) -> dict[Any, Any]:

@@ -19,7 +19,7 @@ from ...models.result import ApplyResult
 from ...pipeline.compile import compile_load, is_cast
 from ...pipeline.ends import Input, Target, input_of_file, layout_evidence, target_of_file
 from ...pipeline.execute import raise_if_refused
-from ...pipeline.kinds import recorded_modules, view_of_record
+from ...pipeline.kinds import kinds_of_classes, recorded_modules, view_of_kinds, view_of_record
 from ...pipeline.load import model_target
 from ...pipeline.options import AdapterLike, FilterLike, Pipeline, RenameLike, RulesLike, pipeline_of, refuse_unused
 from ...pipeline.plan import Move, Plan
@@ -409,14 +409,21 @@ def _change(file: Checkpoint, layout: Layout | None, wanted: Layout) -> LayoutCh
     if layout is None:
         return LayoutChange(wanted, False, "pass layout= to state which layout the file has")
     recorded = recorded_modules(file.metadata)
-    if recorded is None:
+    if recorded is None and not file.classes:
         return LayoutChange(wanted, False, _wanting(file, layout))
+    shapes = {name: file[name].shape for name in file}
     try:
-        view = view_of_record(recorded, {name: file[name].shape for name in file}, layout)
+        if recorded is None:
+            view = view_of_kinds(kinds_of_classes(file.classes, shapes), shapes, layout, is_declared=True)
+            view.check(None, layout)
+        else:
+            view = view_of_record(recorded, shapes, layout)
         seen = view.convert({name: file[name] for name in file}, wanted)
     except ModelError as error:
-        return LayoutChange(wanted, False, f"other modules than the file records: {error}")
-    return LayoutChange(wanted, True, "nothing, the file records its modules", **_counts(seen))
+        why = "the classes that the file names" if recorded is None else "other modules than the file records"
+        return LayoutChange(wanted, False, f"{why}: {error}")
+    stated = "names the classes of" if recorded is None else "records"
+    return LayoutChange(wanted, True, f"nothing, the file {stated} its modules", **_counts(seen))
 
 
 def _wanting(file: Checkpoint, layout: Layout) -> str:

@@ -11,7 +11,14 @@ from typing import Any
 from ...checkpoint import open_checkpoint
 from ...errors import AmbiguousError, ModelError
 from ...models.bindings import binding_for
-from ...pipeline.kinds import layout_of, recorded_modules, view_of_model, view_of_record
+from ...pipeline.kinds import (
+    kinds_of_classes,
+    layout_of,
+    recorded_modules,
+    view_of_kinds,
+    view_of_model,
+    view_of_record,
+)
 from ...tensor.data import Shape
 from ...transforms.guess import guess_kinds
 from ...transforms.layout import COUNT, ModuleKind
@@ -88,7 +95,14 @@ def _of_file(path: Path, name: str | None) -> str:
             view = view_of_record(recorded, {each: held.shape for each, held in snapshots.items()}, "burn")
             snapshots = {each.path: each for each in view.to_torch(snapshots).snapshots}
         shapes = {each: snapshot.shape for each, snapshot in snapshots.items() if not each.endswith(COUNT)}
-    kinds = _guessed(shapes) if recorded is None else {module.torch: module.kind for module in recorded}
+        by_class = kinds_of_classes(file.classes, shapes)
+    kinds = {path: kind for path, kind in by_class.items() if kind is not None}
+    if recorded is not None:
+        kinds = {module.torch: module.kind for module in recorded}
+    elif by_class:
+        view_of_kinds(by_class, shapes, "torch", is_declared=True).check(None, "torch")
+    else:
+        kinds = _guessed(shapes)
     label = name or re.sub(r"\W", "_", path.name.partition(".")[0])
     source = Source(tree_of_shapes(shapes, kinds, label), label)
     remarks = "//! A checkpoint does not contain strides, paddings, epsilon: they are PyTorch's defaults here.\n"

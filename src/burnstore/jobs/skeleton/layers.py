@@ -125,6 +125,10 @@ def _linear(kind: str, tensors: Tensors, option: Option) -> Expression:
     return layer("Linear", number(columns, "input"), number(rows, "output"), bias=flag("bias" in tensors))
 
 
+def _conv1d(kind: str, tensors: Tensors, option: Option) -> Expression:
+    return _linear(kind, {**tensors, "weight": tensors["weight"][::-1]}, option)
+
+
 def _embedding(kind: str, tensors: Tensors, option: Option) -> Expression:
     rows, columns = tensors["weight"]
     return layer("Embedding", number(rows, "size"), number(columns, "model"))
@@ -223,11 +227,12 @@ def _batch_norm(kind: str, tensors: Tensors, option: Option) -> Expression:
 def _layer_norm(kind: str, tensors: Tensors, option: Option) -> Expression:
     without = "weight" in tensors and "bias" not in tensors
     features = _features(tensors, option, "normalized_shape")
-    return layer("LayerNorm", features, epsilon=real(option("eps", 1e-5)), bias=flag(not without))
+    epsilon = real(option("eps", option("variance_epsilon", option("epsilon", 1e-5))))
+    return layer("LayerNorm", features, epsilon=epsilon, bias=flag(not without))
 
 
 def _rms_norm(kind: str, tensors: Tensors, option: Option) -> Expression:
-    epsilon = option("eps", None)
+    epsilon = option("eps", option("variance_epsilon", option("epsilon", None)))  # as transformers spells it
     features = _features(tensors, option, "normalized_shape")
     return layer("RmsNorm", features, epsilon=real(1.1920929e-7 if epsilon is None else epsilon))
 
@@ -307,6 +312,7 @@ def _transformer(kind: str, tensors: Tensors, option: Option) -> Expression:
 
 _MAKERS: dict[str, Callable[[str, Tensors, Option], Expression]] = {
     "Linear": _linear,
+    "Conv1D": _conv1d,
     "Embedding": _embedding,
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,

@@ -15,7 +15,7 @@ from ...models.torch.kinds import kind_of
 from ...tensor.data import Shape
 from ...tensor.dtype import Kind
 from ...tensor.torch import described
-from ...transforms.layout import SERIES, ModuleKind, is_torch_leaf
+from ...transforms.layout import AS_IS, SERIES, ModuleKind, is_torch_leaf
 from .expression import Expression, array, call
 from .layers import layer_of, parameterless
 
@@ -150,7 +150,8 @@ def _series(module: Any, path: str, label: str) -> Node | None:
 
 
 def _struct(module: Any, path: str, label: str) -> Struct | None:
-    is_own = kind_of(module) is None
+    known = kind_of(module)
+    is_own = known is None or known.name == AS_IS
     names = tuple(name for name, child in module._modules.items() if child is not None)
     key = f"{type(module).__module__}.{type(module).__qualname__}" if is_own else f"{label} {names}"
     found = Struct(key, type(module).__name__ if is_own else label, signature=_signature(module) if is_own else "")

@@ -9,7 +9,8 @@ from typing import Any
 
 from ...errors import ModelError
 from ...tensor.torch import torch_package
-from ...transforms.layout import COUNT, ModuleKind
+from ...transforms.classes import kind_of_class
+from ...transforms.layout import COUNT, PLUS_ONE, ModuleKind
 
 Module = Any
 """A torch.nn.Module."""
@@ -21,12 +22,15 @@ _BASES = frozenset({"Module", "_BatchNorm", "_InstanceNorm", "_NormBase", "_Conv
 def kind_of(module: Module) -> ModuleKind | None:
     """Return the kind of a module; None for a class that derives from no layer of PyTorch.
 
-    A class that derives from a layer has that layer's tensors. Torchvision's DeformConv2d counts as a layer. A scripted
-    or traced module is of the class that its TorchScript type names; one that is no layer of PyTorch has a kind that no
-    rule knows.
+    A class that derives from a layer has that layer's tensors. Torchvision's DeformConv2d counts as a layer, and the
+    classes of other libraries that burnstore knows by name count as what they are. A scripted or traced module is of
+    the class that its TorchScript type names; one that is no layer of PyTorch has a kind that no rule knows.
     """
     kind: type = type(module)
-    layer = _scripted_layer(module) if _is_scripted(kind) else _layer_of(kind)
+    layer = _scripted_layer(module) if _is_scripted(kind) else layer_of(kind)
+    if layer is None and not _is_scripted(kind) and (cls := _named_class(kind)) is not None:
+        named = None if module._modules else kind_of_class(cls.__module__, cls.__name__, _own_shapes(module))
+        return None if named is None else _without_options(named)
     if layer is None:
         # Whether the class behind a script derives from a layer is lost: its tensors are not copied unasked.
         return _without_options(f"scripted {module.original_name}") if _is_scripted(kind) else None
@@ -41,9 +45,23 @@ _DEFORMABLE = "torchvision.ops.deform_conv.DeformConv2d"
 
 
 @functools.cache
-def _layer_of(kind: type) -> str | None:
+def _named_class(kind: type) -> type | None:
+    """Return the class of another library, known by name, that a class is or derives from."""
+    return next((cls for cls in kind.__mro__ if kind_of_class(cls.__module__, cls.__name__) is not None), None)
+
+
+def _own_shapes(module: Module) -> dict[str, tuple[int, ...]]:
+    held = [*module._parameters.items(), *module._buffers.items()]
+    unsaved = module._non_persistent_buffers_set
+    return {name: tuple(tensor.shape) for name, tensor in held if tensor is not None and name not in unsaved}
+
+
+@functools.cache
+def layer_of(kind: type) -> str | None:
     """Return the name of the layer that a class is, or derives from."""
     for cls in kind.__mro__:
+        if (named := kind_of_class(cls.__module__, cls.__name__)) in PLUS_ONE:
+            return named  # such a norm may derive from the plain one
         own = cls.__module__.startswith("torch.nn.") or f"{cls.__module__}.{cls.__name__}" == _DEFORMABLE
         if own and not cls.__name__.startswith("_") and cls.__name__ not in _BASES:
             return cls.__name__
@@ -72,7 +90,10 @@ def _scripted_layer(module: Module) -> str | None:
         part for part in module._c._type().qualified_name().split(".")[1:] if not part.startswith("___torch_mangle_")
     ]
     defined = getattr(sys.modules.get(".".join(package)), name, None)
-    return _layer_of(defined) if isinstance(defined, type) and package[:1] == ["torch"] else None
+    if package[:1] == ["torch"]:
+        return layer_of(defined) if isinstance(defined, type) else None
+    held = {name: tuple(tensor.shape) for name, tensor in module.named_parameters(recurse=False)}
+    return kind_of_class(".".join(package), name, held)
 
 
 def _options(name: str, module: Module) -> Iterable[tuple[str, int]]:

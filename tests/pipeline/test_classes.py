@@ -1,0 +1,200 @@
+"""Whole models in files state the kinds of their modules by the names of their classes, which are never imported."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import burnstore as bs
+from burnstore.jobs.skeleton import skeleton
+from burnstore.models.torch.kinds import kind_of
+from burnstore.transforms.classes import kind_of_class
+
+torch = pytest.importorskip("torch")
+LLAMA = "transformers.models.llama.modeling_llama"
+GEMMA = "transformers.models.gemma.modeling_gemma"
+NEMOTRON = "transformers.models.nemotron.modeling_nemotron"
+MIXTRAL = "transformers.models.mixtral.modeling_mixtral"
+GPT2 = "transformers.pytorch_utils"
+
+
+class Net(torch.nn.Module):  # type: ignore[misc,name-defined]
+    """A model with everything that a file must state: numbered lists, norms without tensors, options."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn = torch.nn
+        self.position = nn.Parameter(torch.randn(3, 4))
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4, bias=False))
+        self.norm = nn.LayerNorm(4, elementwise_affine=False)
+        self.tokens = nn.Embedding(4, 4)
+        self.batch = nn.BatchNorm1d(4)
+        self.batch.num_batches_tracked += 7
+        layer = nn.TransformerEncoderLayer(4, 2, 8, norm_first=True, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.memory = nn.LSTM(4, 4, num_layers=2)
+
+
+def _layer(module: str, name: str, monkeypatch: pytest.MonkeyPatch, base: Any = None, **shapes: tuple[int, ...]) -> Any:
+    """Return an object of a class of this name, and let torch.save find the class there."""
+
+    def init(self: Any) -> None:
+        (base or torch.nn.Module).__init__(self)
+        for each, shape in shapes.items():
+            setattr(self, each, torch.nn.Parameter(torch.randn(shape)))
+
+    made = type(name, (base or torch.nn.Module,), {"__init__": init, "__module__": module, "__qualname__": name})
+    found = sys.modules[module] if module in sys.modules else types.ModuleType(module)
+    monkeypatch.setitem(sys.modules, module, found)
+    monkeypatch.setattr(found, name, made, raising=False)
+    return made()
+
+
+def _burn(file: Path, **options: Any) -> dict[str, Any]:
+    target = file.with_suffix(".bpk")
+    bs.convert(file, target, **options)
+    with bs.open(target) as f:
+        return {name: f[name].numpy() for name in f}
+
+
+def test_a_pickled_model_is_converted_as_the_live_one(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = Net()
+    torch.save(net, tmp_path / "net.pt")
+    done = bs.convert(tmp_path / "net.pt", tmp_path / "a.bpk")
+    bs.save(net, tmp_path / "b.bpk")
+    assert bs.diff(tmp_path / "a.bpk", tmp_path / "b.bpk").is_equal
+    assert bs.diff(tmp_path / "net.pt", tmp_path / "b.bpk").is_equal
+    assert any("'position'" in note for note in done.notes)
+    bs.convert(tmp_path / "a.bpk", tmp_path / "c.safetensors", target_layout="torch")
+    with bs.open(tmp_path / "c.safetensors") as f:
+        for name, tensor in net.state_dict().items():
+            assert torch.equal(f[name].torch(), tensor), name
+    assert "names the classes of its modules" in str(bs.explain(tmp_path / "net.pt"))
+
+
+@pytest.mark.filterwarnings("ignore")  # torch calls scripts deprecated
+@pytest.mark.parametrize("how", ["script", "trace"])
+def test_a_script_is_converted_as_the_live_model(tmp_path: Path, how: str) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.BatchNorm1d(4)).eval()
+    made = torch.jit.script(net) if how == "script" else torch.jit.trace(net, torch.randn(2, 4))
+    made.save(str(tmp_path / "net.pt"))
+    bs.convert(tmp_path / "net.pt", tmp_path / "a.bpk")
+    bs.save(net, tmp_path / "b.bpk")
+    assert bs.diff(tmp_path / "a.bpk", tmp_path / "b.bpk").is_equal
+
+
+def test_a_class_that_may_derive_from_a_layer_is_refused_until_a_rule_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = torch.nn.Sequential(_layer("mine", "MyLinear", monkeypatch, weight=(4, 4), bias=(4,)))
+    torch.save(net, tmp_path / "net.pt")
+    with pytest.raises(bs.errors.ModelError, match="a saved MyLinear: no rule says") as caught:
+        _burn(tmp_path / "net.pt")
+    assert caught.value.tensor == "0"
+    with pytest.raises(bs.errors.ModelError, match="a saved MyLinear"):
+        skeleton(tmp_path / "net.pt")
+    assert "a saved MyLinear" in str(bs.explain(tmp_path / "net.pt"))
+    assert (_burn(tmp_path / "net.pt", rules={"^0$": "Linear"})["0.weight"] == net[0].weight.detach().numpy().T).all()
+
+
+def test_a_list_with_gaps_in_a_class_that_is_not_known_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = _layer("mine", "Stack", monkeypatch)
+    net.add_module("0", torch.nn.Linear(2, 2))
+    net.add_module("2", torch.nn.Linear(2, 2))
+    torch.save(net, tmp_path / "net.pt")
+    with pytest.raises(bs.errors.ModelError, match="a saved Stack"):
+        _burn(tmp_path / "net.pt")
+
+
+def test_known_classes_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = {
+        "norm": _layer(LLAMA, "LlamaRMSNorm", monkeypatch, weight=(4,)),
+        "router": _layer(MIXTRAL, "MixtralTopKRouter", monkeypatch, weight=(3, 4)),
+        "attention": _layer(GPT2, "Conv1D", monkeypatch, weight=(4, 4), bias=(4,)),
+    }
+    net = torch.nn.ModuleDict(made)
+    torch.save(net, tmp_path / "net.pt")
+    found = _burn(tmp_path / "net.pt")
+    weights = {name: module.weight.detach().numpy() for name, module in made.items()}
+    assert (found["norm.gamma"] == weights["norm"]).all()
+    assert (found["router.weight"] == weights["router"].T).all()
+    assert (found["attention.weight"] == weights["attention"]).all()  # Burn's Linear has these axes
+    bs.save(net, tmp_path / "live.bpk")
+    assert bs.diff(tmp_path / "net.bpk", tmp_path / "live.bpk").is_equal
+    bs.convert(tmp_path / "net.bpk", tmp_path / "back.safetensors", target_layout="torch")
+    with bs.open(tmp_path / "back.safetensors") as f:
+        for name, tensor in net.state_dict().items():
+            assert torch.equal(f[name].torch(), tensor), name
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "base"), [(GEMMA, "GemmaRMSNorm", None), (NEMOTRON, "NemotronLayerNorm1P", "LayerNorm")]
+)
+def test_a_norm_that_adds_one_is_never_a_plain_norm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str, base: str | None
+) -> None:
+    norm = _layer(module, name, monkeypatch, weight=(4,))
+    if base is not None:
+        made = type(name, (torch.nn.LayerNorm,), {"__module__": module, "__qualname__": name})
+        monkeypatch.setattr(sys.modules[module], name, made)
+        norm = made(4)
+    net = torch.nn.ModuleDict({"norm": norm})
+    torch.save(net, tmp_path / "net.pt")
+    for convert in (lambda: _burn(tmp_path / "net.pt"), lambda: bs.save(net, tmp_path / "a.bpk")):
+        with pytest.raises(bs.errors.ModelError, match=r"multiplies by 1 \+ weight") as caught:
+            convert()
+        assert caught.value.tensor == "norm" and "add_one = true" in (caught.value.hint or "")
+    assert "norm.weight" in _burn(tmp_path / "net.pt", rules={"^norm$": "AsIs"})
+
+
+def test_a_known_name_with_other_tensors_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    norm = _layer(LLAMA, "LlamaRMSNorm", monkeypatch, weight=(2, 4))
+    assert kind_of(norm) is None
+    assert kind_of_class(LLAMA, "LlamaRMSNorm", {"weight": (4,), "shift": (4,)}) is None
+    assert kind_of_class("mine.models.llama", "LlamaRMSNorm", {"weight": (4,)}) is None
+    torch.save(torch.nn.ModuleDict({"norm": norm}), tmp_path / "net.pt")
+    with pytest.raises(bs.errors.ModelError, match="a saved LlamaRMSNorm"):
+        _burn(tmp_path / "net.pt")
+
+
+def test_weight_norm_is_refused_with_the_line_that_folds_it(tmp_path: Path) -> None:
+    from torch.nn.utils.parametrizations import weight_norm
+
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(weight_norm(torch.nn.Conv1d(2, 3, 3)))
+    torch.save(net.state_dict(), tmp_path / "net.pt")
+    plain = torch.nn.Sequential(torch.nn.Conv1d(2, 3, 3))
+    attempts = [
+        lambda: bs.save(net, tmp_path / "a.bpk"),
+        lambda: bs.convert(tmp_path / "net.pt", tmp_path / "a.bpk"),
+        lambda: bs.convert(tmp_path / "net.pt", tmp_path / "a.bpk", guess=True),
+        lambda: bs.convert(tmp_path / "net.pt", tmp_path / "a.bpk", like=plain),
+        lambda: bs.load(plain, tmp_path / "net.pt"),
+    ]
+    for attempt in attempts:
+        with pytest.raises(bs.errors.BurnstoreError) as caught:
+            attempt()
+        line = (caught.value.hint or "").partition("with the line ")[2]
+        assert "fold_weight_norm = { axis = 0 }" in line
+        (tmp_path / "rules.toml").write_text(line)
+        bs.load(plain, tmp_path / "net.pt", rules=tmp_path / "rules.toml")
+        assert torch.allclose(plain[0].weight, net[0].weight)
+
+
+def test_the_count_of_batches_survives_without_the_model(tmp_path: Path) -> None:
+    norm = torch.nn.Sequential(torch.nn.BatchNorm1d(3))
+    norm[0].num_batches_tracked += 7
+    torch.save(norm.state_dict(), tmp_path / "a.pt")
+    other = torch.nn.Sequential(torch.nn.BatchNorm1d(3))
+    for number, options in enumerate(({"guess": True}, {"rules": {"^0$": "BatchNorm1d"}}, {"like": other})):
+        bs.convert(tmp_path / "a.pt", tmp_path / f"{number}.bpk", **options)
+        bs.convert(tmp_path / f"{number}.bpk", tmp_path / f"{number}.safetensors", target_layout="torch")
+        with bs.open(tmp_path / f"{number}.safetensors") as f:
+            assert f["0.num_batches_tracked"].numpy() == 7
