@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import burnstore as bs
 from burnstore import nn
@@ -547,3 +548,14 @@ def test_a_guess_that_is_ambiguous_carries_its_evidence(torch_file: Path, tmp_pa
     assert not (tmp_path / "x.bpk").exists()
     done = bs.convert(torch_file, tmp_path / "y.bpk", guess=True, filter="^(fc|norm)")
     assert done.guess is not None and set(done.guess.evidence) == {"fc", "norm"}
+
+
+def test_a_conversion_that_fails_because_the_part_is_unclear_lists_the_parts(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3))
+    torch.save({"model": model.state_dict(), "ema": model.state_dict()}, tmp_path / "both.pt")
+    for options in ({"like": model}, {"rules": {"^0$": "Linear"}}, {}):
+        with pytest.raises(bs.BurnstoreError, match=r"choose one with top_level_key=.*model \(2\), ema \(2\)"):
+            bs.convert(tmp_path / "both.pt", tmp_path / "a.bpk", **options)
+    with pytest.raises(bs.BurnstoreError, match="choose one with top_level_key="):
+        bs.merge([tmp_path / "both.pt"] * 2, tmp_path / "a.bpk", method="linear", like=model)
+    assert "note: " in str(bs.diff(tmp_path / "both.pt", model))

@@ -23,6 +23,9 @@ UNSTATED_LAYOUT = "unknown"
 LAYOUT_KEY = "burnstore.layout"
 """The metadata key that states the layout of a file's tensors (``burn``, ``torch``), if not the format's own."""
 
+UNCLEAR_PART = "it is not clear which part is the model"
+"""What a reader notes where a file has several parts that could be the model."""
+
 STAMPS = ("format", "producer", "version")
 """The metadata keys with which writers state what a file is."""
 

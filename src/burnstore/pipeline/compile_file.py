@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from ..errors import DuplicateNameError, ModelError, PatternError
+from ..formats.base import UNCLEAR_PART
 from ..models.binding import Slot
 from ..models.bindings import binding_for
 from ..tensor.dtype import DType
@@ -160,6 +161,15 @@ def compile_convert(source: Input, pipeline: Pipeline, layout: Layout | None, li
 
     ``like`` is a model, a declaration or a file that the result must be complete for; it also states module kinds.
     """
+    try:
+        return _compile_convert(source, pipeline, layout, like)
+    except (ModelError, PatternError) as error:
+        unclear = next((note for note in source.notes if UNCLEAR_PART in note), None)
+        error.hint = unclear or error.hint  # whatever did not fit: most likely one part would
+        raise
+
+
+def _compile_convert(source: Input, pipeline: Pipeline, layout: Layout | None, like: Target | None) -> Plan:
     rule = None if like is None else _wrapper_rule(source, like)
     if rule is not None:
         pipeline = pipeline.replace(rename=(pipeline.rename or KeyRemapper()) + KeyRemapper.from_patterns([rule]))

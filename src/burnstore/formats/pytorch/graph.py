@@ -17,7 +17,7 @@ from typing import Any
 
 from ...errors import CorruptError, DuplicateNameError, LimitError, TensorNotFoundError, printable
 from ...limits import Limits
-from ..base import ModuleClass
+from ..base import UNCLEAR_PART, ModuleClass
 from ..codec.pickle_values import Call, PickledDict, PickledSet, Symbol, kind_of
 from .calls import NumpyArray
 from .stream import PickledFile
@@ -158,8 +158,8 @@ def _model_key(root: dict[Any, Any], notes: list[str], everything: dict[int, Any
         return models[0]
     shown = shown_names([f"{_key_text(key)} ({counts[key]})" for key in [*models, *others]])
     notes.append(
-        "it is not clear which part is the model, so all tensors are here, each with its key; choose one with "
-        f"top_level_key=, the number of tensors in each: {shown}"
+        f"{UNCLEAR_PART}, so all tensors are here, each with its key; choose one with top_level_key=, "
+        f"the number of tensors in each: {shown}"
     )
     return None
 

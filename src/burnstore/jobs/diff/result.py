@@ -137,11 +137,12 @@ class Diff(Plain, Tabular):
         return changes_panel(self.first, self.second, self.counts, lines)
 
     def __str__(self) -> str:
-        """Return a summary in one line, and a line for each tensor that is not equal."""
+        """Return a summary in one line, and a line for each tensor that is not equal and each note."""
         counted = [f"{count} {status}" for status, count in self.counts.items() if count]
         lines = [f"{len(self.tensors)} tensors: {', '.join(counted) or 'none'}"]
         lines += [_line(tensor) for tensor in self.tensors if tensor.status not in _EQUAL]
         lines += [f"not compared: {printable(note)}" for note in self.uncompared]
+        lines += [f"note: {printable(note)}" for note in self.notes]
         return "\n".join(lines)
 
 
