@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
 
 import burnstore as bs
 from burnstore import nn
+from burnstore.cli import main
 from burnstore.jobs import migrate as migration
 from burnstore.jobs.migrate import migrate_each
 from burnstore.pipeline import write
@@ -96,8 +98,69 @@ def test_an_optimizer_becomes_training_state_with_the_paths_of_its_model(tmp_pat
         assert f[f"{number}.momentum.moment_1"].param_id == number
 
 
-def _adam(path: Path, model: Any) -> None:
-    tensor = {"bytes": bytes(24), "shape": [3, 2], "dtype": "F32"}
+REFACTORED: list[dict[str, Any]] = [
+    {"rename": {"weight": "up.kernel"}},
+    {
+        "rules": {
+            "source_layout": "burn",
+            "target_layout": "burn",
+            "tensors": [
+                {"source": "weight", "target": "up.kernel", "transpose": True},
+                {"source": "bias", "drop": "the new struct has none"},
+            ],
+        }
+    },
+]
+
+
+@pytest.mark.parametrize("how", REFACTORED, ids=lambda how: next(iter(how)))
+def test_parameters_get_other_names_and_their_state_follows(how: dict[str, Any], tmp_path: Path) -> None:
+    folder, model = tmp_path / "run", nn.Linear(3, 2)
+    save_file(model, folder / "model-1", NamedMpkFileRecorder())
+    _adam(folder / "optim-1.mpk", model, np.arange(6, dtype="<f4").tobytes())
+    done = {Path(each.source).name: each for each in bs.migrate(folder, tmp_path / "new", **how).records}
+    assert [each.error for each in done.values()] == [None, None]
+    number = int(model.weight.id)
+    with bs.open(tmp_path / "new" / "model-1.bpk") as f, bs.open(tmp_path / "new" / "optim-1.bpk") as state:
+        assert set(f) == ({"up.kernel"} if "rules" in how else {"up.kernel", "bias"})
+        assert f["up.kernel"].param_id == number
+        given, moment = model.weight.value, np.arange(6, dtype="<f4").reshape(3, 2)
+        is_turned = "rules" in how
+        np.testing.assert_array_equal(f["up.kernel"].numpy(), given.T if is_turned else given)
+        np.testing.assert_array_equal(state[f"{number}.momentum.moment_1"].numpy(), moment.T if is_turned else moment)
+        assert dict(state.metadata) == {str(number): "up.kernel"}
+        assert state.scalars[f"{number}.momentum.time"] == bs.Scalar("UInt", 5)
+    assert done["model-1.mpk"].left_out == ({"bias": "the new struct has none"} if "rules" in how else {})
+    assert "1 of them under new names" in done["optim-1.mpk"].notes[0]
+
+
+def test_state_is_not_renamed_without_the_paths_of_its_parameters(tmp_path: Path) -> None:
+    _adam(tmp_path / "optim.mpk", nn.Linear(3, 2))
+    with pytest.raises(bs.errors.ModelError, match="nothing states the paths") as caught:
+        bs.migrate(tmp_path / "optim.mpk", tmp_path / "optim.bpk", rename={"weight": "kernel"})
+    assert "--model" in str(caught.value.hint)
+    assert not (tmp_path / "optim.bpk").exists()
+
+
+def test_a_rename_that_matches_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(bs.errors.PatternError, match="matched no tensor"):
+        bs.migrate(of("0.21.0", "tiny", "namedmpk", "full"), tmp_path / "new.bpk", rename=["^fd=>up"])
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_verb_takes_renames(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Linear(3, 2)
+    save_file(model, tmp_path / "model", NamedMpkFileRecorder())
+    _adam(tmp_path / "optim.mpk", model)
+    record, rename = str(tmp_path / "model.mpk"), ["--rename", "^weight$=>kernel"]
+    assert main(["migrate", str(tmp_path / "optim.mpk"), str(tmp_path / "optim.bpk"), "--model", record, *rename]) == 0
+    assert "training state of 1 parameters, 1 of them under new names" in capsys.readouterr().out
+    with bs.open(tmp_path / "optim.bpk") as f:
+        assert list(f.metadata.values()) == ["kernel"]
+
+
+def _adam(path: Path, model: Any, moment: bytes = bytes(24)) -> None:
+    tensor = {"bytes": moment, "shape": [3, 2], "dtype": "F32"}
     state = {"momentum": {"time": 5, "moment_1": tensor, "moment_2": tensor, "max_moment_2": None}}
     item = {str(model.weight.id): {"V1": {"Rank2": state}}}
     path.write_bytes(msgpack.packb({"metadata": heading(), "item": item, "_b": []}))

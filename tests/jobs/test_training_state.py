@@ -104,3 +104,26 @@ def test_the_state_of_a_dropped_parameter_goes_with_it(files: Path) -> None:
     assert set(paths.values()) == {"blocks.0.up.weight", "blocks.1.up.weight"}
     assert {name.partition(".")[0] for name in (*tensors, *scalars)} == paths.keys()
     assert set(done.left_out.values()) == {"not any more"}
+
+
+def test_state_of_another_rank_says_so(files: Path) -> None:
+    """Burn leaves out a state whose rank is not that of its parameter."""
+    rule = {"source": "layers.{i}.fc.bias", "target": "b.{i}", "reshape": {"from": [4], "to": [1, 4]}}
+    bs.convert(files / "optim.bpk", files / "x.bpk", rules={**RULES, "tensors": [RULES["tensors"][0], rule]})
+    tensors, paths, scalars = _contents(files / "x.bpk")
+    for key, path in paths.items():
+        assert len(tensors[f"{key}.momentum.moment_1"].shape) == 2, path
+        assert scalars[f"{key}.__rank"] == bs.Scalar("UInt", 2)
+
+
+@pytest.mark.parametrize("option", [{"cast": "bf16"}, {"filter": "up"}, {"adapter": lambda tensor: tensor}])
+def test_what_training_state_cannot_follow_is_refused(files: Path, option: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match="training state has no use for the option"):
+        bs.convert(files / "optim.bpk", files / "x.bpk", rename=["^layers=>blocks"], **option)
+    assert not (files / "x.bpk").exists()
+
+
+def test_renames_may_concern_parameters_without_state(files: Path) -> None:
+    """A rename of running statistics has its place in the model, and none in the state of its optimizer."""
+    bs.convert(files / "optim.bpk", files / "x.bpk", rename=["^layers=>blocks", "running_mean$=>mean"])
+    assert all(path.startswith("blocks.") for path in _contents(files / "x.bpk")[1].values())

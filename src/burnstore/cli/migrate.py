@@ -10,7 +10,8 @@ from typing import Any
 
 from ..jobs.migrate import Migration, migrate, migrate_each
 from .arguments import add_options
-from .errors import ERROR, FOUND, JOB_ERRORS, OK, as_burnstore_error, error_facts, print_error
+from .errors import ERROR, FOUND, JOB_ERRORS, OK, as_burnstore_error, error_facts, print_error, shown_notes
+from .options import add_pipeline_options
 from .progress import ProgressDisplay
 from .text import escape, print_json, size
 
@@ -26,6 +27,7 @@ examples:
   burnstore migrate checkpoint/ migrated/                       model-1.mpk becomes migrated/model-1.bpk, and so on
   burnstore migrate optim-3.mpk optim-3.bpk --model model-3.mpk
   burnstore migrate scheduler-3.mpk scheduler-3.bpk --scheduler Cosine
+  burnstore migrate checkpoint/ migrated/ --rules refactoring.toml       parameters get new names, with their state
 
 exit codes:
   0  ok: everything was migrated and verified
@@ -51,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("F16", "I16"),
         help="the dtype of tensors that a Half record of Burn 0.13 leaves open; F16 if all are floats",
     )
+    add_pipeline_options(parser, "rename", "rules")
     add_options(parser, "overwrite", "quiet", "json")
 
 
@@ -88,10 +91,13 @@ def _print(outcome: Migration, *, as_json: bool) -> None:
         return
     what = f"{outcome.kind}, {outcome.tensors} {'tensor' if outcome.tensors == 1 else 'tensors'}"
     print(f"{escape(outcome.source)} -> {escape(outcome.destination)}: {what}, {size(outcome.nbytes)}, verified")
+    for note in shown_notes(outcome.notes):
+        print(f"  note: {note}")
 
 
 def _outcomes(arguments: argparse.Namespace, display: ProgressDisplay) -> Iterator[Migration]:
-    wanted = {"scheduler": arguments.scheduler, "undecided": arguments.undecided, "overwrite": arguments.overwrite}
+    names = ("scheduler", "undecided", "overwrite", "rename", "rules")
+    wanted = {name: getattr(arguments, name) for name in names}
     if os.path.isdir(arguments.source):
         progress_of = partial(partial, display.show)
         yield from migrate_each(arguments.source, arguments.destination, progress_of=progress_of, **wanted)

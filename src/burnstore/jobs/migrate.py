@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import BurnstoreError, SaveError, UnsupportedError, located
+from ..errors import BurnstoreError, ModelError, SaveError, UnsupportedError, located
 from ..formats.base import LAYOUT_KEY
 from ..formats.record.reader import is_record
 from ..formats.record.record import Record
@@ -16,13 +16,18 @@ from ..formats.record.training import RecordKind
 from ..formats.registry import HEAD_BYTES, format_for_path, format_named
 from ..io.source import FileSource
 from ..limits import Limits
+from ..pipeline.compile_file import compile_convert
+from ..pipeline.ends import Input
 from ..pipeline.metadata import written_layout
+from ..pipeline.options import Pipeline, RenameLike, RulesLike, pipeline_of
+from ..pipeline.plan import Plan
 from ..pipeline.write import assemble
 from ..progress import ProgressLike, progress_from
 from ..stores.records import open_record, placed
 from ..tensor.dtype import DType
 from ..tensor.snapshot import TensorSnapshot
 from ..tensor.tabular import Tabular
+from .convert.training import training_plan
 from .json_output import Plain
 
 SUFFIXES = (".mpk.gz", ".bin.gz", ".json.gz", ".mpk", ".bin", ".json")
@@ -43,6 +48,9 @@ class Migration(Plain, Tabular):
     """For a module: the id of each parameter, in decimal, and its path, which an optimizer's new file holds."""
     records: Sequence[Migration] = ()
     """For a folder: the outcome for each record below it."""
+    left_out: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The tensors that ``rules`` drop, each with the reason."""
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +63,7 @@ class _Options:
     overwrite: bool
     durable: bool
     limits: Limits | None
+    pipeline: Pipeline | None = None
 
     def open(self, path: str) -> Record:
         return open_record(path, like=self.like, undecided=self.undecided, limits=self.limits)
@@ -68,6 +77,8 @@ def migrate(
     model: str | os.PathLike[str] | None = None,
     scheduler: str | None = None,
     undecided: DType | str | None = None,
+    rename: RenameLike | None = None,
+    rules: RulesLike | None = None,
     overwrite: bool = False,
     durable: bool = True,
     limits: Limits | None = None,
@@ -80,6 +91,10 @@ def migrate(
     of a binary record (or names its optimizer), ``model`` is the record of the model that an optimizer belongs to, so
     that the new file has its parameters' paths, ``scheduler`` names the kind of a scheduler, ``undecided`` the dtype
     that a Half record of Burn 0.13 leaves open.
+
+    ``rename`` and ``rules`` (docs/howto/rules.md) give the parameters of a model other names, as after a refactoring of
+    its struct. The state of an optimizer follows them, for which ``model`` is needed. ModelError where a parameter is
+    cut or joined: then there is no id for the state of its parts.
 
     If ``source`` is a folder, every record below it goes to the same place below ``destination``: ``model-1.mpk``
     becomes ``model-1.bpk``, and an optimizer's record finds the paths of its parameters in the model's of the same
@@ -96,7 +111,7 @@ def migrate(
     ('module', 2, 36, ['bias', 'weight'])
     """
     old, new = os.fsdecode(source), os.fsdecode(destination)
-    options = _Options(like, scheduler, undecided, overwrite, durable, limits)
+    options = _Options(like, scheduler, undecided, overwrite, durable, limits, _renaming(rename, rules))
     if not os.path.isdir(old):
         paths: Mapping[str, str] = {}
         if model is not None:
@@ -118,10 +133,19 @@ def migrate_each(
     scheduler: str | None = None,
     undecided: DType | str | None = None,
     overwrite: bool = False,
+    rename: RenameLike | None = None,
+    rules: RulesLike | None = None,
     progress_of: Callable[[str], ProgressLike | None] = lambda _: None,
 ) -> Iterator[Migration]:
     """Migrate a folder as `migrate` does, and yield the outcome for each record as soon as it is known."""
-    return _each(source, destination, _Options(None, scheduler, undecided, overwrite, True, None), progress_of)
+    options = _Options(None, scheduler, undecided, overwrite, True, None, _renaming(rename, rules))
+    return _each(source, destination, options, progress_of)
+
+
+def _renaming(rename: RenameLike | None, rules: RulesLike | None) -> Pipeline | None:
+    if rename is None and rules is None:
+        return None
+    return pipeline_of(None, rename=rename, rules=rules).with_defaults(unmatched="error")
 
 
 def _each(
@@ -194,6 +218,13 @@ def _migrated(
             ids = {name.partition(".")[0] for name in (*state, *scalars)}
             metadata = {number: path for number, path in paths.items() if number in ids}
             more = {"scalars": scalars}
+        plan = Plan()
+        if options.pipeline is not None and kind != "scheduler":
+            given = Input(source, tensors, "burn", metadata=metadata or {}, **more)
+            plan, given = _renamed(given, kind, options.pipeline)
+            tensors = [move.snapshot for move in plan.moves]
+            if kind == "optimizer":
+                metadata, more = dict(given.metadata), {"scalars": given.scalars}
     if os.path.exists(destination) and os.path.samefile(source, destination):
         raise SaveError("not migrated: the new file would replace the record itself", stage="check", path=destination)
     chosen = format_for_path(destination) if kind == "module" else format_named("burnpack")
@@ -212,7 +243,25 @@ def _migrated(
             **more,
         )
     nbytes = sum(tensor.nbytes for tensor in tensors)
-    return Migration(source, destination, kind, len(tensors), nbytes, paths=_paths(record) if kind == "module" else {})
+    paths = _paths(record) if kind == "module" else {}
+    return Migration(
+        source, destination, kind, len(tensors), nbytes, paths=paths, left_out=plan.fates, notes=plan.notes
+    )
+
+
+def _renamed(given: Input, kind: RecordKind, pipeline: Pipeline) -> tuple[Plan, Input]:
+    """Return the plan of a record's tensors under other names, and its metadata and scalars."""
+    if kind == "module":
+        plan = compile_convert(given, pipeline, "burn")
+        plan.check_constants()
+        return plan, given
+    found = training_plan(given, pipeline)
+    if found is None:
+        raise ModelError(
+            "nothing states the paths of all parameters of this optimizer, so they cannot be renamed",
+            hint="pass model= (--model), the record of its model before the renames",
+        )
+    return found
 
 
 def _paths(record: Record) -> dict[str, str]:

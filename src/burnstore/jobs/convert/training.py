@@ -13,14 +13,19 @@ from dataclasses import replace
 from ...errors import ModelError
 from ...pipeline.ends import Input
 from ...pipeline.names import Named, rename_tensors
-from ...pipeline.options import Pipeline
+from ...pipeline.options import Pipeline, refuse_unused
 from ...pipeline.plan import Move, Plan, lower
+from ...tensor.scalar import Scalar
 from ...tensor.snapshot import TensorSnapshot
 from ...transforms.operations import Add, Operation, PermuteRope, Reshape, Transpose
 from ...transforms.view import Origin
 
 _MOVES = (Transpose, PermuteRope, Reshape)
 """Operations that move elements: what they do to a parameter they do to its state."""
+
+
+_RANK = "__rank"
+"""The scalar by which Burn knows the rank of a parameter's state; a state of another rank it would leave out."""
 
 
 def training_plan(source: Input, pipeline: Pipeline) -> tuple[Plan, Input] | None:
@@ -38,11 +43,14 @@ def training_plan(source: Input, pipeline: Pipeline) -> tuple[Plan, Input] | Non
         states.setdefault(rest, {})[paths[key]] = snapshot
     if not states or (pipeline.rename is None and pipeline.recipe is None) or len(owners) < len(paths):
         return None
+    refuse_unused(pipeline, "the renaming of training state", "filter", "adapter", "cast", "target_layout")
     plan = Plan(layout=source.layout, source_layout=source.layout)
-    if pipeline.recipe is not None:  # not every parameter has every kind of state
+    pipeline = pipeline.replace(unmatched="note")  # not every parameter has every kind of state
+    if pipeline.recipe is not None:
         rules = tuple(replace(rule, optional=True) for rule in pipeline.recipe.rules)
         pipeline = pipeline.replace(recipe=replace(pipeline.recipe, rules=rules))
     renamed: dict[str, str] = {}
+    scalars = dict(source.scalars)
     given = [{each.path: each for each in source.snapshots}]
     for rest, tensors in states.items():
         named = rename_tensors(
@@ -53,6 +61,9 @@ def training_plan(source: Input, pipeline: Pipeline) -> tuple[Plan, Input] | Non
             key = owners[path]
             if renamed.setdefault(key, snapshot.path) != snapshot.path:
                 raise ModelError("two parameters would share its training state", tensor=path)
+            rank = f"{key}.{_RANK}"
+            if rank in scalars and any(isinstance(step, Reshape) for step in steps):
+                scalars[rank] = Scalar(scalars[rank].kind, len(snapshot.shape))
             origin = Origin(f"{key}.{rest}", tuple(steps))
             plan.moves.append(Move(f"{key}.{rest}", (origin,), (), lower(f"{key}.{rest}", [origin], (), given)))
         plan.fates |= {f"{owners[path]}.{rest}": why for path, why in named.dropped.items()}
@@ -60,8 +71,9 @@ def training_plan(source: Input, pipeline: Pipeline) -> tuple[Plan, Input] | Non
         raise ModelError("two parameters get one name, and their training state cannot be told apart")
     lost = paths.keys() - renamed.keys()
     metadata = {key: text for key, text in source.metadata.items() if key not in lost} | renamed
-    scalars = {name: scalar for name, scalar in source.scalars.items() if name.partition(".")[0] not in lost}
-    plan.notes.append(f"training state of {len(renamed)} parameters, under their new names")
+    scalars = {name: scalar for name, scalar in scalars.items() if name.partition(".")[0] not in lost}
+    moved = sum(paths[key] != path for key, path in renamed.items())
+    plan.notes.append(f"training state of {len(renamed)} parameters, {moved} of them under new names")
     return plan, replace(source, metadata=metadata, scalars=scalars)
 
 
