@@ -75,6 +75,26 @@ def test_parts_of_a_fused_matrix(tmp_path: Path, axis: int, sizes: list[int]) ->
     _same(back, given)
 
 
+@pytest.mark.parametrize("shape", [(24,), (24, 5)])
+@pytest.mark.parametrize(("sizes", "shares"), [([], (2, 2, 2)), ([16, 4, 4], (4, 1, 1))])
+def test_parts_within_each_head(tmp_path: Path, shape: tuple[int, ...], sizes: list[int], shares: Any) -> None:
+    """As GPT-NeoX and BLOOM have them, and with several queries for one key as Falcon."""
+    given = {"h.0.qkv": _floats(*shape)}
+    rule = {"source": "h.{i}.qkv", "target": ["{i}.q", "{i}.k", "{i}.v"], "heads": 4, "sizes": sizes}
+    there, back = _there_and_back(tmp_path, given, rule)
+    heads = given["h.0.qkv"].reshape(4, 6, *shape[1:])
+    ends = np.cumsum(shares)
+    wanted = {f"0.{name}": heads[:, end - share : end] for name, share, end in zip("qkv", shares, ends, strict=True)}
+    _same(there, {name: part.reshape(-1, *shape[1:]) for name, part in wanted.items()})
+    _same(back, given)
+    other = {"source": list(there), "target": "qkv", "heads": 4, "sizes": sizes}
+    assert recipe_from({"tensors": [other]}).rules[0].after  # the same from the side of the parts
+    (tmp_path / "parts").mkdir()
+    joined, apart = _there_and_back(tmp_path / "parts", there, other)
+    _same(joined, {"qkv": given["h.0.qkv"]})
+    _same(apart, there)
+
+
 @pytest.mark.parametrize(("axis", "sizes"), [(0, [2, 1]), (1, [])])
 def test_joined_tensors(tmp_path: Path, axis: int, sizes: list[int]) -> None:
     given = {"a.0": _floats(2, 3), "b.0": _floats(1, 3) if axis == 0 else _floats(2, 3)}
@@ -241,6 +261,9 @@ def test_rules_apply_to_a_load_and_are_explained(tmp_path: Path) -> None:
         ({"source": "a", "target": ["b", "c"]}, ModelError, "not divisible into 2"),
         ({"source": "a", "target": ["b", "c"], "sizes": [1, 1]}, ModelError, "sizes are"),
         ({"source": "a", "target": "b", "permute_rope": {"heads": 2}}, ModelError, "2 heads"),
+        ({"source": "a", "target": ["b", "c", "d"], "heads": 2}, ModelError, "2 groups of 3 parts do not divide"),
+        ({"source": "a", "target": "b", "heads": 2}, PatternError, "heads is a count"),
+        ({"source": "a", "target": ["b", "c"], "heads": 2, "axis": 1}, PatternError, "heads is a count"),
         ({"source": "a", "target": "b", "reshape": {"from": [4], "to": [2, 2]}}, ModelError, "expected \\[4\\]"),
         ({"source": "a", "target": "b", "twist": True}, PatternError, "unknown key 'twist'"),
         ({"source": "a.{i}", "target": "b"}, PatternError, "same placeholders"),
@@ -290,10 +313,11 @@ def test_toml_has_the_same_form(tmp_path: Path) -> None:
 
 
 def test_tensors_on_their_way_can_be_sent_to_other_processes(tmp_path: Path) -> None:
-    given = {"q": _floats(8, 5), "g": _floats(8, 1), "v": _floats(8, 5)}
+    given = {"q": _floats(8, 5), "g": _floats(8, 1), "v": _floats(8, 5), "f": _floats(8, 5)}
     rules = [
         {"source": "q", "target": "q", "permute_rope": {"heads": 2}, "add_one": True},
         {"source": ["g", "v"], "target": "w", "fold_weight_norm": True},
+        {"source": "f", "target": ["f.0", "f.1"], "heads": 2},
     ]
     with bs.open(_written(tmp_path, given)) as file:
         made = recipe_from({"tensors": rules}).apply({name: file[name] for name in file}).made

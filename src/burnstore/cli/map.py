@@ -36,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rope", choices=("halves", "pairs"), help="how the source rotates heads, where nothing else states it"
     )
+    parser.add_argument(
+        "--qkv", choices=("parts", "heads"), help="how the source fuses query, key and value, where nothing states it"
+    )
     add_options(parser, "top_level_key", "overwrite", "json")
 
 
@@ -43,7 +46,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Map, and print pairs, questions and what is left."""
     try:
         found = map_names(
-            arguments.source, like=arguments.like, rope=arguments.rope, top_level_key=arguments.top_level_key
+            arguments.source,
+            like=arguments.like,
+            rope=arguments.rope,
+            qkv=arguments.qkv,
+            top_level_key=arguments.top_level_key,
         )
         if arguments.output is not None:
             found.save(arguments.output, overwrite=arguments.overwrite)

@@ -180,7 +180,7 @@ _PLAIN: dict[str, _Plain] = {
 }
 
 # PyTorch stacks the gates along the first axis in this order; Burn declares them in the other. By name, never by place.
-_GATES = {
+GATES: Mapping[str, tuple[str, ...]] = {
     "LSTM": ("input_gate", "forget_gate", "cell_gate", "output_gate"),
     "GRU": ("reset_gate", "update_gate", "new_gate"),
     "RNN": ("gate",),
@@ -353,7 +353,7 @@ def _check_pair(kind: ModuleKind, found: ModuleMap, tensors: Tensors) -> None:
 def check_shapes(kind: ModuleKind, tensors: Tensors, layout: Layout) -> None:
     """Refuse a kind that the shapes of a module's own tensors contradict, such as a Conv1D that a rule calls Linear."""
     outputs_at = 0 if (layout == "torch" and kind.name != CONV1D) or kind.option("col") else -1
-    gates = len(_GATES[kind.name.removesuffix("Cell")]) if layout == "torch" and _recurrent(kind.name) else None
+    gates = len(GATES[kind.name.removesuffix("Cell")]) if layout == "torch" and _recurrent(kind.name) else None
     expected = contradiction(kind.name, tensors, outputs_at=outputs_at, gates=gates)
     if expected is not None:
         hint = f'name its kind; "{AS_IS}" copies these tensors unchanged'
@@ -407,7 +407,7 @@ def _plain_fills(kind: ModuleKind, row: _Plain, tensors: Tensors, *, all_biases:
 
 
 def _recurrent(name: str) -> bool:
-    return name.removesuffix("Cell") in _GATES
+    return name.removesuffix("Cell") in GATES
 
 
 def _recurrent_map(kind: ModuleKind, tensors: Tensors) -> ModuleMap:
@@ -435,7 +435,7 @@ def recurrent_links(name: str, layers: int, *, bidirectional: bool) -> Iterator[
 
 
 def _cell(name: str, layer: str, direction: str, place: str) -> Iterator[Link]:
-    order = _GATES[name]
+    order = GATES[name]
     for gate in _BURN_GATES[name]:
         part = order.index(gate)
         for torch, burn in (("ih", "input_transform"), ("hh", "hidden_transform")):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from ..errors import CorruptError, ModelError
 from ..tensor.data import Shape
@@ -18,7 +18,19 @@ from ..tensor.snapshot import TensorSnapshot
 from ..tensor.sources import TransposedData
 from .axes import joined, sliced, transposed
 from .precision import CastData, cast
-from .values import PATTERNS, RopeOrder, add, concatenate, filled, fold_weight_norm, permute_rope, reshape, weight_norm
+from .values import (
+    PATTERNS,
+    GroupOrder,
+    RopeOrder,
+    add,
+    concatenate,
+    filled,
+    fold_weight_norm,
+    permute_rope,
+    regroup,
+    reshape,
+    weight_norm,
+)
 
 
 class Operation:
@@ -181,6 +193,26 @@ class PermuteRope(Operation):
 
 
 @dataclass(frozen=True, slots=True)
+class Regroup(Operation):
+    """Order the parts of a fused projection one after the other, where every group (head) has all of them."""
+
+    groups: int
+    shares: Shape
+    to: GroupOrder = "parts"
+
+    name = "regroup"
+
+    def __call__(self, tensor: TensorSnapshot) -> TensorSnapshot:
+        return regroup(tensor, self.groups, self.shares, self.to)
+
+    def inverse(self) -> Operation:
+        return Regroup(self.groups, self.shares, "groups" if self.to == "parts" else "parts")
+
+    def __str__(self) -> str:
+        return f"{self.to} of {self.groups} heads together"
+
+
+@dataclass(frozen=True, slots=True)
 class Add(Operation):
     """Add a number, as for the norms of models that store their scale less one."""
 
@@ -285,7 +317,9 @@ CONCAT = Concat()
 
 _STORED: dict[str, type[Operation]] = {
     kind.name: kind
-    for kind in (Transpose, Split, Slice, Concat, Cast, Fill, FoldWeightNorm, WeightNorm, PermuteRope, Add, Reshape)
+    for kind in (
+        *(Transpose, Split, Slice, Concat, Cast, Fill, FoldWeightNorm, WeightNorm, PermuteRope, Regroup, Add, Reshape),
+    )
 }
 
 
@@ -308,7 +342,7 @@ def _argument(field: Any, given: Any) -> Any:
     """Return an argument as its field holds it; ValueError if it is none."""
     if field.name == "dtype":
         return DType.parse(given)
-    if field.name in ("shape", "before", "after"):
+    if field.name in ("shape", "before", "after", "shares"):
         if not all(type(size) is int and size >= 0 for size in given):
             raise ValueError("a shape consists of counts")
         return tuple(given)
@@ -317,8 +351,9 @@ def _argument(field: Any, given: Any) -> Any:
             raise ValueError("a value is a number")
         return given
     if field.name == "to":
-        if given not in ("pairs", "halves"):
-            raise ValueError("the order of rotary features is pairs or halves")
+        orders = get_args(RopeOrder if field.type == "RopeOrder" else GroupOrder)
+        if given not in orders:
+            raise ValueError(f"an order is {' or '.join(orders)}")
         return given
     if type(given) is not int or not 0 <= given < 1 << 62:
         raise ValueError(f"{field.name} is a count")

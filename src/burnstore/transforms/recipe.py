@@ -6,6 +6,7 @@ back. The table below is the form in which rules files have them.
 
     source, target      a name or several; several targets are parts of one source, several sources become one
     axis, sizes         how parts lie (default: equal parts along the first axis)
+    heads               the parts lie within each of so many heads, along the first axis
     fold_weight_norm    the two sources are magnitude and direction: {axis = 0}
     permute_rope        {heads = 8, to = "pairs"}: the order of rotary features, per head; of parts: a list (0: none)
     add_one             the target has 1 + the source
@@ -42,6 +43,7 @@ from .operations import (
     FoldWeightNorm,
     Operation,
     PermuteRope,
+    Regroup,
     Reshape,
     Slice,
     WeightNorm,
@@ -356,6 +358,7 @@ _KEYS: tuple[str, ...] = (
     "target",
     "axis",
     "sizes",
+    "heads",
     "fold_weight_norm",
     "permute_rope",
     "add_one",
@@ -423,8 +426,16 @@ def _rule_from(row: Mapping[str, Any]) -> TensorRule:
     elif len(sources) > 1:
         join = Concat(axis)
     cut = (axis, sizes) if len(targets) > 1 else None
+    before: tuple[tuple[Operation, ...], ...] = ()
+    if "heads" in row:
+        parts = max(len(sources), len(targets))
+        if type(row["heads"]) is not int or row["heads"] < 1 or parts < 2 or axis or "fold_weight_norm" in row:
+            raise ValueError("heads is a count, for a source in parts along the first axis")
+        regroup = Regroup(row["heads"], sizes or (1,) * parts)
+        before = ((regroup,),) if cut is not None else ()
+        steps = steps if cut is not None else [(regroup.inverse(), *steps[0])]
     after = tuple(steps) if any(steps) else ()
-    rule = TensorRule(sources, targets, (), join, cut, after, bool(row.get("tie")), reason, fill)
+    rule = TensorRule(sources, targets, before, join, cut, after, bool(row.get("tie")), reason, fill)
     equals = row.get("equals")
     if equals is not None and (reason is None or not isinstance(equals, str) or template(sources[0]).letters):
         raise ValueError("equals names the tensor that a single dropped one equals")

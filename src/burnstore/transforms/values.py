@@ -22,6 +22,7 @@ from .constant import constant
 from .precision import cast, converted_array
 
 RopeOrder = Literal["pairs", "halves"]
+GroupOrder = Literal["parts", "groups"]
 
 
 @dataclass(slots=True, eq=False)
@@ -103,6 +104,36 @@ def _permuted(array: Array, heads: int, to: RopeOrder) -> Array:
     half = array.shape[0] // heads // 2
     inner = (2, half) if to == "pairs" else (half, 2)
     return array.reshape(heads, *inner, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+
+
+def regroup(snapshot: TensorSnapshot, groups: int, shares: Sequence[int], to: GroupOrder = "parts") -> TensorSnapshot:
+    """Return a fused projection with its parts one after the other, where each of several groups (heads) has all parts.
+
+    ``shares`` are the relative sizes of the parts, ``to="groups"`` is the way back. The first axis is ordered.
+
+    >>> heads = TensorSnapshot.from_numpy("qkv", np.array([11, 12, 13, 21, 22, 23], np.int16))
+    >>> regroup(heads, 2, (1, 1, 1)).numpy().tolist()
+    [11, 21, 12, 22, 13, 23]
+    """
+    rows = snapshot.shape[0] if snapshot.shape else 0
+    whole = sum(shares)
+    if groups < 1 or whole < 1 or any(rows * share % (whole * groups) for share in shares):
+        raise ModelError(
+            f"its first axis has {rows} entries, which {groups} groups of {len(shares)} parts do not divide",
+            tensor=snapshot.path,
+        )
+    sizes = tuple(rows * share // (whole * groups) for share in shares)
+    return _moved([snapshot], snapshot.shape, _regrouped, groups, sizes, to)
+
+
+def _regrouped(array: Array, groups: int, sizes: tuple[int, ...], to: GroupOrder) -> Array:
+    ends = np.cumsum(sizes)[:-1]
+    if to == "parts":
+        whole = array.reshape(groups, sum(sizes), *array.shape[1:])
+        return np.concatenate([part.reshape(-1, *array.shape[1:]) for part in np.split(whole, ends, 1)])
+    parts = np.split(array, ends * groups)
+    apart = [part.reshape(groups, -1, *array.shape[1:]) for part in parts]
+    return np.concatenate(apart, 1).reshape(array.shape)
 
 
 def add(snapshot: TensorSnapshot, value: float) -> TensorSnapshot:

@@ -133,6 +133,9 @@ class Alignment:
             paths = [*one_based(source_paths), *one_based(target_paths)]
             sections = _sections(paths) if around.depth else ()
             words = [meaning(path, sections=sections, is_flat=is_last) for path in paths]
+            for at, unit in enumerate(targets, len(sources)):
+                if unit.kind == "Embedding":  # whatever its name
+                    words[at] = {word: held for word, held in words[at].items() if word != "head"} | {"embedding": 1.0}
             self.known[key] = _decide(sources, targets, words[: len(sources)], words[len(sources) :])
         forms = (around.source, around.source_form), (around.target, around.target_form)
         used_sources, used_targets = set(), set()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -26,6 +26,7 @@ from .units import Part, TargetSide, Unit, pairs_of, source_units, target_side
 from .words import meaning, table
 
 Rope = Literal["halves", "pairs"]
+Qkv = Literal["parts", "heads"]
 _MAX_CONFIG = 1 << 20
 _COPIED = frozenset({"embedding", "head"})
 
@@ -127,15 +128,17 @@ def map_names(
     *,
     like: str | os.PathLike[str],
     rope: Rope | None = None,
+    qkv: Qkv | None = None,
     top_level_key: str | None = None,
 ) -> MapResult:
     """Find which tensor of a PyTorch checkpoint becomes which tensor of the Burn model of an outline.
 
     ``like`` is an outline, see `burnstore outline`. ``rope`` states whether the source rotates the halves of a head
     (Hugging Face's Llama) or neighbouring pairs, where the model has a `RotaryEncoding` and no config.json beside the
-    source states it. Only headers are read, and values where two tensors may be the same. Nothing is applied:
-    `MapResult.save` writes a rules file for `convert`, and ``convert(..., like=outline, map=True)`` does both if
-    everything is certain.
+    source states it. ``qkv`` states whether a fused projection has the query, key and value one after the other
+    (``"parts"``), or all three for each head (``"heads"``, as GPT-NeoX), which shapes do not show. Only headers are
+    read, and values where two tensors may be the same. Nothing is applied: `MapResult.save` writes a rules file for
+    `convert`, and ``convert(..., like=outline, map=True)`` does both if everything is certain.
 
     >>> import json, tempfile, numpy as np, burnstore as bs
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -156,10 +159,12 @@ def map_names(
                 hint="burnstore outline --rust prints code that writes one",
             )
         with located(path=given.path):
-            return map_file(given, other, outline, rope)
+            return map_file(given, other, outline, rope, qkv)
 
 
-def map_file(source: Checkpoint, like: Checkpoint, outline: Outline, rope: Rope | None = None) -> MapResult:
+def map_file(
+    source: Checkpoint, like: Checkpoint, outline: Outline, rope: Rope | None = None, qkv: Qkv | None = None
+) -> MapResult:
     """Return the mapping of an open checkpoint to an open outline."""
     if source.layout == "burn":
         raise ModelError("the source has Burn's layout; a mapping starts from PyTorch's")
@@ -170,7 +175,7 @@ def map_file(source: Checkpoint, like: Checkpoint, outline: Outline, rope: Rope 
     alignment = Alignment(side)
     alignment.align(units, side.units)
     alignment.pair_rest()
-    return _Completed(source, side, alignment, buffers, _config(source.path), rope).result()
+    return _Completed(source, side, alignment, buffers, _config(source.path), rope, qkv).result()
 
 
 def _without_copies(units: Sequence[Unit], side: TargetSide, source: Checkpoint, dropped: dict[str, str]) -> list[Unit]:
@@ -214,6 +219,8 @@ class _Row(NamedTuple):
     cut: tuple[int, int, int] | None
     steps: tuple[tuple[str, Any], ...]
     evidence: str
+    heads: int = 0
+    """Of a part: the number of heads within which the parts lie; 0 if they are one after the other."""
 
 
 class _Completed:
@@ -227,6 +234,7 @@ class _Completed:
         buffers: Mapping[str, str],
         config: Mapping[str, Any],
         rope: Rope | None,
+        qkv: Qkv | None,
     ) -> None:
         self.source = source
         self.side = side
@@ -234,6 +242,7 @@ class _Completed:
         self.config = config
         self.kind = str(config.get("model_type", ""))
         self.rope = rope
+        self.qkv = qkv
         self.dropped = dict(buffers)
         self.questions = list(alignment.questions)
         self.ties: list[_Row] = []
@@ -244,7 +253,11 @@ class _Completed:
         rows = list(self._rows(self.alignment.pairs))
         self._tie(rows)
         rows += self._late_rows()
-        self._ask_for_rope(rows)
+        rows = self._without_gaps(list(self._fused(rows)))
+        if self._ask_for_rope(rows):  # rules leave out what is asked
+            asked = {row.sources for row in rows if _is_attention_input(row.target)}
+            rows = [row for row in rows if row.sources not in asked]
+        self._check_recurrent()
         names = list(self.source), list(self.side.shapes)
         rules = [*_rules(rows, *names), *_rules(self.ties, *names, tie=True)]
         for source, why in _families(self.dropped):
@@ -343,7 +356,13 @@ class _Completed:
         words = meaning(pair.target.shown)
         if not self._permutes or "cross" in words or not any(word in meaning(name) for word in ("query", "key")):
             return None
-        owner = pair.target.path.rpartition(".")[0]
+        size = self._head_size(pair.target.path.rpartition(".")[0])
+        if size is None:
+            self.questions.append(Question((pair.target.path,), (), "nothing states the number of heads"))
+        return size
+
+    def _head_size(self, owner: str) -> int | None:
+        """Return the size of a head of an attention module, as the outline or config.json states it."""
         attributes = self.side.outline.attributes.get(owner, {})
         query = next(
             (each for each in self.side.units if each.path.startswith(f"{owner}.") and "query" in meaning(each.path)),
@@ -356,11 +375,43 @@ class _Completed:
             return query.tensors["weight"].shape[-1] // counts[0]
         if isinstance(self.config.get("head_dim"), int):
             return int(self.config["head_dim"])
-        hidden, heads = self.config.get("hidden_size"), self.config.get("num_attention_heads")
-        if isinstance(hidden, int) and isinstance(heads, int) and heads:
-            return hidden // heads
-        self.questions.append(Question((pair.target.path,), (), "nothing states the number of heads"))
-        return None
+        hidden, heads = (
+            next((self.config[key] for key in keys if isinstance(self.config.get(key), int)), 0)
+            for keys in (("hidden_size", "n_embed", "n_embd"), ("num_attention_heads", "n_head"))
+        )
+        return hidden // heads if heads else None
+
+    def _fused(self, rows: Iterable[_Row]) -> Iterator[_Row]:
+        """Yield the rows with the order of fused queries, keys and values; ask for it where nothing states it."""
+        kind = "timm" if "pretrained_cfg" in self.config else self.kind
+        order = self.qkv or next((order for order, kinds in table()["fused order"].items() if kind in kinds), None)
+        asked: dict[str, list[_Row]] = {}
+        for row in rows:
+            words = meaning(row.target.rpartition(".")[0].rpartition(".")[2])
+            is_fused = row.cut is not None and not words.keys().isdisjoint(("query", "key", "value"))
+            if not is_fused or "in_proj_" in row.sources[0] or order == "parts":  # nn.MultiheadAttention has parts
+                yield row
+                continue
+            owner = row.target.rpartition(".")[0].rpartition(".")[0]
+            size = self._head_size(owner)
+            if order is not None and size and row.cut is not None:
+                yield row._replace(heads=(row.cut[2] - row.cut[1]) // size)
+            else:
+                asked.setdefault(row.sources[0], []).append(row)
+        for members in asked.values():
+            why = "nothing states the number of heads, of which each has a part"
+            if order is None:
+                why = "nothing states whether the fused query, key and value are one after the other, or for each head"
+            choices = ("qkv=parts", "qkv=heads") if order is None else ()
+            self.questions.append(Question(tuple(row.target for row in members), choices, why))
+
+    def _check_recurrent(self) -> None:
+        """Ask where a recurrent layer of the model computes something else than PyTorch's."""
+        for path, attributes in self.side.outline.attributes.items():
+            for key, value in (("reset_after", "false"), ("input_forget", "true")):
+                if attributes.get(key) == value:
+                    why = f"it has {key} = {value}, which no layer of PyTorch computes"
+                    self.questions.append(Question((path,), (), why))
 
     @property
     def _rotates(self) -> bool:
@@ -377,7 +428,24 @@ class _Completed:
         order = self.rope or ("halves" if self.kind in table()["rotates halves"] else None)
         return order == "halves" and self._rotates
 
-    def _ask_for_rope(self, rows: Sequence[_Row]) -> None:
+    def _without_gaps(self, rows: Sequence[_Row]) -> list[_Row]:
+        """Return the rows without parts of tensors of which other parts found no place."""
+        covered: dict[str, int] = {}
+        for row in rows:
+            if row.cut is not None:
+                covered[row.sources[0]] = covered.get(row.sources[0], 0) + row.cut[2] - row.cut[1]
+        kept = []
+        for row in rows:
+            name = row.sources[0]
+            if row.cut is None or covered[name] == self.source[name].shape[row.cut[0]]:
+                kept.append(row)
+            else:
+                why = "the source has other parts, which found no place"
+                self.questions.append(Question((row.target,), (name,), why))
+        return kept
+
+    def _ask_for_rope(self, rows: Sequence[_Row]) -> bool:
+        """Ask for the order of rotary features where nothing states it; return whether it is open."""
         is_known = self.rope is not None or self.kind in table()["rotates halves"]
         names = [row.target for row in rows if _is_attention_input(row.target)]
         if names and self._rotates and self._rotates_a_part:
@@ -389,6 +457,9 @@ class _Completed:
         elif names and not self._rotates and self.kind in table()["rotates halves"] and self.rope is None:
             why = f"a {self.kind} rotates the halves of heads, and no RotaryEncoding shows what the model does"
             self.questions.append(Question(tuple(names[:1]), ("rope=halves", "rope=pairs"), why))
+        else:
+            return False
+        return True
 
     def _tie(self, rows: Sequence[_Row]) -> None:
         """Tie a head that the source leaves out to the embedding, where only one fits and config.json allows it."""
@@ -439,7 +510,7 @@ def _rules(
     """Return rows as rules, one for all that differ in numbers only."""
     grouped: dict[tuple[Any, ...], list[_Row]] = {}
     for row in rows:
-        key = (row.source_forms, row.target_form, row.cut, json.dumps(row.steps))
+        key = (row.source_forms, row.target_form, row.cut, row.heads, json.dumps(row.steps))
         grouped.setdefault(key, []).append(row)
     found: list[tuple[tuple[str, ...], str, _Row]] = []
     for members in grouped.values():
@@ -469,6 +540,7 @@ def _rule(sources: tuple[str, ...], members: list[tuple[str, _Row]], *, tie: boo
         rule["target"] = [target for target, _ in members]
         sizes = [each.cut[2] - each.cut[1] for _, each in members if each.cut is not None]
         rule |= {"axis": row.cut[0]} if row.cut[0] else {}
+        rule |= {"heads": row.heads} if row.heads else {}
         rule |= {"sizes": sizes} if len(set(sizes)) > 1 else {}
         heads = [dict(each.steps).get("permute_rope", {"heads": 0})["heads"] for _, each in members]
         rule |= {"permute_rope": {"heads": heads}} if any(heads) else {}

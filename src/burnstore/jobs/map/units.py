@@ -10,12 +10,14 @@ from typing import NamedTuple
 
 from ...models.outline import Outline
 from ...tensor.data import Shape
-from ...transforms.layout import ModuleKind, named_children
+from ...transforms.layout import GATES, ModuleKind, named_children
 from .words import meaning, roles_below, spoken, table
 
 _LEAVES = ("weight", "bias", "running_mean", "running_var")
 _TORCH_LEAF = {"gamma": "weight", "beta": "bias", "alpha": "weight"}
 _NUMBER = re.compile(r"(.*?)(\d+)")
+_RECURRENT = re.compile(r"(?:(.+)\.)?(weight|bias)_(ih|hh)_l(\d+)(_reverse)?")
+_TRANSFORMS = {"ih": "input_transform", "hh": "hidden_transform"}
 
 
 class Part(NamedTuple):
@@ -80,7 +82,7 @@ def source_units(shapes: Mapping[str, Shape]) -> tuple[list[Unit], dict[str, str
             continue
         path, leaf = _place(name)
         grouped.setdefault(path, {})[leaf] = Part((name,), shape)
-    units = []
+    units = list(_gates(grouped))
     for path, tensors in grouped.items():
         if "magnitude" in tensors and "direction" in tensors:
             magnitude, direction = tensors.pop("magnitude"), tensors.pop("direction")
@@ -89,6 +91,47 @@ def source_units(shapes: Mapping[str, Shape]) -> tuple[list[Unit], dict[str, str
             tensors["weight"] = Part((*magnitude.names, *direction.names), direction.shape, folded=axis)
         units.append(Unit(path, tensors, shown=path))
     return units, buffers
+
+
+def _gates(grouped: dict[str, dict[str, Part]]) -> Iterator[Unit]:
+    """Take the tensors of PyTorch's recurrent layers, and yield their gates as the layers that Burn has for them."""
+    layers: dict[str, dict[tuple[int, bool], dict[tuple[str, str], Part]]] = {}
+    for path in grouped:
+        found = _RECURRENT.fullmatch(path)
+        if found is not None:
+            place = int(found[4]), found[5] is not None
+            held = layers.setdefault(found[1] or "", {}).setdefault(place, {})
+            held[found[3], found[2]] = grouped[path][""]
+    kinds = {len(gates): gates for gates in GATES.values()}
+    for owner, places in layers.items():
+        counts = {_gate_count(held) for held in places.values()}
+        gates = kinds.get(counts.pop()) if len(counts) == 1 else None
+        if gates is None or f"{owner}.weight_hr_l0".lstrip(".") in grouped:  # not a layer that Burn has
+            continue
+        for (number, is_reverse), held in places.items():
+            for part in held.values():
+                del grouped[part.names[0]]
+            above = [owner] if owner else []
+            above += [str(number)] if max(places)[0] else []
+            above += ["reverse" if is_reverse else "forward"] if any(side for _, side in places) else []
+            for at, gate in enumerate(gates):
+                for short, name in _TRANSFORMS.items():
+                    tensors = {}
+                    for leaf in ("weight", "bias"):
+                        if (short, leaf) in held:
+                            names, shape, *_ = held[short, leaf]
+                            size = shape[0] // len(gates)
+                            tensors[leaf] = Part(names, (size, *shape[1:]), (0, at * size, at * size + size))
+                    unit = ".".join([*above, gate, name])
+                    yield Unit(unit, tensors, shown=unit)
+
+
+def _gate_count(held: Mapping[tuple[str, str], Part]) -> int:
+    """Return how many gates the weights of a recurrent layer have; 0 if they are none of PyTorch's."""
+    inputs, hidden = (held[short, "weight"].shape if (short, "weight") in held else () for short in ("ih", "hh"))
+    if len(inputs) != 2 or len(hidden) != 2 or inputs[0] != hidden[0] or not hidden[1] or hidden[0] % hidden[1]:
+        return 0
+    return hidden[0] // hidden[1] if all(part.shape[0] == hidden[0] for part in held.values()) else 0
 
 
 def _place(name: str) -> tuple[str, str]:

@@ -64,6 +64,7 @@ def meaning(path: str, *, sections: tuple[str, ...] = (), is_flat: bool = False)
     for segment in reversed(text.split(" / ")):
         words = segment.split()
         for word in words[1:] if words and words[0].isdecimal() else words:  # a place in a list is no name
+            word = word[:-1] if re.search(r"[^su]s$", word) and len(word) > 3 else word  # a plural
             weights[word] = max(weights.get(word, 0.0), weight)
         weight *= 1.0 if is_flat else _ABOVE
     return weights
