@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-import time
+import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,27 +20,53 @@ from burnstore.errors import ModelError
 from burnstore.jobs.map.map import MapResult, map_names
 from burnstore.jobs.map.words import meaning
 from burnstore.models.outline import OUTLINE_KEY
-from map_models import MODELS, Model
+from burnstore.transforms.recipe import Template
+from map_models import LATER, MODELS, Model, Truth
 
-CERTAIN = {"distilbert", "convnext", "mistral", "swin", "wav2vec2"}
-"""Models in which nothing hangs on order; the layers of the others are numbered in PyTorch and named in Burn."""
+ALL = [*MODELS, *LATER]
+BY_ORDER = {"mobilenet", "unet", "efficientnet", "mobilenet_v3"}
+"""Models of which layers are numbered in PyTorch and named in Burn; nothing else hangs on order."""
+
+ASKED = {"albert": {"block.attention_norm", "block.output_norm"}}
+"""What is asked of the models that are not solved: two norms of a block that is not one of several."""
 
 
-def _wrong(found: MapResult, truth: Mapping[str, tuple[Any, ...]]) -> list[str]:
-    return [each.target for each in found.tensors if truth[each.target][0] != each.sources]
+def _wrong(found: MapResult, truth: Mapping[str, Truth]) -> list[str]:
+    """Return the targets that have another source than the true one, or another part of it."""
+    wrong = [each.target for each in found.tensors if truth[each.target].names != each.sources]
+    for rule in found.rules["tensors"]:
+        targets = rule.get("target", ())
+        for at, form in enumerate(() if isinstance(targets, str) else targets):
+            part = at, len(targets), rule.get("heads", 1)
+            wrong += [name for name in truth if Template(form).match(name) is not None and truth[name].part != part]
+    return wrong
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+@pytest.mark.parametrize("model", ALL, ids=lambda model: model.name)
 def test_a_model_is_mapped_without_a_line_of_the_user(model: Model, tmp_path: Path) -> None:
+    """Of the eight that were declared later, three were solved before the changes that they led to."""
     source, outline, truth = model.write(tmp_path)
     found = map_names(source, like=outline)
     assert _wrong(found, truth) == []
-    assert found.is_complete
-    assert found.is_certain == (model.name in CERTAIN)
-    assert {each.target for each in found.tensors} == truth.keys()
+    asked = {target for question in found.questions for target in question.targets}
+    assert asked == ASKED.get(model.name, set())
+    assert found.is_complete == (model.name not in ASKED)
+    assert bool(found.by_order) == (model.name in BY_ORDER)
+    open_ = {name for name in truth if name.rpartition(".")[0] in asked}
+    assert {each.target for each in found.tensors} == truth.keys() - open_
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def _rotated(model: Model, target: str, values: Any) -> Any:
+    """Return the features of a query or key in the order of Burn's rotary encoding, if the model has one."""
+    attributes = next(iter(model.attributes.values()), {})
+    name = target.split(".")[-2] if "." in target else ""
+    if "rope" not in model.types or name not in ("wq", "wk", "query", "key"):
+        return values
+    heads = int(attributes.get("n_kv_heads" if name in ("wk", "key") else "n_heads", attributes["n_heads"]))
+    return values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+
+
+@pytest.mark.parametrize("model", [each for each in ALL if each.name not in ASKED], ids=lambda model: model.name)
 def test_the_rules_lead_to_the_outline_and_back(model: Model, tmp_path: Path) -> None:
     pytest.importorskip("tomllib")
     source, outline, truth = model.write(tmp_path)
@@ -48,10 +75,12 @@ def test_the_rules_lead_to_the_outline_and_back(model: Model, tmp_path: Path) ->
     done = bs.convert(source, tmp_path / "model.bpk", rules=tmp_path / "rules.toml", like=outline)
     with bs.open(tmp_path / "model.bpk") as file, bs.open(outline) as wanted, bs.open(source) as given:
         assert {name: file[name].shape for name in file} == {name: wanted[name].shape for name in wanted}
-        for target, (names, is_turned) in truth.items():
-            if len(names) == 1 and ".attn.wq" not in target and ".attn.wk" not in target:
-                values = given[names[0]].numpy()
-                np.testing.assert_array_equal(file[target].numpy(), values.T if is_turned else values, err_msg=target)
+        for target, true in truth.items():
+            if len(true.names) == 1:
+                rows = true._replace(is_turned=False).of(given[true.names[0]].numpy())
+                values = _rotated(model, target, rows)
+                values = values.T if true.is_turned else values
+                np.testing.assert_array_equal(file[target].numpy(), values, err_msg=target)
     bs.convert(tmp_path / "model.bpk", tmp_path / "back.safetensors", rules=tmp_path / "rules.toml", invert=True)
     with bs.open(tmp_path / "back.safetensors") as back, bs.open(source) as given:
         assert set(given) - set(back) == done.left_out.keys()
@@ -86,7 +115,7 @@ def _renamed(model: Model, chance: random.Random) -> Model:
 
 
 @pytest.mark.matrix(every=4)
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+@pytest.mark.parametrize("model", ALL, ids=lambda model: model.name)
 def test_names_that_mislead_are_never_followed_into_a_wrong_pair(model: Model, tmp_path: Path) -> None:
     chance = random.Random(model.name)
     for trial in range(8):
@@ -98,8 +127,42 @@ def test_names_that_mislead_are_never_followed_into_a_wrong_pair(model: Model, t
         assert [target for target in _wrong(found, truth) if target not in by_order] == []
 
 
+def _exchanged(model: Model, chance: random.Random) -> Model:
+    """Exchange the names of some layers with those of layers of other kinds: a norm is then called query."""
+    kinds: dict[str, set[str]] = {}
+    for _, target, kind in model.rows:
+        kinds.setdefault(target.rpartition(".")[2], set()).add(kind)
+    names: dict[str, str] = {}
+    for _ in range(chance.randint(1, 3)):
+        one = chance.choice(list(kinds))
+        others = [name for name in kinds if kinds[name].isdisjoint(kinds[one]) and name not in names]
+        if others and one not in names and not one.startswith("{"):
+            other = chance.choice(others)
+            names |= {one: other, other: one}
+    rows = []
+    for source, target, kind in model.rows:
+        owner, dot, name = target.rpartition(".")
+        rows.append((source, owner + dot + names.get(name, name), kind))
+    return dataclasses.replace(model, rows=tuple(rows))
+
+
 @pytest.mark.matrix(every=4)
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+@pytest.mark.parametrize("model", ALL, ids=lambda model: model.name)
+def test_exchanged_names_are_never_silently_followed(model: Model, tmp_path: Path) -> None:
+    """What is open may have wrong pairs among its suggestions; what is certain may not."""
+    chance = random.Random(model.name)
+    for trial in range(12):
+        exchanged = _exchanged(model, chance)
+        if len({target for _, target, _ in exchanged.rows}) < len(model.rows):
+            continue  # two layers would have one name
+        (tmp_path / str(trial)).mkdir()
+        source, outline, truth = exchanged.write(tmp_path / str(trial))
+        found = map_names(source, like=outline)
+        assert not found.is_certain or _wrong(found, truth) == []
+
+
+@pytest.mark.matrix(every=4)
+@pytest.mark.parametrize("model", ALL, ids=lambda model: model.name)
 def test_a_lost_tensor_leaves_the_mapping_open_and_no_pair_wrong(model: Model, tmp_path: Path) -> None:
     source, outline, truth = model.write(tmp_path)
     with bs.open(source) as file:
@@ -272,6 +335,99 @@ _PARTS = {
 }
 
 
+def _fused_heads(folder: Path, name: str, config: Mapping[str, Any] | None, leaf: str = ".weight") -> tuple[Path, Path]:
+    """Write an attention with a fused projection, and the outline of one with parts; 2 heads of 4."""
+    source = _checkpoint(folder, {f"h.attn.{name}{leaf}": [24, 8], "h.attn.proj.weight": [8, 8]})
+    names = ("query", "key", "value", "output")
+    modules = {"attention": "Struct:Attention"} | {f"attention.{each}": "Struct:Linear" for each in names}
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return source, _outline(folder, modules, {f"attention.{each}.weight": [8, 8] for each in names})
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "order"),
+    [
+        ("query_key_value", {"model_type": "bloom", "hidden_size": 8, "n_head": 2}, "heads"),
+        ("query_key_value", {"model_type": "gpt_neox", "hidden_size": 8, "num_attention_heads": 2}, "heads"),
+        ("qkv_proj", {"model_type": "phi3"}, "parts"),
+        ("qkv", {"architecture": "vit_tiny_patch16_224", "pretrained_cfg": {}}, "parts"),
+        ("in_proj_weight", None, "parts"),
+        ("query_key_value", {"model_type": "bloom"}, None),
+        ("query_key_value", {"model_type": "chatglm"}, None),
+        ("qkv", None, None),
+    ],
+)
+def test_the_order_of_a_fused_projection_is_known_or_asked(
+    name: str, config: Mapping[str, Any] | None, order: str | None, tmp_path: Path
+) -> None:
+    is_torch = name == "in_proj_weight"
+    source, outline = _fused_heads(tmp_path, name, config, "" if is_torch else ".weight")
+    found = map_names(source, like=outline, rope="pairs")
+    given = f"h.attn.{name}" + ("" if is_torch else ".weight")
+    mapped = {each.target for each in found.tensors}
+    if order is None:  # and no rule says anything of it
+        assert "fused" in found.questions[-1].why or "number of heads" in found.questions[-1].why
+        assert mapped == {"attention.output.weight"}
+        assert not any(rule["source"] == given for rule in found.rules["tensors"])
+        with pytest.raises(ModelError, match="questions are open"):
+            found.recipe()
+        if config is None:
+            assert found.questions[-1].choices == ("qkv=parts", "qkv=heads")
+            assert map_names(source, like=outline, qkv="parts").is_certain
+        return
+    assert found.is_certain
+    bs.convert(source, tmp_path / "there.bpk", rules=found.rules, like=outline)
+    with bs.open(tmp_path / "there.bpk") as file, bs.open(source) as held:
+        fused = held[given].numpy()
+        parts = fused.reshape(2, 3, 4, 8).swapaxes(0, 1) if order == "heads" else fused.reshape(3, 8, 8)
+        for each, part in zip(("query", "key", "value"), parts, strict=True):
+            np.testing.assert_array_equal(file[f"attention.{each}.weight"].numpy(), part.reshape(8, 8).T)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_the_gates_of_recurrent_layers_find_their_places(kind: str, bidirectional: bool, tmp_path: Path) -> None:
+    """The conversion by kinds, which real Burn proves (tests/interop), must give the same tensors."""
+    torch = pytest.importorskip("torch")
+    layer = getattr(torch.nn, kind)(5, 5, bidirectional=bidirectional)
+    held = {f"encoder.{name}": tensor.detach().numpy() for name, tensor in layer.state_dict().items()}
+    bs.save(held, tmp_path / "net.safetensors", metadata={"format": "pt"})
+    bs.convert(tmp_path / "net.safetensors", tmp_path / "kinds.bpk", rules={"^encoder$": kind})
+    with bs.open(tmp_path / "kinds.bpk") as file:
+        wanted = {f"rnn{name.removeprefix('encoder')}": tensor.numpy() for name, tensor in file.items()}
+    modules = {"rnn": f"Struct:{'Bi' if bidirectional else ''}{kind.title()}"}
+    for name in wanted:
+        path = name.split(".")
+        modules |= {".".join(path[:depth]): "Struct:GateController" for depth in range(2, len(path) - 1)}
+        modules[".".join(path[:-1])] = "Struct:Linear"
+    outline = _outline(tmp_path, modules, {name: list(values.shape) for name, values in wanted.items()})
+    found = map_names(tmp_path / "net.safetensors", like=outline)
+    assert found.is_certain
+    bs.convert(tmp_path / "net.safetensors", tmp_path / "map.bpk", like=outline, map=True)
+    with bs.open(tmp_path / "map.bpk") as file:
+        assert set(file) == set(wanted)
+        for name, values in wanted.items():
+            np.testing.assert_array_equal(file[name].numpy(), values, err_msg=name)
+    bs.convert(tmp_path / "map.bpk", tmp_path / "back.safetensors", rules=found.rules, invert=True)
+    with bs.open(tmp_path / "back.safetensors") as back:
+        assert {name: back[name].to_bytes() for name in back} == {name: each.tobytes() for name, each in held.items()}
+
+
+def test_a_recurrent_layer_that_computes_something_else_is_asked_for(tmp_path: Path) -> None:
+    gates = ("update_gate", "reset_gate", "new_gate")
+    paths = [f"gru.{gate}.{name}_transform" for gate in gates for name in ("input", "hidden")]
+    modules = {"gru": "Struct:Gru"} | dict.fromkeys(paths, "Struct:Linear")
+    shown = "Net { gru: Gru { d_hidden: 3, reset_after: false } }"
+    outline = _outline(tmp_path, modules, {f"{path}.weight": [3, 3] for path in paths}, display=shown)
+    source = _checkpoint(tmp_path, {"gru.weight_ih_l0": [9, 3], "gru.weight_hh_l0": [9, 3]})
+    found = map_names(source, like=outline)
+    assert "reset_after = false" in found.questions[-1].why
+    projected = {"gru.weight_ih_l0": [12, 3], "gru.weight_hh_l0": [12, 2], "gru.weight_hr_l0": [2, 3]}
+    (tmp_path / "projected").mkdir()
+    assert not map_names(_checkpoint(tmp_path / "projected", projected), like=outline).is_complete
+
+
 def test_square_matrices_among_both_orientations_are_asked_for(tmp_path: Path) -> None:
     names = {"up": (4, 8), "mix": (4, 4), "down": (8, 4)}
     outline = _outline(
@@ -340,7 +496,8 @@ def test_an_outline_checks_a_conversion_both_ways(tmp_path: Path) -> None:
         bs.convert(source, tmp_path / "x.bpk", like=outline)
 
 
-def test_a_thousand_tensors_take_less_than_two_seconds(tmp_path: Path) -> None:
+def test_a_thousand_tensors_take_a_bounded_number_of_calls(tmp_path: Path) -> None:
+    """Calls, because seconds depend on what else a machine does; these take 0.3 s of a processor."""
     layers, names = 112, ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     fields = ["query", "key", "value", "output", "gate", "up", "down"]
     source = {
@@ -362,9 +519,13 @@ def test_a_thousand_tensors_take_less_than_two_seconds(tmp_path: Path) -> None:
             modules[f"blocks.{i}.{name}"], tensors[f"blocks.{i}.{name}.gamma"] = "Struct:RmsNorm", [8]
         modules[f"blocks.{i}"] = "Struct:Block"
     checkpoint, outline = _checkpoint(tmp_path, source), _outline(tmp_path, modules, tensors)
-    start = time.perf_counter()
-    found = map_names(checkpoint, like=outline)
-    assert time.perf_counter() - start < 2
+    calls: Counter[str] = Counter()
+    sys.setprofile(lambda frame, event, argument: calls.update([event]))
+    try:
+        found = map_names(checkpoint, like=outline)
+    finally:
+        sys.setprofile(None)
+    assert calls["call"] < 1_000_000
     assert len(found.tensors) == len(source) == 1008
     assert len(found.rules["tensors"]) == 9
     assert found.is_certain
