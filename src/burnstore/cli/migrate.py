@@ -11,7 +11,6 @@ from typing import Any
 from ..jobs.migrate import Migration, migrate, migrate_each
 from .arguments import add_options
 from .errors import ERROR, FOUND, JOB_ERRORS, OK, as_burnstore_error, error_facts, print_error, shown_notes
-from .options import add_pipeline_options
 from .progress import ProgressDisplay
 from .text import escape, print_json, size
 
@@ -53,8 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("F16", "I16"),
         help="the dtype of tensors that a Half record of Burn 0.13 leaves open; F16 if all are floats",
     )
-    add_pipeline_options(parser, "rename", "rules")
-    add_options(parser, "overwrite", "quiet", "json")
+    add_options(parser, "rename", "rules", "overwrite", "quiet", "json")
 
 
 def run(arguments: argparse.Namespace) -> int:
