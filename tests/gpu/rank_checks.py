@@ -97,6 +97,7 @@ def bytes_read() -> Iterator[list[int]]:
         "read_at": lambda offset, length: length,
         "read_into": of_reads,
         "read_pages": lambda offset, length, pages: length,
+        "kernel_read": lambda offset, length: length,
     }
     with ExitStack() as patches:
         for name, count in counts.items():

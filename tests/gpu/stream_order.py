@@ -29,7 +29,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from burnstore.io.gpu.chunks import Chunk
-from burnstore.io.gpu.transfer import Filled, Readers
+from burnstore.io.gpu.transfer import Filled, KernelReaders, Readers, ThreadReaders
 
 Clock = dict["Actor", int]
 """How many acts of each are over."""
@@ -293,13 +293,14 @@ def _code_that_calls() -> tuple[tuple[CodeType, int], ...]:
 def reads_are_watched() -> Iterator[None]:
     """Tell the order of a transfer what the engine's readers do with its buffers."""
     with ExitStack() as patches:
-        for name, watched in _watched().items():
-            patches.enter_context(mock.patch.object(Readers, name, watched))
+        for kind in (KernelReaders, ThreadReaders):
+            for name, watched in _watched(kind).items():
+                patches.enter_context(mock.patch.object(kind, name, watched))
         yield
 
 
-def _watched() -> dict[str, Any]:
-    real_begin, real_finished, real_close = Readers.begin, Readers.finished, Readers.close
+def _watched(kind: type[Readers]) -> dict[str, Any]:
+    real_begin, real_finished, real_close = kind.begin, kind.finished, kind.close
 
     def begin(self: Readers, index: int, piece: Chunk, buffer: memoryview) -> None:
         if (order := _order()) is not None:

@@ -15,6 +15,7 @@ from tests.gpu.fake_cuda import FakeTorch, gpu_that_is_none
 from torch import nn
 
 import burnstore as bs
+from burnstore.io.gpu import transfer as transfers
 from burnstore.io.gpu.buffers import TransferSettings, configure_transfers
 from burnstore.io.gpu.staging import CudaStaging
 from burnstore.io.gpu.transfer import _Transfer
@@ -113,6 +114,14 @@ def change(kind: type, name: str, given: str, wanted: str, monkeypatch: pytest.M
     monkeypatch.setattr(kind, name, made[name])
 
 
+@pytest.fixture(params=["kernel", "threads"])
+def _read_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read files with kernel threads, where the system permits them, and with Python threads."""
+    if request.param == "threads":
+        monkeypatch.setattr(transfers, "kernel_reads", lambda *_: None)
+
+
+@pytest.mark.usefixtures("_read_by")
 @pytest.mark.parametrize("job", JOBS)
 def test_nothing_is_found_while_nothing_is_left_out(job: Check, tmp_path: Path) -> None:
     with ring_for("cpu"), gpu_that_is_none() as made:
@@ -133,6 +142,7 @@ def test_what_is_left_out_of_a_carrier_is_found(case: str, tmp_path: Path, monke
     assert_found(job, tmp_path)
 
 
+@pytest.mark.usefixtures("_read_by")
 @pytest.mark.parametrize("job", [small_values, new_tensors])
 def test_an_engine_that_does_not_ask_whether_a_buffer_is_free_is_found(
     job: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

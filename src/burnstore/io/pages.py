@@ -43,6 +43,11 @@ def read_cached(fd: int, offset: int, buffer: memoryview) -> int | None:
     return done
 
 
+def is_cached(fd: int, offset: int) -> bool:
+    """Return whether the page cache has the byte at an offset; True where the system does not say."""
+    return read_cached(fd, offset, memoryview(bytearray(1))) != 0
+
+
 def open_direct(fd: int) -> int | None:
     """Open a second descriptor of the same file for `read_directly`; None where that is refused."""
     try:

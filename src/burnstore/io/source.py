@@ -19,7 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from ..errors import ChangedError, ClosedError, LimitError, ReadError, TruncatedError
-from .pages import open_direct, read_cached, read_cached_runs, read_directly
+from .pages import is_cached, open_direct, read_cached, read_cached_runs, read_directly
 from .parallel import for_each
 from .sizes import PAGE, PARALLEL_BYTES, SYSCALL_BYTES
 
@@ -63,6 +63,17 @@ class ReadsPages(Protocol):
 
     def check_unchanged(self) -> None:
         """Raise ChangedError if the file was changed in place: `read_pages` leaves that to the end of many reads."""
+
+
+@runtime_checkable
+class KernelReadable(Protocol):
+    """A source of which the kernel can read a range through a descriptor (`burnstore.io.kernel_reads`)."""
+
+    def kernel_read(self, offset: int, length: int) -> tuple[int, int, int]:
+        """Return a descriptor, and the offset and length to read through it, which cover at least this range.
+
+        It is a read of the page cache if that has the first byte, otherwise a direct one of whole pages.
+        """
 
 
 def page_reader(source: Source) -> PageReader:
@@ -210,6 +221,19 @@ class FileSource:
             raise self._read_error(error, offset) from error
         if done is None or done < length:
             self._fill(offset + (done or 0), wanted[done or 0 :])
+
+    def kernel_read(self, offset: int, length: int) -> tuple[int, int, int]:
+        """Return the read that the kernel can do for a range, see `KernelReadable`."""
+        self._check_inside(offset, length)
+        fd = self._open_fd()
+        try:
+            direct = None if is_cached(fd, offset) else self._direct_fd()
+        except OSError as error:
+            raise self._read_error(error, offset) from error
+        if direct is None:
+            return fd, offset, length
+        first = offset // PAGE * PAGE
+        return direct, first, -(-(offset + length) // PAGE) * PAGE - first
 
     def read_cached_runs(self, offset: int, row: int, run: int, buffer: memoryview) -> int:
         """Read as many of these runs as are in the page cache and return their number; see `burnstore.io.runs`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import signal
 import time
@@ -15,12 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from burnstore.errors import ChangedError, ClosedError, ReadError, TruncatedError
-from burnstore.io import parallel
+from burnstore.io import kernel_reads, parallel
 from burnstore.io.gpu import transfer as transfers
 from burnstore.io.gpu.buffers import TransferSettings
-from burnstore.io.gpu.chunks import Range, Sink, max_unit, split_chunks
+from burnstore.io.gpu.chunks import Chunk, Range, Sink, max_unit, split_chunks
 from burnstore.io.gpu.staging import HostStaging
-from burnstore.io.gpu.transfer import transfer, transferring
+from burnstore.io.gpu.transfer import KernelReaders, ThreadReaders, readers_for, transfer, transferring
+from burnstore.io.kernel_reads import KernelReads
 from burnstore.io.sizes import GPU_GAP_BYTES, PAGE
 from burnstore.io.source import BytesSource, FileSource
 
@@ -105,14 +108,20 @@ def ring(buffers: int = 4) -> HostStaging:
     return HostStaging(TransferSettings(buffers=buffers, buffer_bytes=SIZE))
 
 
+def without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfers, "kernel_reads", lambda *_: None)
+
+
 def with_short_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfers, "GPU_READ_BYTES", READ)
 
 
-@pytest.fixture(params=["one read a chunk", "many reads a chunk"])
+@pytest.fixture(params=["kernel", "kernel, many reads a chunk", "threads", "threads, many reads a chunk"])
 def source(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileSource]:
-    """A file whose chunks are each read by one thread, or by several."""
-    if request.param == "many reads a chunk":
+    """A file whose chunks are each read by one thread of the kernel or of Python, or by several."""
+    if request.param.startswith("threads"):
+        without_the_kernel(monkeypatch)
+    if request.param.endswith("many reads a chunk"):
         with_short_reads(monkeypatch)
     (tmp_path / "data").write_bytes(DATA)
     opened = FileSource(tmp_path / "data")
@@ -352,7 +361,118 @@ def test_a_file_that_is_cut_meanwhile_is_reported(source: FileSource) -> None:
     assert (caught.value.path, caught.value.tensor) == (source.name, "w")
 
 
+@pytest.mark.parametrize("refusal", [errno.EINVAL, errno.EIO])
+def test_what_the_kernel_refuses_is_read_the_usual_way(
+    source: FileSource, monkeypatch: pytest.MonkeyPatch, refusal: int
+) -> None:
+    found = KernelReads.finished
+    refused = []
+
+    def refusing(self: KernelReads, most: int, *, wait: bool = False) -> list[tuple[int, int]]:
+        done = found(self, most, wait=wait)
+        refused.extend(done[::2])
+        return [(key, -refusal if row % 2 == 0 else count) for row, (key, count) in enumerate(done)]
+
+    monkeypatch.setattr(KernelReads, "finished", refusing)
+    sink = Into(len(DATA))
+    transfer([Range(source, 0, len(DATA), sink)], ring(), readers=4)
+    assert sink.memory == DATA
+    assert refused or transfers.kernel_reads(1, 1) is None
+
+
+class Soiled(HostStaging):
+    """A ring whose buffers contain other bytes than the file until they are read into."""
+
+    def buffer(self, index: int) -> memoryview:
+        memory = super().buffer(index)
+        memory[:] = bytes(byte ^ 0xFF for byte in DATA[: len(memory)])
+        return memory
+
+
+class OneChunk:
+    """A chunk that the kernel reads with several reads, one of which is short or refused."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        if transfers.kernel_reads(1, 1) is None:
+            pytest.skip("the kernel does no reads for this process")
+        with_short_reads(monkeypatch)
+        self.path = folder / "data"
+        self.path.write_bytes(DATA)
+        self.reads = 0
+        self.filled = 0
+        self._wrong = -1
+        self._lost: int | None = None
+        request, fill = KernelReads.request, Chunk.fill
+
+        def wrong(reads: KernelReads, read: tuple[int, int, int], address: int, key: int) -> None:
+            fd, offset, length = read
+            if self.reads == self._wrong:
+                read = (-1, offset, length) if self._lost is None else (fd, offset, max(length - self._lost, 0))
+            self.reads += 1
+            request(reads, read, address, key)
+
+        def counting(chunk: Chunk, *arguments: Any) -> None:
+            self.filled += 1
+            fill(chunk, *arguments)
+
+        monkeypatch.setattr(KernelReads, "request", wrong)
+        monkeypatch.setattr(Chunk, "fill", counting)
+
+    def transfer(self, at: int, length: int, *, wrong: int, lost: int | None) -> bool:
+        """Transfer a range with one wrong read; return whether Python read it. ``lost=None`` is a refusal."""
+        self._wrong, self._lost = wrong, lost
+        self.reads = self.filled = 0
+        sink = Into(length)
+        source = FileSource(self.path)
+        try:
+            transfer([Range(source, at, length, sink, "w", length)], Soiled(TINY), readers=4)
+        finally:
+            source.close()
+        assert sink.memory == DATA[at : at + length] and sink.lengths == [length]
+        assert self.reads == -(-(at + length) // READ) - at // READ > 1
+        assert self.filled <= 1
+        return self.filled == 1
+
+
+@pytest.fixture
+def one_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OneChunk:
+    return OneChunk(tmp_path, monkeypatch)
+
+
+def by_whole_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have files read as if they were not cached, through a descriptor that takes reads of any length."""
+    monkeypatch.setattr("burnstore.io.source.is_cached", lambda *_: False)
+    monkeypatch.setattr(FileSource, "_direct_fd", FileSource._open_fd)
+
+
+@pytest.mark.parametrize("is_direct", [False, True])
+@pytest.mark.parametrize(("at", "length"), [(0, 5 * READ), (3 * READ + 5, 4 * READ), (READ, 5 * READ + 77)])
+def test_one_read_of_several_that_is_short_or_refused_has_its_chunk_read_the_usual_way(
+    at: int, length: int, is_direct: bool, one_chunk: OneChunk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_direct:
+        by_whole_pages(monkeypatch)
+    assert not one_chunk.transfer(at, length, wrong=-1, lost=0)
+    beyond = -(at + length) % PAGE if is_direct else 0  # what the last read has beyond the range
+    for position in range(last := one_chunk.reads):
+        surplus = beyond if position == last - 1 else 0
+        for lost in (None, surplus + 1, READ):
+            assert one_chunk.transfer(at, length, wrong=position, lost=lost), (position, lost)
+        assert not one_chunk.transfer(at, length, wrong=position, lost=surplus)
+
+
+def test_a_last_read_that_gets_more_than_is_needed_does_not_make_up_for_another_one(
+    one_chunk: OneChunk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_whole_pages(monkeypatch)
+    length = 4 * READ + 100
+    for position in range(4):
+        for lost in (1, 1000, PAGE - 100):
+            assert one_chunk.transfer(0, length, wrong=position, lost=lost)
+
+
 def test_a_file_that_is_not_cached_is_read_past_the_cache(source: FileSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("burnstore.io.source.is_cached", lambda *_: False)
     monkeypatch.setattr("burnstore.io.source.read_cached", lambda *_: 0)
     spans = [(3, 5 * SIZE + 1), (7 * SIZE + 9, 4 * SIZE), (len(DATA) - 5, 5)]
     sinks = [Into(length) for _, length in spans]
@@ -368,6 +488,45 @@ def test_a_file_that_is_closed_meanwhile_is_reported(source: FileSource) -> None
 
     with pytest.raises(ClosedError):
         transfer([Range(source, 0, len(DATA), Closing(len(DATA)))], ring(), readers=2)
+
+
+def test_a_kernel_that_takes_no_more_reads_is_reported(source: FileSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object, **__: object) -> list[tuple[int, int]]:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    if not isinstance(readers_for([source], 1, SIZE), KernelReaders):
+        pytest.skip("this file is not read by the kernel")
+    monkeypatch.setattr(KernelReads, "finished", failing)
+    with pytest.raises(ReadError, match="accepts no more reads: no memory"):
+        transfer([Range(source, 0, len(DATA), Into(len(DATA)))], ring(), readers=2)
+
+
+def test_the_kernel_reads_files_where_it_can_and_threads_all_else(source: FileSource) -> None:
+    reads = transfers.kernel_reads(1, 1)
+    found = readers_for([source], 2, SIZE)
+    assert isinstance(found, ThreadReaders if reads is None else KernelReaders)
+    found.close()
+    if reads is not None:
+        reads.close()
+    assert isinstance(readers_for([source, BytesSource(b"")], 2, SIZE), ThreadReaders)
+
+
+@pytest.mark.parametrize("call", ["setup", "register"])
+def test_threads_read_where_a_sandbox_forbids_the_system_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def forbidden(*_: object) -> int:
+        ctypes.set_errno(errno.EPERM)
+        return -1
+
+    calls = kernel_reads._calls()._replace(**{call: forbidden})
+    monkeypatch.setattr(kernel_reads, "_calls", lambda: calls)
+    (tmp_path / "data").write_bytes(DATA)
+    source = FileSource(tmp_path / "data")
+    sink = Into(len(DATA))
+    transfer([Range(source, 0, len(DATA), sink)], ring(), readers=4)
+    assert sink.memory == DATA and isinstance(readers_for([source], 2, SIZE), ThreadReaders)
+    source.close()
 
 
 def test_a_file_that_is_changed_meanwhile_is_reported(source: FileSource) -> None:
@@ -390,6 +549,7 @@ def test_one_reader_is_enough_where_the_system_gives_no_more(
         started.append(True)
         return start(*arguments)
 
+    without_the_kernel(monkeypatch)
     monkeypatch.setattr(parallel, "start_new_thread", few)
     sink = Into(len(DATA))
     transfer([Range(source, 0, len(DATA), sink)], ring(), readers=4)
@@ -402,6 +562,7 @@ def test_one_reader_is_enough_where_the_system_gives_no_more(
 def test_an_interrupt_while_readers_are_awaited_waits_for_them_all_the_same(
     source: FileSource, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
 ) -> None:
+    without_the_kernel(monkeypatch)
     reading, most = [], []
 
     class Slow(Into):

@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 from ...errors import BurnstoreError, located
+from ..kernel_reads import ReadRequest
 from ..sizes import GPU_GAP_BYTES, PAGE
 from ..source import PageReader, Source, page_reader
 
@@ -87,6 +88,16 @@ class Chunk:
         """
         try:
             self.read(first, last - first, buffer[first // PAGE * PAGE - self.offset // PAGE * PAGE :])
+        except BurnstoreError as error:
+            with located(path=self.source.name, tensor=self._name_at(error.offset)):
+                raise
+
+    def kernel_read(self) -> ReadRequest:
+        """Return the read that the kernel can do for it, of a `KernelReadable` source."""
+        source: Any = self.source
+        try:
+            found: ReadRequest = source.kernel_read(self.offset, self.length)
+            return found
         except BurnstoreError as error:
             with located(path=self.source.name, tensor=self._name_at(error.offset)):
                 raise

@@ -1,7 +1,8 @@
 """Transfer ranges of sources through a ring of staging buffers to their sinks.
 
-    readers   threads that read the next chunks of the plan into free buffers; they share the interpreter's lock with
-              the issuer, so they do little per chunk: one system call
+    readers   threads that read the next chunks of the plan into free buffers: of the kernel for files where the system
+              permits it, otherwise of Python, which share the interpreter's lock with the issuer and do little per
+              chunk, one system call
     issuer    the caller's own thread, so that Ctrl-C reaches it and the GPU's context is its own: hands chunks that
               were read to their sinks, which start copies, and has buffers refilled whose copies are done
 
@@ -17,21 +18,130 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
+from time import perf_counter
+from typing import Protocol
+
+import numpy as np
 
 from ...errors import ReadError
+from ..kernel_reads import KernelReads, kernel_reads
 from ..parallel import ThreadGroup
 from ..sizes import GPU_READ_BYTES, PAGE
-from ..source import ReadsPages
+from ..source import KernelReadable, ReadsPages, Source
 from .buffers import CopyEvent
 from .chunks import Chunk, Range, by_source, page_windows, split_chunks
 from .staging import HostStaging
 
 # Chunks that were read meanwhile are handed on together: calls for all of them are made less often.
 _MAX_BATCH = 4
-
+# The reads that are queued for the kernel besides those under way: more would only wait, in buffers that leave the
+# processor's cache meanwhile.
+_QUEUED = 4
 
 Filled = tuple[int, Chunk]
 """A buffer, and the chunk that was read into it."""
+
+
+class Readers(Protocol):
+    """Threads that read. After `close` none reads, and others may use the buffers."""
+
+    workers: int
+    """The reads that are done at a time."""
+    ahead: int
+    """The reads that should be begun, so that no worker waits for the next one."""
+    patience: float
+    """The seconds to poll before waiting: waking up takes longer than a chunk, but polling keeps the GIL."""
+
+    @property
+    def under_way(self) -> int:
+        """The reads that were begun and not returned by `finished`; a chunk may be several."""
+
+    def begin(self, index: int, chunk: Chunk, buffer: memoryview) -> None:
+        """Have a chunk read into a buffer, by several threads if it is long."""
+
+    def finished(self, most: int, *, wait: bool = False) -> Sequence[Filled]:
+        """Return chunks that were read, at most so many; with ``wait`` at least one, unless a signal comes first.
+
+        Raise the first failure.
+        """
+
+    def close(self) -> None:
+        """Return when no thread reads any more."""
+
+
+def readers_for(sources: Sequence[Source], workers: int, buffer_bytes: int) -> Readers:
+    """Return kernel threads where all sources and the system permit them, otherwise Python threads."""
+    if all(isinstance(source, KernelReadable) for source in sources):
+        reads = kernel_reads(workers + _QUEUED + -(-buffer_bytes // GPU_READ_BYTES), workers)
+        if reads is not None:
+            return KernelReaders(reads, workers)
+    return ThreadReaders(workers)
+
+
+class KernelReaders:
+    """Kernel threads: no Python runs while they read."""
+
+    patience = 0.001
+
+    def __init__(self, reads: KernelReads, workers: int) -> None:
+        self.workers = workers
+        self.ahead = workers + _QUEUED
+        self._reads = reads
+        self._number = 0
+        self._requested: dict[int, tuple[int, int]] = {}
+        self._begun: dict[int, _Begun] = {}
+        self._addresses: dict[int, int] = {}
+
+    @property
+    def under_way(self) -> int:
+        return len(self._requested)
+
+    def begin(self, index: int, chunk: Chunk, buffer: memoryview) -> None:
+        fd, offset, length = chunk.kernel_read()
+        address = self._addresses.get(index)
+        if address is None:
+            address = self._addresses[index] = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]
+        address -= chunk.offset // PAGE * PAGE
+        begun = self._begun[index] = _Begun(chunk, buffer)
+        for first, last in page_windows(offset, offset + length, GPU_READ_BYTES):
+            self._requested[self._number] = index, min(last, chunk.stop) - first
+            self._reads.request((fd, first, last - first), address + first, self._number)
+            self._number += 1
+            begun.left += 1
+
+    def finished(self, most: int, *, wait: bool = False) -> Sequence[Filled]:
+        try:
+            found = self._reads.finished(most, wait=wait)
+        except OSError as error:
+            raise ReadError(f"the kernel accepts no more reads: {error.strerror or error}") from error
+        filled = []
+        for number, count in found:
+            index, needed = self._requested.pop(number)
+            begun = self._begun[index]
+            begun.left -= 1
+            begun.is_whole &= count >= needed
+            if not begun.left:
+                del self._begun[index]
+                if not begun.is_whole:  # short or refused: a plain read succeeds or raises the proper error
+                    begun.chunk.fill(begun.buffer, begun.chunk.offset, begun.chunk.stop)
+                filled.append((index, begun.chunk))
+        return filled
+
+    def close(self) -> None:
+        try:
+            self._reads.settle()
+        finally:
+            self._reads.close()
+
+
+@dataclass(slots=True)
+class _Begun:
+    """A chunk that the kernel reads: how many of its reads are under way, and whether the others were complete."""
+
+    chunk: Chunk
+    buffer: memoryview
+    left: int = 0
+    is_whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +155,10 @@ class _Job:
     last: int
 
 
-class Readers:
-    """Threads, started when there is something to read. After `close` none reads, and others may use the buffers.
+class ThreadReaders:
+    """Python threads, started when there is something to read."""
 
-    ``workers`` is the number of reads that are done at a time, ``ahead`` how many should be begun so that no thread
-    waits for the next one, ``under_way`` how many were begun and not returned by `finished`.
-    """
+    patience = 0.0
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -63,7 +171,6 @@ class Readers:
         self._has_ended = False
 
     def begin(self, index: int, chunk: Chunk, buffer: memoryview) -> None:
-        """Have a chunk read into a buffer, by several threads if it is long."""
         jobs = [_Job(index, chunk, buffer, *part) for part in page_windows(chunk.offset, chunk.stop, GPU_READ_BYTES)]
         self._left[index] = len(jobs)
         for job in jobs:
@@ -84,7 +191,6 @@ class Readers:
                 self._done.put(job)
 
     def finished(self, most: int, *, wait: bool = False) -> Sequence[Filled]:
-        """Return chunks that were read, at most so many; with ``wait`` at least one. Raise the first failure."""
         filled: list[Filled] = []
         try:
             while len(filled) < most:
@@ -100,7 +206,6 @@ class Readers:
         return filled
 
     def close(self) -> None:
-        """Return when no thread reads any more."""
         self._has_ended = True
         for _ in range(len(self._threads)):
             self._jobs.put(None)
@@ -149,7 +254,7 @@ class _Transfer:
         self._sources = [group[0].source for group in groups]
         self._nbytes = sum(range_.length for group in groups for range_ in group)
         self._max_buffers = min(staging.max_buffers, self._nbytes // staging.buffer_bytes + 2)
-        self._readers = Readers(readers)
+        self._readers = readers_for(self._sources, readers, staging.buffer_bytes)
         self._chunks = split_chunks(groups, staging.buffer_bytes)
         self._next = next(self._chunks, None)
         self._buffers: list[memoryview] = []
@@ -157,6 +262,7 @@ class _Transfer:
         self._reading = 0
         self._written = 0
         self._in_flight: deque[tuple[CopyEvent, list[int]]] = deque()
+        self._patient_until = 0.0
 
     def begin(self) -> None:
         """Transfer until everything is at least being read."""
@@ -182,7 +288,9 @@ class _Transfer:
         found = self._readers.finished(_MAX_BATCH)
         if found:
             self._issue(found)
-        if not self._refill() and not found:
+        if self._refill() or found:
+            self._patient_until = perf_counter() + self._readers.patience
+        elif perf_counter() >= self._patient_until:
             self._wait()
 
     def _issue(self, batch: Sequence[Filled]) -> None:
