@@ -14,7 +14,7 @@ INSTALLED := .venv/installed
 DEMO := .venv-demo
 PIP := -m pip install --disable-pip-version-check
 
-.PHONY: demo test test-rest test-all docs architecture lint types contracts wheel bench fuzz fuzz-safetensors fuzz-pytorch fuzz-compose kill soak-shards architectures classes interop \
+.PHONY: demo test test-rest test-all docs architecture lint types contracts wheel bench fuzz fuzz-safetensors fuzz-pytorch fuzz-compose kill soak-shards architectures classes everyday interop \
   interop-all matrix bench-burn fuzz-interop clean
 
 # The main job, in an environment of its own with the package and its dependencies: no torch, nothing for tests.
@@ -77,6 +77,10 @@ kill: $(INSTALLED)
 # About a hundred random models of torchvision, timm and transformers, to Burn's layout and back.
 architectures: $(INSTALLED)
 	$(BIN)/python tests/real/architectures.py
+
+# The page docs/everyday.md: every kind of checkpoint × everything that can be done with it.
+everyday: $(INSTALLED)
+	$(BIN)/python tests/real/everyday.py
 
 # The table of classes known by name, from the installed libraries: what they compute decides (minutes).
 classes: $(INSTALLED)

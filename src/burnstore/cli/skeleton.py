@@ -36,14 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a torch model to import and make, or a checkpoint of PyTorch's layout",
     )
     parser.add_argument("--name", metavar="NAME", help="what the outermost struct is called (default: the class)")
-    add_options(parser, "rust", "json")
+    add_options(parser, "rust", "top_level_key", "json")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the source."""
     try:
         given = import_model(arguments.model) if names_object(arguments.model) else arguments.model
-        source = skeleton(given, name=arguments.name)
+        source = skeleton(given, name=arguments.name, top_level_key=arguments.top_level_key)
     except JOB_ERRORS as error:
         return fail(error, arguments.model)
     if arguments.json:

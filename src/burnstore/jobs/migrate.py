@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import BurnstoreError, ModelError, SaveError, UnsupportedError, located
+from ..errors import BurnstoreError, ModelError, ReadError, SaveError, UnsupportedError, located
 from ..formats.base import LAYOUT_KEY
 from ..formats.record.reader import is_record
 from ..formats.record.record import Record
@@ -122,6 +122,8 @@ def migrate(
     if like is not None or model is not None:
         raise TypeError("like and model are for one record; a folder has several")
     records = tuple(_each(old, new, options, lambda _: progress))
+    if not records:
+        raise ReadError("no records of Burn below this folder", path=old, hint=f"looked for {', '.join(SUFFIXES)}")
     nbytes = sum(record.nbytes for record in records)
     return Migration(old, new, None, sum(record.tensors for record in records), nbytes, records=records)
 

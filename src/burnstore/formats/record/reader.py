@@ -142,7 +142,8 @@ def read_record(source: Source, limits: Limits, *, like: Any = None, undecided: 
         with located(path=source.name):
             encoding = _encoding_of(plain.read_at(0, min(_HEAD, plain.size)))
             if encoding is None:
-                raise UnknownFormatError("it does not begin like a record of Burn", rule="BR-01", offset=0)
+                hint = "burnstore.convert takes files of other formats"
+                raise UnknownFormatError("it does not begin like a record of Burn", rule="BR-01", offset=0, hint=hint)
             if encoding == "bin":
                 document = _read_binary(plain, limits, decoded, like)
             elif encoding == "mpk":

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...checkpoint import open_checkpoint
-from ...errors import BurnstoreError, UnknownFormatError, UnsafeContentError, located
+from ...errors import BurnstoreError, ReadError, UnknownFormatError, UnsafeContentError, located
 from ...formats.registry import HEAD_BYTES, format_for_bytes
 from ...io.source import FileSource
 from ...limits import Limits
@@ -73,8 +73,8 @@ def scan(path: str | os.PathLike[str], *, limits: Limits | None = None) -> ScanR
     The file is ``clean`` if neither pickle, torch, NumPy nor joblib would run anything in it, however they are asked
     to read it. A name that is not known to be data makes it ``suspicious``; one that is known to be harmful, native
     code or a path out of an archive, ``dangerous``. A file that cannot be judged has the verdict ``error``. For a
-    folder, every file of tensors or pickles below it is scanned; other files are skipped, and a link out of the folder
-    is an error. Raises FileNotFoundError and other OSErrors.
+    folder, every file of tensors or pickles below it is scanned; other files are skipped, a link out of the folder is
+    an error, and so is a folder without such files. Raises FileNotFoundError and other OSErrors.
 
     >>> import os, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -89,8 +89,12 @@ def scan(path: str | os.PathLike[str], *, limits: Limits | None = None) -> ScanR
     if os.path.isdir(shown):
         files = tuple(scan_files(shown, limits=limits))
         worst = {verdict: place for place, verdict in enumerate((CLEAN, ERROR, SUSPICIOUS, DANGEROUS))}
-        verdict = max((file.verdict for file in files), key=worst.__getitem__, default=CLEAN)
-        return ScanResult(shown, None, verdict, files=files)
+        verdict = max((file.verdict for file in files), key=worst.__getitem__, default=ERROR)
+        hint = f"looked for {', '.join(f'*{suffix}' for suffix in _SUFFIXES)}"
+        empty = (
+            None if files else ReadError("the folder contains no files of tensors or pickles", path=shown, hint=hint)
+        )
+        return ScanResult(shown, None, verdict, error=empty, files=files)
     limits = limits or Limits()
     source = FileSource(path)
     try:

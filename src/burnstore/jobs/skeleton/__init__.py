@@ -22,6 +22,7 @@ from ...pipeline.kinds import (
 from ...tensor.data import Shape
 from ...transforms.guess import guess_kinds
 from ...transforms.layout import COUNT, ModuleKind
+from ...transforms.shapes import weight_norm_hint
 from .forward import sequential_forward
 from .source import Source, identifier
 from .tree import tree_of_model, tree_of_shapes
@@ -61,17 +62,19 @@ mod tests {{
 """
 
 
-def skeleton(model: Any, *, name: str | None = None) -> str:
+def skeleton(model: Any, *, name: str | None = None, top_level_key: str | None = None) -> str:
     """Return the Rust source of a Burn 0.22 module for a torch model, or for a checkpoint of PyTorch's layout.
 
     Structs have the fields of the modules in Burn's types, ``init`` has their configuration, ``forward`` is left to be
     written (for a model of ``nn.Sequential`` alone it is there), and ``load`` takes the file that `burnstore.convert`
-    makes. ``name`` is what the outermost struct is called. A file does not contain strides and the like: its skeleton
-    has PyTorch's defaults. Raise ModelError for what Burn has no place for, AmbiguousError if a file's names and shapes
-    do not say what its modules are.
+    makes. ``name`` is what the outermost struct is called, ``top_level_key`` the part of a file. A file has no strides
+    or the like: its skeleton has PyTorch's defaults. Raise ModelError for what Burn has no place for, AmbiguousError
+    if a file's names and shapes do not say what its modules are.
     """
     if isinstance(model, (str, os.PathLike)):
-        return _of_file(Path(model), name)
+        return _of_file(Path(model), name, top_level_key)
+    if top_level_key is not None:
+        raise TypeError("top_level_key is the part of a file; a model has none")
     if layout_of(model) != "torch":
         raise ModelError("a model of PyTorch is needed", hint="give a torch.nn.Module, or a checkpoint of one")
     binding = binding_for(model)
@@ -82,8 +85,8 @@ def skeleton(model: Any, *, name: str | None = None) -> str:
     return _rendered(source, origin, "", sequential_forward(model, source))
 
 
-def _of_file(path: Path, name: str | None) -> str:
-    with open_checkpoint(path) as file:
+def _of_file(path: Path, name: str | None, key: str | None) -> str:
+    with open_checkpoint(path, top_level_key=key) as file:
         snapshots = {each: file[each] for each in file}
         recorded = recorded_modules(file.metadata)
         if file.layout == "burn":
@@ -113,9 +116,9 @@ def _guessed(shapes: Mapping[str, Shape]) -> dict[str, ModuleKind]:
     guess = guess_kinds(shapes)
     if guess.ambiguous:
         path, why = next(iter(guess.ambiguous.items()))
-        raise AmbiguousError(
-            f"{path or 'the file'}: {why}", hint="give the model itself: burnstore skeleton MODULE:CLASS", guess=guess
-        )
+        fold = weight_norm_hint(shapes)
+        hint = "give the model itself: burnstore skeleton MODULE:CLASS" + (f"; {fold}" if fold else "")
+        raise AmbiguousError(f"{path or 'the file'}: {why}", hint=hint, guess=guess)
     return guess.kinds
 
 

@@ -270,7 +270,9 @@ def _folder_node(folder: _Folder, path: str, label: str, kinds: Mapping[str, Mod
     found = Struct(f"{label} {(*folder.tensors, *folder.folders)}", label, shown=path)
     for name, shape in folder.tensors.items():
         if not shape:
-            raise ModelError("it has no axes; Burn's tensors have at least one", tensor=f"{path}.{name}".strip("."))
+            hint = "take the part of the file that is the model: --top-level-key, top_level_key="
+            tensor = f"{path}.{name}".strip(".")
+            raise ModelError("it has no axes; Burn's tensors have at least one", tensor=tensor, hint=hint)
         found.fields[name] = Layer(_parameter(shape, "Float"))
     for name, held in folder.folders.items():
         node = _folder_node(held, f"{path}.{name}".strip("."), name, kinds)
