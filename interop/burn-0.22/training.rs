@@ -1,5 +1,9 @@
 //! The second half of a training, in a Burn whose training state is Burnpack.
 //!
+//! `burn-training begin NAME FOLDER` is a whole training of `Before`, which saves `model.bpk` and `optimizer.bpk` halfway;
+//! `burn-training resume NAME FOLDER` loads the two into an `After` and goes on, `resumed` with the state, `forgotten`
+//! without.
+//!
 //! `burn-training optimizer|scheduler NAME FOLDER` loads `model.bpk` and `optimizer.bpk`, or `scheduler.bpk`, and prints as
 //! `resumed` the parameters after some steps more, or the next learning rates, and as `forgotten` what they would be
 //! without that state. What it loaded it saves as `loaded.bpk`.
@@ -14,7 +18,7 @@ use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::lr_scheduler::noam::NoamLrSchedulerConfig;
 use burn::lr_scheduler::step::StepLrSchedulerConfig;
-use burn::module::ParamId;
+use burn::module::{Module, ParamId};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{
@@ -28,6 +32,58 @@ use serde_json::{Value, json};
 #[path = "../shared/training_kinds.rs"]
 mod training_kinds;
 use training_kinds::{RATE, STEPS, gradient};
+
+#[path = "../shared/refactored.rs"]
+mod refactored;
+use refactored::{After, Network, stepped, uninterrupted};
+
+type Float<const D: usize> = Tensor<D>;
+trait Trainable: Module {}
+impl<M: Module> Trainable for M {}
+macro_rules! on {
+    ($module:ident) => {
+        $module
+    };
+}
+macro_rules! with_backend {
+    ($declare:ident) => {
+        $declare!({});
+    };
+}
+use {on, with_backend};
+
+fn begin(optimizer: ModuleOptimizer, folder: &Path) -> Value {
+    let device = Device::default().autodiff();
+    uninterrupted(
+        optimizer,
+        &device,
+        |optimizer, model, gradients| optimizer.step(RATE, model, gradients),
+        |model, optimizer| {
+            let saved = model.save_into(&mut BurnpackStore::from_file(folder.join("model.bpk")));
+            saved.expect("the model is saved");
+            let saved = optimizer.save(folder.join("optimizer.bpk"));
+            saved.expect("the optimizer is saved");
+        },
+    )
+}
+
+fn resume_renamed(optimizer: impl Fn() -> ModuleOptimizer, folder: &Path) -> Value {
+    let device = Device::default().autodiff();
+    let mut model = After::new(&device);
+    let loaded = model.load_from(&mut BurnpackStore::from_file(folder.join("model.bpk")));
+    loaded.expect("the model is loaded");
+    let loaded = optimizer().load(folder.join("optimizer.bpk"));
+    let loaded = loaded.expect("the optimizer is loaded");
+    loaded.save(folder.join("loaded.bpk")).expect("and saved");
+    let ends = |mut optimizer: ModuleOptimizer| {
+        let steps = STEPS..2 * STEPS;
+        let end = stepped(model.clone(), steps, &device, |model, gradients| {
+            optimizer.step(RATE, model, gradients)
+        });
+        end.values()
+    };
+    json!({"resumed": ends(loaded), "forgotten": ends(optimizer())})
+}
 
 fn gradients(weight: ParamId, bias: ParamId, step: usize) -> GradientsParams {
     let device = Device::default();
@@ -80,12 +136,22 @@ fn reschedule(scheduler: ModuleLrScheduler, folder: &Path) -> Value {
 fn main() {
     let words: Vec<String> = std::env::args().collect();
     let [_, what, name, folder] = words.as_slice() else {
-        panic!("usage: burn-training optimizer|scheduler NAME FOLDER");
+        panic!("usage: burn-training optimizer|scheduler|begin|resume NAME FOLDER");
     };
     let folder = Path::new(folder);
     macro_rules! resumed {
         ($config:expr) => {
             resume(|| $config.init(), folder)
+        };
+    }
+    macro_rules! begun {
+        ($config:expr) => {
+            begin($config.init(), folder)
+        };
+    }
+    macro_rules! renamed {
+        ($config:expr) => {
+            resume_renamed(|| $config.init(), folder)
         };
     }
     macro_rules! rescheduled {
@@ -96,7 +162,9 @@ fn main() {
     let told = match what.as_str() {
         "optimizer" => with_optimizer!(name.as_str(), resumed),
         "scheduler" => with_scheduler!(name.as_str(), rescheduled),
-        other => panic!("neither optimizer nor scheduler: {other}"),
+        "begin" => with_optimizer!(name.as_str(), begun),
+        "resume" => with_optimizer!(name.as_str(), renamed),
+        other => panic!("no command {other}"),
     };
     println!("{told}");
 }
