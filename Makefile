@@ -9,6 +9,9 @@ CASES ?= 100000
 JOBS ?= 1
 BURN_VERSIONS ?= 0.19 0.20 0.21 0.22 0.23-pre
 
+# Hundreds of tests start Python: each would compile the package again where a machine forbids to write bytecode.
+export PYTHONDONTWRITEBYTECODE :=
+
 BIN := .venv/bin
 INSTALLED := .venv/installed
 DEMO := .venv-demo

@@ -100,6 +100,7 @@ def refused(job: Callable[[], Any], failure: Failure = out_of_memory) -> bs.erro
     return error
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(
     ("name", "failure"),
     [("empty", out_of_memory), ("pin", out_of_memory), ("_foreach_copy_", broken), ("_foreach_copy_", out_of_memory)],

@@ -70,6 +70,7 @@ WRITES: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("way", range(8))
 def test_what_is_written_to_a_tensor_stays_there(path: Path, write: str, way: int) -> None:

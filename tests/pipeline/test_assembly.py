@@ -357,6 +357,7 @@ def test_ctrl_c_leaves_the_old_file_and_nobody_at_work(
 # --- killed -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow("kills")
 @pytest.mark.skipif(sys.platform == "win32", reason="kills")
 def test_kills_of_conversions_at_random_instants_leave_old_or_new() -> None:
     command = [sys.executable, str(Path(__file__).parents[1] / "crash" / "kill.py"), "--saver", "convert"]

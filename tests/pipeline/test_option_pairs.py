@@ -198,6 +198,7 @@ def test_every_option_has_a_value_here(bench: Bench) -> None:
     assert [name for name in bench.options if name not in bench.values] == []
 
 
+@pytest.mark.matrix(every=3)
 def test_every_pair_combines_or_is_refused_in_either_order(bench: Bench) -> None:
     problems = []
     base = bench.outcome()

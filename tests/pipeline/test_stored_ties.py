@@ -170,6 +170,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow("real models")
 @pytest.mark.parametrize("name", MODELS)
 def test_files_of_hugging_face_leave_tied_tensors_out(tmp_path: Path, name: str) -> None:
     transformers = pytest.importorskip("transformers")

@@ -98,6 +98,7 @@ def as_floats(values: Any) -> list[float]:
 PAIRS = [(DType.parse(one), DType.parse(other)) for one, other in itertools.permutations(FORMATS, 2)]
 
 
+@pytest.mark.matrix(every=6)
 @pytest.mark.parametrize(("given", "wanted"), PAIRS, ids=[f"{one}-{other}" for one, other in PAIRS])
 def test_every_value_is_rounded_once_or_refused(given: DType, wanted: DType) -> None:
     values = numbers(given, wanted)
@@ -123,6 +124,7 @@ def test_every_value_is_rounded_once_or_refused(given: DType, wanted: DType) -> 
                     cast(bs.TensorSnapshot.from_numpy("w", alone), wanted).to_bytes()
 
 
+@pytest.mark.matrix(every=6)
 @pytest.mark.parametrize(("given", "wanted"), PAIRS, ids=[f"{one}-{other}" for one, other in PAIRS])
 def test_a_device_casts_only_what_the_host_casts(given: DType, wanted: DType) -> None:
     found = casting(given, wanted)
