@@ -111,7 +111,7 @@ class Checkpoint(Tabular, Mapping[str, TensorSnapshot]):
 
     @property
     def constants(self) -> Mapping[str, Any]:
-        """What a record holds that is no tensor, by path: counters, and the fields of a model that store no value."""
+        """What a record holds besides tensors, by path: counters, and the fields of a model that store no value."""
         return self._contents.constants
 
     @property
@@ -125,7 +125,7 @@ class Checkpoint(Tabular, Mapping[str, TensorSnapshot]):
         return self._contents.classes
 
     def shares_with(self, name: str) -> tuple[str, ...]:
-        """The other tensors that are views on the same memory in the file, such as tied weights."""
+        """Return the other tensors that share this one's bytes in the file, such as tied weights."""
         self._row(name)
         group = next((group for group in self._contents.shared if name in group), ())
         return tuple(other for other in group if other != name)
@@ -164,20 +164,20 @@ class Checkpoint(Tabular, Mapping[str, TensorSnapshot]):
         row, (_, offset) = self._row(name), self._place_of(name)
         unpacked = self._data is not self._source and not isinstance(self._data, JoinedSource)
         if unpacked or (row in self._table.apart and offset == 0):  # No file of computed tensors begins with one.
-            raise UnsupportedError("its data are not in the file as they are: they are unpacked", tensor=name)
+            raise UnsupportedError("its data are compressed in the file and have no offset there", tensor=name)
         return offset
 
     def file_of(self, name: str) -> str:
-        """The file in which a tensor's data lie: another for each shard, where there are several."""
+        """Return the file that contains a tensor's data; shards have one file each."""
         return self._place_of(name)[0]
 
     def descriptions(self) -> Iterator[tuple[str, DType, Shape, int, int | None]]:
-        """The name, dtype, shape, bytes and parameter id of every tensor: what is known without a snapshot of each."""
+        """Return name, dtype, shape, size in bytes and parameter id of every tensor, without making snapshots."""
         table = self._table
         return zip(table.names, table.dtypes, table.shapes, table.sizes, table.param_ids, strict=True)
 
     def places(self) -> Iterator[tuple[str, int] | None]:
-        """For every tensor its file and the byte of it at which its data begin; None where they do not lie there so.
+        """Return each tensor's file and the offset of its data; None if the data are not stored contiguously.
 
         That is the case of what had to be unpacked, or is put together from several places.
         """
@@ -190,7 +190,7 @@ class Checkpoint(Tabular, Mapping[str, TensorSnapshot]):
         )
 
     def checks(self) -> Sequence[Check]:
-        """What of the file can be checked beyond opening it and reading its tensors: checksums, padding."""
+        """Return the checks beyond opening the file and reading its tensors: checksums, padding."""
         found = format_named(self._format)
         return found.checks(self._source, self._contents, self._limits) if isinstance(found, HasChecks) else []
 
@@ -199,7 +199,7 @@ class Checkpoint(Tabular, Mapping[str, TensorSnapshot]):
         return self._data.place_of(offset) if isinstance(self._data, JoinedSource) else (self.path, offset)
 
     def numpy(self, names: Iterable[str] | None = None) -> dict[str, Array]:
-        """All tensors, or those named, as arrays; read in few large pieces.
+        """Return all tensors, or those named, as arrays; they are read in few large pieces.
 
         Owned and writable by default; with ``zero_copy`` read-only views that keep the file's memory alive. Small owned
         arrays share a buffer of up to 8 MiB with their neighbours. Quantized tensors come dequantized.
@@ -213,7 +213,7 @@ class Checkpoint(Tabular, Mapping[str, TensorSnapshot]):
         )
 
     def torch(self, names: Iterable[str] | None = None, *, device: Device = None) -> dict[str, Tensor]:
-        """All tensors, or those named, as torch tensors on the CPU or on ``device``; read in few large pieces.
+        """Return all tensors, or those named, as torch tensors on the CPU or on ``device``, read in few large pieces.
 
         Owned by default; with ``zero_copy`` they share the mapped file, privately: what is written to one stays in this
         process. To a GPU they go through pinned memory, at the bus's speed; tensors below 1 MiB share an allocation of
@@ -240,7 +240,7 @@ class Checkpoint(Tabular, Mapping[str, TensorSnapshot]):
     def _picked(self, names: Iterable[str] | None, method: str) -> Table:
         self._check_open()
         if isinstance(names, str):
-            raise TypeError(f"names are a list of str; for one tensor take checkpoint[{names!r}].{method}()")
+            raise TypeError(f"names must be a list of str; for one tensor use checkpoint[{names!r}].{method}()")
         return self._table if names is None else self._table.picked([self._row(name) for name in names])
 
     def get_tensor(self, name: str, framework: str = "np") -> Any:
@@ -310,7 +310,7 @@ class Checkpoint(Tabular, Mapping[str, TensorSnapshot]):
         }
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """Return HTML for a notebook."""
         from .tensor.notebook import tensors_panel  # not at import: most programs are no notebooks
 
         table = self._table
@@ -330,7 +330,7 @@ class Checkpoint(Tabular, Mapping[str, TensorSnapshot]):
         row = self._rows.get(name)
         if row is None:
             if not isinstance(name, str):
-                raise TypeError(f"tensors are found by name, a str, not {type(name).__name__}")
+                raise TypeError(f"a tensor's name must be a str, got {type(name).__name__}")
             raise TensorNotFoundError(
                 f"there is no tensor {printable(name)!r} among {len(self)}", path=self.path, hint=self._suggestion(name)
             )
@@ -375,13 +375,13 @@ def _below(contents: Contents, key: str) -> Contents:
 
 
 def _completed(table: Table, found: dict[str, Any], read: Callable[[int], Any]) -> dict[str, Any]:
-    """All rows in their order: those found, and those read one by one as their bytes do not lie plainly."""
+    """Return all rows in order: those found, and those read one by one because their bytes are not contiguous."""
     apart = {table.names[row]: read(row) for row in table.apart}
     return {name: apart[name] if name in apart else found[name] for name in table.names}
 
 
 def _cut(table: Table, buffers: list[Any], places: list[int]) -> dict[str, Array]:
-    """An array for each tensor, out of its buffer."""
+    """Return an array for each tensor, cut out of its buffer."""
     dtypes = set(table.dtypes)
     if all(dtype.kind not in (Kind.BOOL, Kind.QUANTIZED) and dtype.bits % 8 == 0 for dtype in dtypes):
         with suppress(ValueError, DTypeError):  # a shape or dtype that NumPy has not: below it is said of which tensor
@@ -426,16 +426,16 @@ def open_checkpoint(
     if top_level_key is not None:
         options["top_level_key"] = top_level_key
     if limits is not None and not isinstance(limits, Limits):
-        raise TypeError(f"limits is a Limits, not {type(limits).__name__}")
+        raise TypeError(f"limits must be a Limits, got {type(limits).__name__}")
     if not isinstance(zero_copy, bool):
-        raise TypeError(f"zero_copy is a bool, not {type(zero_copy).__name__}")
+        raise TypeError(f"zero_copy must be a bool, got {type(zero_copy).__name__}")
     opened: Source
     if isinstance(source, (bytes, bytearray, memoryview)):
         opened = BytesSource(source, share=zero_copy)
     elif isinstance(source, (str, os.PathLike)):
         return _open_path(os.fsdecode(source), format, MmapSource if zero_copy else FileSource, limits, options)
     else:
-        raise TypeError(f"open takes a path or bytes, not {type(source).__name__}")
+        raise TypeError(f"expected a path or bytes, got {type(source).__name__}")
     return _opened(opened, format, limits, options)
 
 

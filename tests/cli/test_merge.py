@@ -79,7 +79,7 @@ def test_json_has_every_tensor(folder: Path, capsys: Captured) -> None:
         (["a.bpk", "b.bpk", "out.bpk"], "tensor 'encoder.w': 2 sources have it: a.bpk, b.bpk"),
         (["a.bpk", "out.bpk", "--weights", "0.5"], "the weights add up to 0.5, not to 1"),
         (["a.bpk", "b.bpk", "out.bpk", "--weights", "1"], "expected 2 weights (one per source), got 1"),
-        (["a.bpk", "c.bpk", "out.bpk", "--method", "linear"], "tensor 'encoder.w': there is none in c.bpk"),
+        (["a.bpk", "c.bpk", "out.bpk", "--method", "linear"], "tensor 'encoder.w': missing in c.bpk"),
         (["a.bpk", "none.bpk", "out.bpk"], "none.bpk: no such file"),
         (["a.bpk", "c.bpk", "out.xyz"], "the file name has no suffix of a known format"),
         (["a.bpk", "c.bpk", "a.bpk", "--overwrite"], "source and target are the same file"),

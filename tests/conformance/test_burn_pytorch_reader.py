@@ -260,7 +260,7 @@ def test_bytes_give_what_the_file_gives(container: str, tmp_path: Path) -> None:
 
 
 def test_from_bytes_takes_bytes() -> None:
-    with pytest.raises(TypeError, match="takes bytes"):
+    with pytest.raises(TypeError, match="expected bytes"):
         PytorchReader.from_bytes("model.pt")  # type: ignore[arg-type]
 
 

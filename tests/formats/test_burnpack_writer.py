@@ -300,7 +300,7 @@ def test_a_release_that_is_no_text_is_a_type_error(wrong: Any) -> None:
         lambda: bs.serialize({}, format="burnpack", burn_version=wrong),
         lambda: bs.open(packed({}), burn_version=wrong),
     ):
-        with pytest.raises(TypeError, match="burn_version is a str"):
+        with pytest.raises(TypeError, match="burn_version must be a str"):
             call()
 
 

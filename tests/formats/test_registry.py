@@ -228,7 +228,7 @@ def test_a_name_without_a_known_suffix_is_refused_with_the_suffixes_there_are(tm
 
 
 def test_an_unknown_format_name_is_refused_with_the_names_there_are() -> None:
-    with pytest.raises(UnknownFormatError, match=r"no format 'Burnpack'; there are: .*burnpack"):
+    with pytest.raises(UnknownFormatError, match=r"unknown format 'Burnpack'; known: .*burnpack"):
         bs.serialize({}, format="Burnpack")
 
 

@@ -251,8 +251,8 @@ def test_task_vectors_are_weights_that_add_up_to_one(files: Files) -> None:
         ({"tensor_weights": {"head": [1]}}, "expected 2 weights \\(one per source\\) for 'head', got 1"),
         ({"t": 0.5, "weights": [0.5, 0.5]}, "t stands for the weights"),
         ({"method": "overlay", "weights": [0.5, 0.5]}, "an overlay has no weights"),
-        ({"method": "cubic"}, "method is one of"),
-        ({"conflicts": "both"}, "conflicts is one of"),
+        ({"method": "cubic"}, "method must be one of"),
+        ({"conflicts": "both"}, "conflicts must be one of"),
     ],
 )
 def test_weights_that_make_no_sense_are_refused(
@@ -273,7 +273,7 @@ def test_weights_are_scaled_when_that_is_asked_for(two: list[Path], files: Files
     [
         ({"w": np.zeros(3, F32)}, r"its shape is \[2\] in one source and \[3\] in another"),
         ({"w": np.zeros(2, np.float16)}, "its dtype is F32 in one source and F16 in another"),
-        ({"v": np.zeros(2, F32)}, r"there is none in .*b\.bpk"),
+        ({"v": np.zeros(2, F32)}, r"missing in .*b\.bpk"),
     ],
     ids=["shape", "dtype", "missing"],
 )
@@ -360,7 +360,7 @@ def test_where_there_is_no_arc_slerp_is_linear_and_says_so(files: Files) -> None
     done = bs.merge([a, b], files.out, method="slerp")
     assert done.notes == ["with no arc between them, blended linearly: same"]
     np.testing.assert_allclose(arrays(files.out)["same"], 1.5 * rand(1, 8), rtol=1e-6)
-    with pytest.raises(MergeError, match="slerp is between two sources, not 3"):
+    with pytest.raises(MergeError, match="slerp needs two sources, got 3"):
         bs.merge([a, b, a], files.out, method="slerp", overwrite=True)
 
 

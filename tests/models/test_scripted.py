@@ -81,7 +81,7 @@ def test_a_class_that_is_no_layer_of_torch_is_refused_and_a_rule_says_what_it_is
     way: str, layer: Callable[[], Any], tmp_path: Path
 ) -> None:
     scripted = WAYS[way](nn.Sequential(layer()))
-    with pytest.raises(ModelError, match=r"a scripted (Linear|Derived): no rule says how Burn has its tensors"):
+    with pytest.raises(ModelError, match="no rule states how Burn stores "):
         bs.save(scripted, tmp_path / "a.bpk")
     bs.save(scripted, tmp_path / "a.bpk", rules={"^0$": "AsIs"})
     bs.save(scripted, tmp_path / "a.safetensors")
@@ -96,7 +96,7 @@ def test_options_that_tracing_loses_are_not_guessed(tmp_path: Path) -> None:
         bs.save(traced, tmp_path / "b.bpk")
     layer = nn.TransformerEncoderLayer(2, 1, 4, norm_first=True).eval()
     traced = torch.jit.trace(layer, torch.ones(1, 1, 2))
-    with pytest.raises(ModelError, match="nobody says whether its norms come first"):
+    with pytest.raises(ModelError, match="nothing states whether the norms of this "):
         bs.save(traced, tmp_path / "b.bpk")
     bs.save(torch.jit.script(layer), tmp_path / "b.bpk")
 

@@ -145,7 +145,7 @@ def test_a_key_may_be_dotted_and_a_wrong_one_lists_what_there_is() -> None:
         config_from_file(data, "a.x")
     with pytest.raises(CorruptError, match="no dictionary on the way"):
         config_from_file(data, "a.b.c.d.e")
-    with pytest.raises(TypeError, match="top_level_key is a str"):
+    with pytest.raises(TypeError, match="top_level_key must be a str"):
         config_from_file(data, 1)  # type: ignore[arg-type]
 
 

@@ -92,7 +92,7 @@ def test_each_option_can_be_set_by_method_and_by_keyword(tmp_path: Path, net: An
 
 
 def test_a_top_level_key_is_a_text() -> None:
-    with pytest.raises(TypeError, match="top-level key is a str"):
+    with pytest.raises(TypeError, match="top-level key must be a str"):
         PytorchStore.from_file("model.pt").with_top_level_key(1)  # type: ignore[arg-type]
 
 

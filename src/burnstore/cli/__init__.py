@@ -93,7 +93,7 @@ def _interrupted(parsed: list[Any]) -> int:
 
 
 def _report_bug(error: Exception) -> int:
-    """Print an unexpected exception on one line; nobody but a developer wants its traceback."""
+    """Print an unexpected exception on one line; only a developer wants its traceback."""
     import traceback
 
     if os.environ.get("BURNSTORE_TRACEBACK"):

@@ -84,7 +84,7 @@ def register_format(
     if isinstance(suffixes, str) or not all(isinstance(suffix, str) and suffix[:1] == "." for suffix in suffixes):
         raise TypeError("suffixes are a list of strings such as '.bpk'")
     if not isinstance(signature, bytes) and not callable(signature):
-        raise TypeError(f"a signature is bytes or a function of bytes, not {type(signature).__name__}")
+        raise TypeError(f"a signature must be bytes or a function of bytes, got {type(signature).__name__}")
     if isinstance(signature, bytes) and not 0 < len(signature) <= HEAD_BYTES:
         raise ValueError(f"a signature has 1 to {HEAD_BYTES} bytes, not {len(signature)}")
     matches = (lambda head, magic=signature: head.startswith(magic)) if isinstance(signature, bytes) else signature
@@ -103,7 +103,7 @@ def format_named(name: str) -> Format:
         _register_entry_points()
     entry = _ENTRIES.get(name)
     if entry is None:
-        raise _unknown(f"there is no format {name!r}; there are: {', '.join(_ENTRIES)}")
+        raise _unknown(f"unknown format {name!r}; known: {', '.join(_ENTRIES)}")
     return entry.load()
 
 

@@ -23,7 +23,7 @@ class Slot(Protocol):
 
     @property
     def keeps_dtype(self) -> bool:
-        """Whether values are cast to the dtype that is there; otherwise the slot takes the value's own."""
+        """Whether values are cast to the current dtype; otherwise the slot takes the value's dtype."""
 
     @property
     def shape(self) -> Shape:
@@ -31,35 +31,35 @@ class Slot(Protocol):
 
     @property
     def dtype(self) -> DType:
-        """The dtype of the present value."""
+        """The dtype of the current value."""
 
     def snapshot(self) -> TensorSnapshot:
-        """The present value, read when it is asked for."""
+        """Return the current value, which is read on demand."""
 
     @property
     def fixed(self) -> bool:
         """Whether the tensor cannot be replaced, only filled."""
 
     def check_fill(self, value: Array | TensorData) -> None:
-        """Raise ModelError if the tensor that is there cannot take this value; asked before any slot is changed."""
+        """Raise ModelError if the current tensor cannot take this value; called before any slot is changed."""
 
     def assign(self, value: Array | TensorData, param_id: int | None, *, fill: bool = False) -> None:
-        """Put a value (of the slot's shape) in, and the id with it if there is one.
+        """Assign a value (of the slot's shape), and its id if it has one.
 
-        With ``fill`` the tensor that is there takes the values: it, or one that it is shared with, is fixed.
+        With ``fill`` the values are copied into the current tensor: it, or one that shares its memory, is fixed.
         """
 
     def buffer(self) -> memoryview | None:
-        """The bytes of the tensor that is there, for values of its dtype to be written straight into; None if not so.
+        """Return the memory of the current tensor, to write values of its dtype into; None if that is not possible.
 
-        Whoever writes calls `filled` afterwards.
+        The writer calls `filled` afterwards.
         """
 
     def filled(self, param_id: int | None) -> None:
-        """Take note that `buffer` was written to, and of the id if there is one."""
+        """Record that `buffer` was written to, and the id if there is one."""
 
     def identity(self) -> int:
-        """Equal for slots that hold one and the same tensor."""
+        """Return a number that is equal for slots that hold the same tensor."""
 
 
 @runtime_checkable
@@ -75,10 +75,10 @@ class Binding(Protocol):
     layout: str
 
     def walk(self, model: Any, *, skip_enum_variants: bool = False) -> Iterator[Slot]:
-        """The slots of a model, in order."""
+        """Yield the slots of a model, in order."""
 
     def kinds(self, model: Any, *, skip_enum_variants: bool = False) -> Mapping[str, ModuleKind | None]:
-        """The modules of a model by their paths, in order, and what they are; None for a class of one's own.
+        """Return the kind of each module by its path, in order; None for a user's class.
 
-        Those of no known kind can be left out, unless there are modules that hold no tensors here and do elsewhere.
+        Modules of unknown kind can be left out, unless a module has tensors in the other layout only.
         """

@@ -1,7 +1,7 @@
 """Ends: the two ends of a tensor's way.
 
 An `Input` has tensors by name: a file, a model, a mapping. A `Target` has slots that want tensors: a model, a
-declaration, an outline, or a file in whose place tensors are to go. A format that is written is no target: it takes
+declaration, an outline, or a file in whose place tensors are to go. A format that is written is not a target: it takes
 what comes.
 """
 
@@ -200,7 +200,7 @@ def target_of_file(file: Checkpoint, source: Input, pipeline: Pipeline) -> Targe
 
 
 def _target_of_outline(file: Checkpoint, outline: Outline, source: Input, pipeline: Pipeline) -> Target:
-    """Return the tensors of a Burn model's outline as slots; enum variants are no part of their names, as in Burn."""
+    """Return the tensors of a Burn model's outline as slots; as in Burn, their names have no enum variants."""
     skip = pipeline.skip_enum_variants
     if skip is None:  # a source or rules may name the variants all the same
         named = {each.path for each in source.snapshots}

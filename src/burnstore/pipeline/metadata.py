@@ -112,9 +112,9 @@ def metadata_for_files(
     if not is_same or given:
         _state_layout(metadata, chosen, layout)
     _record_modules(metadata, sources, plan, pipeline)
-    told = [printable(key) for key in disputed if key not in _STAMPS]
-    if told:
-        plan.notes.append(f"metadata on which the sources differ was left out: {', '.join(told)}")
+    names = [printable(key) for key in disputed if key not in _STAMPS]
+    if names:
+        plan.notes.append(f"metadata on which the sources differ was left out: {', '.join(names)}")
     return metadata
 
 

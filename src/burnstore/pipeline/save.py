@@ -223,7 +223,7 @@ def _metadata_of_named(
     given: Mapping[str, str] | None,
     options: Mapping[str, Any],
 ) -> Mapping[str, str] | None:
-    """Return the metadata beside named tensors; a layout that nobody states is recorded as unknown."""
+    """Return the metadata beside named tensors; a layout that is not stated is recorded as unknown."""
     if not supports_metadata(chosen):
         return given
     own = written_layout(chosen)

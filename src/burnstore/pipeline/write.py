@@ -1,6 +1,6 @@
 """Assembly: a planned file, written by many tasks at once and proved before it gets its name.
 
-    plan      the format says what the file begins with and where each tensor will lie
+    plan      the format says what the file begins with and where each tensor will be
     write     each task reads some tensors, brings them into their form, and puts them in their places
     prove     the format's reader opens what was written; each tensor is read back and compared with its source,
               which is read and brought into its form once more; meanwhile the disk takes what was written
@@ -49,7 +49,7 @@ from ..tensor.sources import ComputedData, SourceData
 if TYPE_CHECKING:
     from ..tensor.quantization import QuantScheme
 
-# A task has about so many bytes: enough to be worth a file that is opened, few enough to be shared out evenly.
+# The bytes of a task: enough to pay for opening a file, few enough to distribute tasks evenly.
 _TASK_BYTES = 32 << 20
 # Smaller tensors are read and written together with their neighbours.
 _SMALL = 256 << 10
@@ -99,7 +99,7 @@ def assemble(
         raise TypeError("digests are those of what was proved: they need verify=True")
     path, limits = os.fsdecode(path), limits or Limits()
     if expected is not None and {tensor.path for tensor in tensors} != set(expected):
-        raise CorruptError("there are other tensors than those expected", path=path)
+        raise CorruptError("tensor names differ from the expected set", path=path)
     if ties:
         tensors = [tensor for tensor in tensors if tensor.path not in ties]
         options["ties"] = ties
@@ -261,7 +261,7 @@ class _Builder:
     def _first_wrong(
         self, tensors: Sequence[TensorSnapshot], written: Checkpoint, room: MemoryBudget, report: _Report
     ) -> tuple[str | None, str] | None:
-        """The first tensor that is not as it should be, and what is wrong with it; None if all are."""
+        """Return the first tensor that is wrong, and why; None if all are right."""
         count = len(written) - len(written.ties)
         if count != len(tensors):
             return None, f"{len(tensors)} tensors were written, {count} are there"
@@ -333,7 +333,7 @@ class _Report:
             self._progress(self._done, self._total)
 
     def finish(self) -> None:
-        """What was padding and header counts at the end."""
+        """Count the padding and the header, at the end."""
         self.advance(self._total - self._done)
 
 
@@ -380,7 +380,7 @@ def _write_one(
 
 
 def _write_together(portion: PortionWriter, run: list[tuple[TensorSnapshot, int]]) -> None:
-    """Write neighbours in one piece, with the zeros that lie between them."""
+    """Write neighbours in one piece, with the zeros between them."""
     start, (last, at) = run[0][1], run[-1]
     whole = bytearray(at + last.nbytes - start)
     for (tensor, offset), buffer in zip(run, _read(tensor for tensor, _ in run), strict=True):
@@ -398,7 +398,7 @@ class _Prover:
     digests: bool
 
     def __call__(self, batch: list[tuple[TensorSnapshot, TensorSnapshot]]) -> tuple[str | None, list[str]]:
-        """The name of the first that differs, and the digests of those before it, if these are wanted."""
+        """Return the name of the first that differs, and the digests of those before it if they are wanted."""
         found: list[str] = []
         for run in _runs(batch):
             for (tensor, written), pieces in zip(run, _pieces(run, self.room), strict=True):
@@ -424,7 +424,7 @@ def _pieces(run: list[tuple[TensorSnapshot, TensorSnapshot]], room: MemoryBudget
 
 
 def _side_by_side(tensor: TensorSnapshot, written: TensorSnapshot, room: MemoryBudget) -> Pieces:
-    """A few megabytes at a time."""
+    """Compare a few megabytes at a time."""
     position = 0
     for chunk in _chunks(tensor, room):
         for at in range(0, len(chunk), _PIECE):
@@ -439,7 +439,7 @@ def _side_by_side(tensor: TensorSnapshot, written: TensorSnapshot, room: MemoryB
 
 
 def _chunks(tensor: TensorSnapshot, room: MemoryBudget) -> Iterator[memoryview]:
-    """The tensor's bytes in order: straight from a file in pieces that stay in a core's own cache, or as they come."""
+    """Yield the tensor's bytes in order; those of a file in pieces that fit the cache of a core."""
     data = tensor._data
     with located(tensor=tensor.path, path=data.file):
         if isinstance(data, SourceData):
@@ -484,7 +484,7 @@ def _meaning(scheme: QuantScheme) -> tuple[Any, ...]:
 
 
 def _held_dtype(dtype: DType) -> DType:
-    """As which dtype files hold it: Burn has two that other formats write as the one of the same bits and meaning."""
+    """Return the dtype in files: other formats write two of Burn's dtypes as one with the same bits and meaning."""
     return {DType.Flex32: DType.F32, DType.BoolU8: DType.Bool}.get(dtype, dtype)
 
 

@@ -3,8 +3,8 @@
 The stages run in the order that `burnstore.pipeline.options` documents, whatever the order of the calls. ``keys`` and
 ``get_snapshot`` stop after names and indices: they see no filter, layout or adapter.
 
-Unless the caller says otherwise, a PyTorch file has its indices made contiguous and enum variants left out of names, as
-a Burn model needs it; into a PyTorch model its names go unchanged.
+By default, loading a PyTorch file into a Burn model makes indices contiguous and leaves enum variants out of names, as
+Burn models need it; a PyTorch model gets the names unchanged.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Store:
     def from_bytes(cls: type[S], data: bytes | bytearray | memoryview | None) -> S:
         """Return a store in memory: these bytes, or with None an empty one to save into (then see `get_bytes`)."""
         if data is not None and not isinstance(data, (bytes, bytearray, memoryview)):
-            raise TypeError(f"from_bytes takes bytes or None, got {type(data).__name__}")
+            raise TypeError(f"expected bytes or None, got {type(data).__name__}")
         store = cls()
         store._in_memory = True
         store._data = data
@@ -161,7 +161,7 @@ class Store:
         return dict(self._named())
 
     def get_snapshot(self, name: str) -> TensorSnapshot | None:
-        """Return the tensor of this name; None if there is none."""
+        """Return the tensor of this name; None if the file has no such tensor."""
         return self._named().get(name)
 
     get_tensor = get_snapshot

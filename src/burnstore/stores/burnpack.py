@@ -31,9 +31,9 @@ class BurnpackStore(Store):
         self._metadata = stamp(named_release(DEFAULT_VERSION))
 
     def metadata(self: S, key: str, value: str) -> S:
-        """Store this text beside the tensors, with what Burn's store writes by itself (format, producer, version)."""
+        """Add this text to the metadata, besides what Burn's store always writes (format, producer, version)."""
         if not isinstance(key, str) or not isinstance(value, str):
-            raise TypeError(f"metadata maps str to str, got {type(key).__name__} to {type(value).__name__}")
+            raise TypeError(f"metadata must map str to str, got {type(key).__name__} to {type(value).__name__}")
         assert self._metadata is not None
         self._metadata[key] = value
         return self

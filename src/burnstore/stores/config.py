@@ -84,7 +84,7 @@ def config_from_file(
     2
     """
     if top_level_key is not None and not isinstance(top_level_key, str):
-        raise TypeError(f"top_level_key is a str, not {type(top_level_key).__name__}")
+        raise TypeError(f"top_level_key must be a str, got {type(top_level_key).__name__}")
     source: Source = BytesSource(path) if isinstance(path, (bytes, bytearray, memoryview)) else FileSource(path)
     try:
         with located(path=source.name):

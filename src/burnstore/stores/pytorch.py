@@ -39,7 +39,7 @@ class PytorchStore(Store):
     def with_top_level_key(self: S, key: str) -> S:
         """Take the tensors below this key; ``a.b`` is b below a, ``""`` is everything that the file holds."""
         if not isinstance(key, str):
-            raise TypeError(f"a top-level key is a str, not {type(key).__name__}")
+            raise TypeError(f"a top-level key must be a str, got {type(key).__name__}")
         self._top_level_key = key
         return self._reset()
 

@@ -74,7 +74,7 @@ class PytorchReader:
     def from_bytes(cls, data: bytes, **options: Any) -> PytorchReader:
         """Open a file that is in memory, whichever container it is."""
         if not isinstance(data, (bytes, bytearray, memoryview)):
-            raise TypeError(f"from_bytes takes bytes, not {type(data).__name__}")
+            raise TypeError(f"expected bytes, got {type(data).__name__}")
         return cls(bytes(data), **options)
 
     def keys(self) -> list[str]:

@@ -84,7 +84,7 @@ class _WithSettings:
 
     def __init__(self, settings: PrecisionSettings = FullPrecisionSettings) -> None:
         if not isinstance(settings, PrecisionSettings):
-            raise TypeError(f"settings is FullPrecisionSettings or one of the others, not {type(settings).__name__}")
+            raise TypeError(f"settings must be a class such as FullPrecisionSettings, got {type(settings).__name__}")
         self.settings = settings
 
     def __repr__(self) -> str:
@@ -134,7 +134,7 @@ class FileRecorder(_WithSettings):
         record itself does not know its shape and the encoding needs it: a binary record.
         """
         if not isinstance(record, Record):
-            raise TypeError(f"record takes a Record, not {type(record).__name__}; save_file saves a model")
+            raise TypeError(f"expected a Record, got {type(record).__name__}; save_file saves a model")
         if like is not None:
             record = Record(record.item, shape=like if isinstance(like, str) else declare(like, _MINOR))
         path = self.path_of(path)
@@ -229,7 +229,7 @@ def open_record(
         if recorder is not None and (found.encoding, found.compressed) != (recorder.encoding, recorder.compressed):
             found.data.close()
             raise UnknownFormatError(
-                f"it is a record in another encoding: {found.variant}",
+                f"the record has another encoding: {found.variant}",
                 path=source.name,
                 rule="BR-01",
                 hint="use burnstore.open or open_record, which take any",
@@ -301,7 +301,7 @@ def load_record(
     ``allow_partial`` allow it; the model then stays unchanged. Further options are those of `apply`.
     """
     if not isinstance(record, Record):
-        raise TypeError(f"load_record takes a Record, not {type(record).__name__}")
+        raise TypeError(f"expected a Record, got {type(record).__name__}")
     return apply(model, placed(record, model), allow_partial=allow_partial, validate=validate, **options)
 
 
@@ -321,7 +321,7 @@ def placed(record: Record, model: Any) -> list[TensorSnapshot]:
 
 def _checked(recorder: FileRecorder) -> FileRecorder:
     if not isinstance(recorder, FileRecorder):
-        raise TypeError(f"a recorder is a NamedMpkFileRecorder() or another one, not {recorder!r}")
+        raise TypeError(f"a recorder must be a FileRecorder such as NamedMpkFileRecorder(), got {recorder!r}")
     return recorder
 
 
@@ -371,14 +371,14 @@ class LoadArgs:
     def with_top_level_key(self, key: str) -> LoadArgs:
         """Take the tensors below this key of a PyTorch file."""
         if not isinstance(key, str):
-            raise TypeError(f"a top-level key is a str, not {type(key).__name__}")
+            raise TypeError(f"a top-level key must be a str, got {type(key).__name__}")
         self.top_level_key = key
         return self
 
     def with_adapter_type(self, adapter_type: AdapterType) -> LoadArgs:
         """Choose how tensors are converted to Burn's form; by default as those of PyTorch."""
         if not isinstance(adapter_type, AdapterType):
-            raise TypeError(f"adapter_type is AdapterType.PyTorch or AdapterType.NoAdapter, not {adapter_type!r}")
+            raise TypeError(f"adapter_type must be AdapterType.PyTorch or AdapterType.NoAdapter, got {adapter_type!r}")
         self.adapter_type = adapter_type
         return self
 
@@ -449,7 +449,7 @@ class PyTorchFileRecorder(_Importer):
 
 
 class SafetensorsFileRecorder(_Importer):
-    """Load a SafeTensors file as the record of a Burn model; unless told otherwise its tensors are PyTorch's."""
+    """Load a SafeTensors file as the record of a Burn model; by default its tensors have PyTorch's layout."""
 
     format = "safetensors"
 

@@ -14,9 +14,9 @@ S = TypeVar("S", bound="SafetensorsStore")
 class SafetensorsStore(Store):
     """A SafeTensors file or bytes, with the builder methods of Burn's store of that name.
 
-    Indices stay as they are and enum variants are part of the names unless asked otherwise; a path gets no extension.
-    For a file that PyTorch wrote nothing need be said: its texts tell. ``with_from_adapter(PyTorchToBurnAdapter)`` and
-    ``with_to_adapter(BurnToPyTorchAdapter)`` say it all the same, as the original needs it.
+    By default indices stay unchanged and names contain enum variants; a path gets no extension. The metadata of a file
+    that PyTorch wrote state its layout; ``with_from_adapter(PyTorchToBurnAdapter)`` and
+    ``with_to_adapter(BurnToPyTorchAdapter)`` state it explicitly, as Burn's own store requires.
 
     >>> import numpy as np
     >>> from burnstore import nn
@@ -38,18 +38,18 @@ class SafetensorsStore(Store):
         self._max_shard_size: int | str | None = None
 
     def metadata(self: S, key: str, value: str) -> S:
-        """Store this text beside the tensors, with what the model's framework writes by itself.
+        """Add this text to the metadata, besides what the model's framework always writes.
 
         That is format, producer and version for Burn's, ``format: pt`` for PyTorch's.
         """
         if not isinstance(key, str) or not isinstance(value, str):
-            raise TypeError(f"metadata maps str to str, got {type(key).__name__} to {type(value).__name__}")
+            raise TypeError(f"metadata must map str to str, got {type(key).__name__} to {type(value).__name__}")
         assert self._metadata is not None
         self._metadata[key] = value
         return self
 
     def clear_metadata(self: S) -> S:
-        """Store no texts, neither those set so far nor the default ones; a layout that is not Burn's is still told."""
+        """Write no metadata, neither set so far nor default; a layout other than Burn's is still stated."""
         self._metadata = {}
         self._stamped = False
         return self

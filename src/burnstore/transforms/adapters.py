@@ -33,7 +33,7 @@ _HALF_PRECISION_MODULES = (
 class ModuleAdapter:
     """The base of all adapters, which changes nothing; override what your adapter does.
 
-    `adapt` sees one tensor at a time. `adapt_module` sees all tensors that lie directly in one module, by the last
+    `adapt` sees one tensor at a time. `adapt_module` sees all tensors directly in one module, by the last
     segment of their paths, and may give another set (three fused matrices for one, say). On a save both see the model's
     tensors, on a load the file's under the model's module types. `alternative_param_name` is asked on a load for the
     name that a file may have for a parameter.
@@ -44,19 +44,19 @@ class ModuleAdapter:
     """
 
     def adapt(self, snapshot: TensorSnapshot) -> TensorSnapshot:
-        """One tensor in the other form."""
+        """Return one tensor in the other form."""
         return snapshot
 
     def alternative_param_name(self, param_name: str, module_type: str) -> str | None:
-        """What the source may call this parameter of a module of this type, if not by its own name."""
+        """Return another name that the source may use for this parameter of a module of this type."""
         return None
 
     def adapt_module(self, module_type: str, tensors: Mapping[str, TensorSnapshot]) -> Mapping[str, TensorSnapshot]:
-        """All tensors of one module in the other form, by the last segment of their paths."""
+        """Return all tensors of one module in the other form, by the last segment of their paths."""
         return tensors
 
     def chain(self, following: ModuleAdapter) -> ModuleAdapter:
-        """An adapter that does this and then what ``following`` does."""
+        """Return an adapter that applies this one and then ``following``."""
         return ChainAdapter(self, following)
 
     @property
@@ -102,7 +102,7 @@ class ChainAdapter(ModuleAdapter):
     def __init__(self, first: ModuleAdapter, second: ModuleAdapter) -> None:
         for adapter in (first, second):
             if not isinstance(adapter, ModuleAdapter):
-                raise TypeError(f"adapters are chained with adapters, not {type(adapter).__name__}")
+                raise TypeError(f"an adapter can only be chained with an adapter, got {type(adapter).__name__}")
         self.first = first
         self.second = second
 
@@ -141,7 +141,7 @@ class ChainAdapter(ModuleAdapter):
 class _TorchAdapter(ModuleAdapter):
     """What both directions share: a Linear's weight is transposed, the parameters of norms are renamed.
 
-    A quantized weight is passed on as it is, as Burn does since 0.22: its bytes are not its values.
+    A quantized weight is passed on unchanged, as Burn does since 0.22: its bytes are not its values.
     """
 
     names: Mapping[str, str]
@@ -191,7 +191,7 @@ class HalfPrecisionAdapter(ModuleAdapter):
 
     def __init__(self, modules: Iterable[str] = _HALF_PRECISION_MODULES) -> None:
         if isinstance(modules, str):
-            raise TypeError(f"modules are a list of types, not {modules!r}; with_module adds one")
+            raise TypeError(f"modules must be a list of types, got {modules!r}; with_module adds one")
         self._modules = {_qualified(name) for name in modules}
 
     def with_module(self, name: str) -> HalfPrecisionAdapter:
@@ -221,7 +221,7 @@ class HalfPrecisionAdapter(ModuleAdapter):
 
 
 class FloatCastAdapter(ModuleAdapter):
-    """Every float tensor in one dtype, whatever module it is in; integers, bools and quantized tensors stay.
+    """Cast every float tensor to one dtype, in any module; integers, bools and quantized tensors stay.
 
     >>> str(FloatCastAdapter.to(DType.BF16).dtype)
     'BF16'
@@ -229,12 +229,12 @@ class FloatCastAdapter(ModuleAdapter):
 
     def __init__(self, dtype: DType) -> None:
         if dtype not in BURN_FLOATS:
-            raise DTypeError(f"the target must be a float dtype of Burn, not {dtype}")
+            raise DTypeError(f"the target must be a float dtype of Burn, got {dtype}")
         self.dtype = dtype
 
     @classmethod
     def to(cls, dtype: DType) -> FloatCastAdapter:
-        """An adapter that casts to this dtype."""
+        """Return an adapter that casts to this dtype."""
         return cls(dtype)
 
     def adapt(self, snapshot: TensorSnapshot) -> TensorSnapshot:
@@ -243,7 +243,7 @@ class FloatCastAdapter(ModuleAdapter):
 
 def _qualified(name: str) -> str:
     if not isinstance(name, str):
-        raise TypeError(f"a module type is a str, not {type(name).__name__}")
+        raise TypeError(f"a module type must be a str, got {type(name).__name__}")
     return name if ":" in name else f"Struct:{name}"
 
 

@@ -14,7 +14,7 @@ from ..tensor.snapshot import TensorSnapshot
 
 
 def constant(path: str, shape: Shape, value: float, dtype: DType, stack: Sequence[str]) -> TensorSnapshot:
-    """A tensor that is ``value`` throughout, in that dtype if it is one of floats.
+    """Return a tensor filled with ``value``, in this dtype if it is a float dtype.
 
     >>> constant("norm.gamma", (2,), 1.0, DType.BF16, ()).to_bytes().hex(" ")
     '80 3f 80 3f'

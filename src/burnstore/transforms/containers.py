@@ -22,7 +22,7 @@ class ContainerPath(str):
 
     @classmethod
     def of(cls, entries: Iterable[str]) -> ContainerPath:
-        """The container path of a stack of entries."""
+        """Return the container path of a stack of entries."""
         stack = tuple(entries)
         path = cls(".".join(entry.rpartition(":")[2] for entry in stack))
         path.entries = stack

@@ -33,27 +33,27 @@ class PathFilter:
 
     @classmethod
     def all(cls) -> PathFilter:
-        """A filter that matches everything."""
+        """Return a filter that matches everything."""
         return cls().match_all()
 
     @classmethod
     def none(cls) -> PathFilter:
-        """A filter that matches nothing."""
+        """Return a filter that matches nothing."""
         return cls()
 
     @classmethod
     def from_regex_patterns(cls, patterns: Iterable[str | re.Pattern[str]]) -> PathFilter:
-        """A filter of these patterns."""
+        """Return a filter of these patterns."""
         return cls().with_regexes(patterns)
 
     @classmethod
     def from_paths(cls, paths: Iterable[str]) -> PathFilter:
-        """A filter of exactly these paths."""
+        """Return a filter of exactly these paths."""
         return cls().with_full_paths(paths)
 
     @classmethod
     def from_predicate(cls, predicate: Predicate) -> PathFilter:
-        """A filter of one predicate."""
+        """Return a filter of one predicate."""
         return cls().with_predicate(predicate)
 
     def with_regex(self, pattern: str | re.Pattern[str]) -> PathFilter:
@@ -70,7 +70,7 @@ class PathFilter:
     def with_full_path(self, path: str) -> PathFilter:
         """Also match this path."""
         if not isinstance(path, str):
-            raise TypeError(f"a path is a str, not {type(path).__name__}")
+            raise TypeError(f"a path must be a str, got {type(path).__name__}")
         self._paths.append(path)
         return self
 
@@ -99,9 +99,9 @@ class PathFilter:
         return self
 
     def or_(self, other: PathFilter) -> PathFilter:
-        """A new filter that matches what either matches; the same as ``self | other``."""
+        """Return a new filter that matches what either matches; the same as ``self | other``."""
         if not isinstance(other, PathFilter):
-            raise TypeError(f"a PathFilter is combined with a PathFilter, not {type(other).__name__}")
+            raise TypeError(f"a PathFilter can only be combined with a PathFilter, got {type(other).__name__}")
         both = self.copy()
         both._match_all = self._match_all or other._match_all
         both._patterns += other._patterns
@@ -112,7 +112,7 @@ class PathFilter:
     __or__ = or_
 
     def copy(self) -> PathFilter:
-        """An independent filter of the same criteria."""
+        """Return an independent filter of the same criteria."""
         copied = PathFilter()
         copied._patterns = list(self._patterns)
         copied._paths = list(self._paths)
@@ -121,15 +121,15 @@ class PathFilter:
         return copied
 
     def matches(self, path: str) -> bool:
-        """Whether a tensor of this path, about whose containers nothing is known, matches."""
+        """Return whether a tensor of this path matches; nothing is known about its containers."""
         return self.matches_with_container_path(path, ())
 
     def matches_with_container(self, path: str, container: str) -> bool:
-        """Whether a tensor of this path in a container of this type matches."""
+        """Return whether a tensor of this path in a container of this type matches."""
         return self.matches_with_container_path(path, (container,))
 
     def matches_with_container_path(self, path: str | Sequence[str], container_stack: Sequence[str]) -> bool:
-        """Whether a tensor of this path (or segments) in these containers matches."""
+        """Return whether a tensor of this path (or segments) in these containers matches."""
         joined = path if isinstance(path, str) else ".".join(path)
         if self._match_all or joined in self._paths or any(pattern.search(joined) for pattern in self._patterns):
             return True
@@ -139,7 +139,7 @@ class PathFilter:
         return any(predicate(joined, containers) for predicate in self._predicates)
 
     def select(self, tensors: Sequence[tuple[str, Sequence[str]]]) -> Selection:
-        """Which of these (path, container stack) pairs match, and which criteria no pair matched."""
+        """Return which of these (path, container stack) pairs match, and which criteria no pair matched."""
         paths = [path for path, _ in tensors]
         if self._match_all:
             return Selection([True] * len(paths), [])
@@ -159,11 +159,11 @@ class PathFilter:
         return Selection(chosen, unmatched + sorted(wanted.difference(paths)))
 
     def is_empty(self) -> bool:
-        """Whether the filter has no criterion, and so matches nothing."""
+        """Return whether the filter has no criterion, and so matches nothing."""
         return not (self._match_all or self._patterns or self._paths or self._predicates)
 
     def criteria_count(self) -> int:
-        """How many criteria there are; one if everything matches."""
+        """Return the number of criteria; 1 if everything matches."""
         return 1 if self._match_all else len(self._patterns) + len(self._paths) + len(self._predicates)
 
     def clear_regex(self) -> PathFilter:
@@ -224,5 +224,5 @@ def _of_two_arguments(predicate: Callable[..., bool]) -> Predicate:
 
 def _several(values: Iterable[Any], what: str) -> list[Any]:
     if isinstance(values, str) or not isinstance(values, Iterable):
-        raise TypeError(f"{what} are a list, not {type(values).__name__}; for one there is the singular method")
+        raise TypeError(f"{what} must be a list, got {type(values).__name__}; the singular method takes one")
     return list(values)

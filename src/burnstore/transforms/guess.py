@@ -1,8 +1,8 @@
 """Guesses: what the modules of a file are, by names and shapes alone, with the evidence for each.
 
-Nothing in a file of PyTorch's layout says whether a matrix is a Linear's or an Embedding's, whether it lies as PyTorch
-or as Hugging Face's Conv1D has it, or where the norms of a transformer come. What names and shapes decide is said here;
-what they do not decide is ambiguous, and a file with anything ambiguous is not converted.
+A file of PyTorch's layout does not state whether a matrix belongs to a Linear or an Embedding, whether its axes are
+those of Linear or of Hugging Face's Conv1D, or where the norms of a transformer are. Names and shapes decide some of
+that; the rest is ambiguous, and a file with an ambiguous module is not converted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _RECURRENT = {4: "LSTM", 3: "GRU", 1: "RNN"}
 
 @dataclass(slots=True)
 class Guess:
-    """The kinds of a file's modules as far as they can be told, and the evidence; what is ambiguous, and why."""
+    """Module kinds of a file with the evidence for each, and the ambiguous modules with the reason."""
 
     kinds: dict[str, ModuleKind] = field(default_factory=dict)
     evidence: dict[str, str] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class Guess:
     tensors: tuple[str, ...] = ()
 
     def by_tensor(self) -> Iterator[tuple[str, ModuleKind | None, str]]:
-        """Each tensor, the kind of the module that decides for it (None where that is ambiguous), and why.
+        """Yield each tensor, the kind of the module that decides for it (None if that is ambiguous), and the reason.
 
         >>> guess = guess_kinds({"fc.weight": (4, 3), "fc.bias": (4,), "out.weight": (4, 4), "out.bias": (4,)})
         >>> [(name, str(kind)) for name, kind, _ in guess.by_tensor()]
@@ -48,7 +48,7 @@ class Guess:
 
 
 def guess_kinds(tensors: Mapping[str, Shape]) -> Guess:
-    """What the modules of a file in PyTorch's layout probably are.
+    """Guess the module kinds of a file in PyTorch's layout.
 
     >>> print(guess_kinds({"fc.weight": (4, 3), "fc.bias": (4,), "out.weight": (4, 4), "out.bias": (4,)}))
     fc: Linear (the bias has as many numbers as the weight has rows)
@@ -70,7 +70,7 @@ def guess_kinds(tensors: Mapping[str, Shape]) -> Guess:
             continue  # part of the attention
         layer = inside.get(path.rpartition(".")[0] if path else "", set())
         if path in attentions and layer >= _TRANSFORMER:
-            guess.ambiguous[parent] = "a transformer layer: nothing says whether its norms come first"
+            guess.ambiguous[parent] = "a transformer layer: nothing states whether its norms come first"
         kind, why = _kind(own)
         if kind is None:
             guess.ambiguous[path] = why
@@ -80,7 +80,7 @@ def guess_kinds(tensors: Mapping[str, Shape]) -> Guess:
 
 
 def _kind(own: Mapping[str, Shape]) -> tuple[str | None, str]:
-    """The kind of a module with these tensors directly in it, or None, and why."""
+    """Return the kind of a module with these tensors directly in it, or None, and the reason."""
     odd = next((name for name in own if _REPARAMETERIZED.search(name)), None)
     if odd is not None:
         return None, f"{odd} belongs to a weight that is computed from several tensors"
@@ -108,7 +108,7 @@ def _recurrent(own: Mapping[str, Shape], name: str) -> tuple[str | None, str]:
     gates = shape[0] // shape[1] if len(shape) == 2 and shape[1] and not shape[0] % shape[1] else 0
     kind = _RECURRENT.get(gates)
     if kind is None:
-        return None, f"{name} of shape {list(shape)} is of no recurrent module"
+        return None, f"{name} of shape {list(shape)} fits no recurrent module"
     cell = "" if re.search(r"_l\d+", name) else "Cell"
     return kind + cell, f"{name} has {gates} times as many rows as columns"
 
@@ -128,7 +128,10 @@ def _weighted(weight: Shape, bias: Shape | None) -> tuple[str | None, str]:
         if bias == weight[:1]:
             return "Linear", "the bias has as many numbers as the weight has rows"
         if bias == weight[1:]:
-            return None, "the bias has as many numbers as the weight has columns: a Conv1D, which lies as Burn's Linear"
+            return (
+                None,
+                "the bias has as many numbers as the weight has columns: a Conv1D, transposed like Burn's Linear",
+            )
         return None, f"a matrix {list(weight)} with a bias {list(bias)}"
     if len(weight) == 1 and bias == weight:
         return "LayerNorm", "weight and bias of one length (every norm is renamed like that)"

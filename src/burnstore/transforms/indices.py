@@ -14,7 +14,7 @@ _LARGEST = (1 << 64) - 1
 
 
 def contiguous_names(names: Sequence[str], keep: Callable[[str], bool] | None = None) -> Renaming:
-    """The names with the indices below each prefix numbered 0, 1, 2 in their order.
+    """Return the names with the indices below each prefix numbered 0, 1, 2 in their order.
 
     Every segment that is a number counts; what stands before it, with its own indices as they were, is its prefix.
     ``keep`` is asked with each prefix and may leave the indices below it alone.
@@ -55,7 +55,7 @@ def contiguous_names(names: Sequence[str], keep: Callable[[str], bool] | None = 
 
 @dataclass(frozen=True, slots=True)
 class ClosedGap:
-    """Indices that were numbered anew: what stood before them, what stands there now, and those that there were."""
+    """Indices that were renumbered: the prefix before and after, and the old indices."""
 
     original: str
     prefix: str
@@ -63,7 +63,7 @@ class ClosedGap:
 
 
 def closed_gaps(renaming: Renaming) -> list[ClosedGap]:
-    """Where `contiguous_names` changed indices, and from which.
+    """Return where `contiguous_names` changed indices, and the indices before.
 
     >>> closed_gaps(contiguous_names(["fc.0.weight", "fc.2.weight", "head.0.weight"]))
     [ClosedGap(original='fc', prefix='fc', indices=(0, 2))]
@@ -89,14 +89,14 @@ def closed_gaps(renaming: Renaming) -> list[ClosedGap]:
 def map_indices_contiguous(
     snapshots: Iterable[TensorSnapshot], *, on_collision: OnCollision = "error"
 ) -> tuple[list[TensorSnapshot], list[tuple[str, str]]]:
-    """The snapshots with contiguous indices in their names, and all pairs of (new, old) name."""
+    """Return the snapshots with contiguous indices in their names, and all pairs of (new, old) name."""
     return map_indices_contiguous_except(snapshots, lambda prefix: False, on_collision=on_collision)
 
 
 def map_indices_contiguous_except(
     snapshots: Iterable[TensorSnapshot], keep: Callable[[str], bool], *, on_collision: OnCollision = "error"
 ) -> tuple[list[TensorSnapshot], list[tuple[str, str]]]:
-    """As `map_indices_contiguous`, but indices below a prefix that ``keep`` says True to stay as they are."""
+    """Do the same as `map_indices_contiguous`, except below prefixes for which ``keep`` returns True."""
     given = list(snapshots)
     renaming = contiguous_names([snapshot.path for snapshot in given], keep)
     rows = keep_distinct(renaming.names, renaming.originals, on_collision)
@@ -105,7 +105,7 @@ def map_indices_contiguous_except(
 
 
 def index_of(segment: str) -> int | None:
-    """The index that a segment is, as Rust parses one: decimal digits, a plus allowed, at most 64 bits."""
+    """Return the index that a segment spells, as Rust parses it: decimal digits, a plus allowed, at most 64 bits."""
     digits = segment.removeprefix("+")
     if not digits.isascii() or not digits.isdecimal() or len(digits.lstrip("0")) > _MOST_DIGITS:
         return None

@@ -41,7 +41,7 @@ COUNT = "num_batches_tracked"
 Tensors = Mapping[str, Shape]
 """The shapes of a module's tensors, those of its submodules included, by their path below the module."""
 
-# A model has many modules of few kinds and shapes: the maps of so many different ones are kept.
+# A model has many modules of few kinds and shapes: the size of the cache of their maps.
 _MOST_ALIKE = 1024
 
 _KIND = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\((.*)\))?\s*")
@@ -67,7 +67,7 @@ class ModuleKind:
         return _parsed(text)
 
     def option(self, name: str) -> int | None:
-        """The value of an option, None if it is not known."""
+        """Return the value of an option; None if it is not known."""
         return dict(self.options).get(name) if self.options else None
 
     def __str__(self) -> str:
@@ -138,7 +138,7 @@ class ModuleMap:
 def _refused(kind: str, why: str) -> ModelError:
     return ModelError(
         f"a {kind}: {why}",
-        hint=f'layout="torch" keeps PyTorch\'s layout, rules={{pattern: "{AS_IS}"}} copies these tensors as they are',
+        hint=f'layout="torch" keeps PyTorch\'s layout, rules={{pattern: "{AS_IS}"}} copies these tensors unchanged',
     )
 
 
@@ -232,7 +232,7 @@ BURN_OF_TORCH |= {name: burn for burn, name in _RECURRENT_BURN.items()}
 
 
 def torch_name(burn_kind: str) -> str | None:
-    """What PyTorch calls a kind of Burn, None if it has none of its own."""
+    """Return PyTorch's name for a kind of Burn; None if PyTorch has no such module."""
     found = _TORCH_OF_BURN.get(burn_kind) or _RECURRENT_BURN.get(burn_kind.removeprefix("Bi"))
     if found is not None:
         return found
@@ -251,17 +251,17 @@ def is_known(name: str) -> bool:
 
 
 def is_torch_leaf(kind: ModuleKind) -> bool:
-    """Whether a module of this kind of PyTorch is mapped as one, with all that lies in it."""
+    """Return whether a PyTorch module of this kind is mapped as one, with everything in it."""
     return kind.name in _PLAIN or kind.name in _REFUSED or _recurrent(kind.name) or kind.name == "MultiheadAttention"
 
 
 def is_known_torch(kind: ModuleKind) -> bool:
-    """Whether this kind of PyTorch has a row here."""
+    """Return whether the table has this kind of PyTorch."""
     return is_torch_leaf(kind) or kind.name in _KNOWN_AROUND
 
 
 def named_children(kind: ModuleKind) -> Sequence[tuple[str, str]] | None:
-    """What such a module's children are called in both frameworks, in Burn's order; None if the names are free."""
+    """Return the names of such a module's children in both frameworks, in Burn's order; None if the names are free."""
     if kind.name in _LAYERS:
         norms = _norms(kind)
         return (*_LAYERS[kind.name], *((norm, f"norm_{place}") for place, norm in enumerate(norms, 1)))
@@ -272,24 +272,24 @@ _CHILD_KINDS = {"self_attn": "MultiheadAttention", "multihead_attn": "MultiheadA
 
 
 def child_kind(kind: ModuleKind, torch_child: str) -> str | None:
-    """The kind of PyTorch that a child of such a module must have; None if it may be any."""
+    """Return the PyTorch kind that a child of such a module must have; None if any kind is allowed."""
     if kind.name not in _LAYERS:
         return None
     return _CHILD_KINDS.get(torch_child.rstrip("123"), "LayerNorm")
 
 
 def holds_no_tensors(kind: ModuleKind) -> bool:
-    """Whether a module of this kind has all its tensors in its children."""
+    """Return whether a module of this kind has all its tensors in its children."""
     return kind.name in _LAYERS or kind.name in _STACKS
 
 
 def has_final_norm(kind: ModuleKind) -> bool:
-    """Whether such a module may end in a norm that Burn keeps beside it."""
+    """Return whether such a module may end in a norm that Burn keeps beside it."""
     return kind.name in _STACKS
 
 
 def always_has_biases(kind: ModuleKind) -> bool:
-    """Whether Burn's module of this kind stores every bias, so that zeros stand for those that PyTorch leaves out."""
+    """Return whether Burn's module of this kind stores every bias; zeros replace those that PyTorch leaves out."""
     return kind.name in _LAYERS
 
 
@@ -297,7 +297,7 @@ def _norms(kind: ModuleKind) -> Sequence[str]:
     norm_first = kind.option("norm_first")
     if norm_first is None:
         raise ModelError(
-            f"a {kind.name} of which nobody says whether its norms come first: Burn numbers them differently then",
+            f"nothing states whether the norms of this {kind.name} come first, which decides their numbers in Burn",
             hint=f"name the kind {kind.name}(norm_first=True) or {kind.name}(norm_first=False)",
         )
     return _NORMS[kind.name][bool(norm_first)]
@@ -320,7 +320,7 @@ def _torch_map(
     tensors = dict(named)
     check_shapes(kind, tensors, "torch")
     if not is_torch_leaf(kind) or kind.name in _REFUSED:
-        raise _refused(kind.name, _REFUSED.get(kind.name, "no rule says how Burn has its tensors"))
+        raise _refused(kind.name, _REFUSED.get(kind.name, "no rule states how Burn stores its tensors"))
     if _recurrent(kind.name):
         found = _recurrent_map(kind, tensors)
     elif kind.name == "MultiheadAttention":
@@ -367,7 +367,7 @@ def _plain_map(kind: ModuleKind, tensors: Tensors, *, all_biases: bool) -> Modul
         raise _refused(kind.name, "it normalises over several axes, Burn's over the last only")
     for name in row.transposed & tensors.keys():
         if len(tensors[name]) != 2:
-            raise _refused(kind.name, f"its {name} is no matrix, but {list(tensors[name])}")
+            raise _refused(kind.name, f"expected a matrix as its {name}, found shape {list(tensors[name])}")
     if row.burn == "BatchNorm" and ("running_mean" in tensors) != ("running_var" in tensors):
         raise _refused(kind.name, "it has one of running_mean and running_var, and both belong together")
     if row.burn == "BatchNorm" and "running_mean" not in tensors:
@@ -424,7 +424,7 @@ def _recurrent_map(kind: ModuleKind, tensors: Tensors) -> ModuleMap:
 
 
 def recurrent_links(name: str, layers: int, *, bidirectional: bool) -> Iterator[Link]:
-    """All links of a recurrent module of PyTorch; several layers are a list in Burn."""
+    """Return all links of a recurrent module of PyTorch; several layers are a list in Burn."""
     for layer in range(layers):
         place = f"{layer}." if layers > 1 else ""
         if bidirectional:
@@ -468,7 +468,7 @@ def _attention_map(tensors: Tensors, *, all_biases: bool) -> ModuleMap:
 
 
 def attention_links(*, separate: bool) -> Iterator[Link]:
-    """All links of a MultiheadAttention of PyTorch, with one fused input matrix or three separate ones."""
+    """Return all links of a MultiheadAttention of PyTorch, with one fused input matrix or three separate ones."""
     for part, name in enumerate(("query", "key", "value")):
         if separate:
             yield Link(f"{name[0]}_proj_weight", f"{name}.weight", transposed=True)
@@ -486,17 +486,17 @@ Present = Callable[[str], bool]
 
 
 def is_burn_leaf(kind: ModuleKind) -> bool:
-    """Whether a module of this kind of Burn is mapped as one, with all that lies in it."""
+    """Return whether a Burn module of this kind is mapped as one, with everything in it."""
     return kind.name in _TORCH_OF_BURN or is_burn_fused(kind)
 
 
 def is_burn_fused(kind: ModuleKind) -> bool:
-    """Whether PyTorch keeps several tensors of such a module of Burn in one."""
+    """Return whether PyTorch fuses several tensors of such a Burn module into one."""
     return kind.name.removeprefix("Bi") in _RECURRENT_BURN or kind.name in ("MultiHeadAttention", "CrossAttention")
 
 
 def burn_map(kind: ModuleKind, tensors: Tensors, present: Present) -> ModuleMap | None:
-    """A module of Burn with these tensors in both layouts.
+    """Return the map of a Burn module with these tensors.
 
     None if the other side has the module's parts by themselves (an attention made of four Linears), not fused. Raises
     ModelError for what PyTorch does not have.
@@ -511,7 +511,7 @@ def burn_map(kind: ModuleKind, tensors: Tensors, present: Present) -> ModuleMap 
 
 
 def burn_map_of_torch(kind: ModuleKind, tensors: Tensors, filled: Mapping[str, float]) -> ModuleMap:
-    """A module in both layouts, by its kind in PyTorch and its tensors in Burn.
+    """Return the map of a module, by its kind in PyTorch and its tensors in Burn.
 
     ``filled`` are those tensors of Burn that PyTorch does not have, and their value.
     """
@@ -527,7 +527,7 @@ def burn_map_of_torch(kind: ModuleKind, tensors: Tensors, filled: Mapping[str, f
     elif _recurrent(kind.name):
         found = _fused_map(ModuleKind(kind.name), _recurrent_links_of_burn(kind.name, own), own)
     else:
-        raise _refused(kind.name, _REFUSED.get(kind.name, "no rule says how Burn has its tensors"))
+        raise _refused(kind.name, _REFUSED.get(kind.name, "no rule states how Burn stores its tensors"))
     fills = tuple(Fill(name, tensors[name], value) for name, value in filled.items() if name in tensors)
     return ModuleMap(found.links, found.owner, (*found.fills, *fills), found.lost, found.order)
 
@@ -541,7 +541,7 @@ def _recurrent_links_of_burn(name: str, tensors: Tensors) -> list[Link]:
 
 
 def stacked_map(kind: ModuleKind, layers: int, tensors: Tensors, present: Present) -> ModuleMap | None:
-    """A list of recurrent modules of Burn as the one module of several layers that PyTorch would have."""
+    """Map a list of Burn's recurrent modules to PyTorch's one module of several layers."""
     name = _RECURRENT_BURN[kind.name.removeprefix("Bi")]
     links = list(recurrent_links(name, layers, bidirectional=kind.name.startswith("Bi")))
     return _fused_map(kind, links, tensors) if any(present(link.torch) for link in links) else None
@@ -559,7 +559,7 @@ def _burn_plain_map(kind: ModuleKind, tensors: Tensors, present: Present) -> Mod
         # LinearLayout::Col keeps the weight as PyTorch does.
         transposed = torch_names.get(name) in row.transposed and not kind.option("col")
         if transposed and len(tensors[name]) != 2:
-            raise _refused(kind.name, f"its {name} is no matrix, but {list(tensors[name])}")
+            raise _refused(kind.name, f"expected a matrix as its {name}, found shape {list(tensors[name])}")
         links.append(Link(torch, name, transposed=transposed))
     return ModuleMap(tuple(links), row.burn, lost=row.lost)
 

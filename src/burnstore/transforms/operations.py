@@ -51,7 +51,7 @@ class Operation:
         raise ModelError(f"{self} does not apply to one tensor", tensor=tensor.path)
 
     def inverse(self) -> Operation | None:
-        """Return the operation that undoes this one; None if there is none."""
+        """Return the operation that undoes this one; None if no operation does."""
         return None
 
     def to_json(self) -> list[Any]:
@@ -151,7 +151,7 @@ class FoldWeightNorm(Operation):
 
     def combine(self, tensors: Sequence[TensorSnapshot]) -> TensorSnapshot:
         if len(tensors) != 2:
-            raise ModelError(f"weight norm has a magnitude and a direction, found {len(tensors)} tensors")
+            raise ModelError(f"expected the magnitude and the direction of a weight norm, found {len(tensors)} tensors")
         return fold_weight_norm(tensors[0], tensors[1], self.axis)
 
     def __str__(self) -> str:
@@ -332,7 +332,7 @@ def operation_from_json(given: Any) -> Operation:
             raise ValueError(f"{name} takes {len(wanted)} arguments")
         made = _STORED[name](*map(_argument, wanted, arguments))
         if isinstance(made, Split) and not made.part < made.parts <= 1 << 20:
-            raise ValueError("there is no such part")
+            raise ValueError("the part is out of range")
         return made
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise CorruptError(f"expected an operation such as ['transpose'], found {str(given)[:80]!r}: {error}") from None
@@ -344,11 +344,11 @@ def _argument(field: Any, given: Any) -> Any:
         return DType.parse(given)
     if field.name in ("shape", "before", "after", "shares"):
         if not all(type(size) is int and size >= 0 for size in given):
-            raise ValueError("a shape consists of counts")
+            raise ValueError("a shape must consist of counts")
         return tuple(given)
     if field.name == "value":
         if type(given) not in (int, float) and given not in PATTERNS:
-            raise ValueError("a value is a number")
+            raise ValueError("a value must be a number")
         return given
     if field.name == "to":
         orders = get_args(RopeOrder if field.type == "RopeOrder" else GroupOrder)
@@ -356,7 +356,7 @@ def _argument(field: Any, given: Any) -> Any:
             raise ValueError(f"an order is {' or '.join(orders)}")
         return given
     if type(given) is not int or not 0 <= given < 1 << 62:
-        raise ValueError(f"{field.name} is a count")
+        raise ValueError(f"{field.name} must be a count")
     return given
 
 

@@ -9,20 +9,20 @@ from ..errors import PatternError
 
 Replacement = Callable[[re.Match[str]], str]
 
-# Rust's (?<name>...) is Python's (?P<name>...); look-behinds (?<=...) and (?<!...) stay as they are.
+# Rust's (?<name>...) is Python's (?P<name>...); look-behinds (?<=...) and (?<!...) stay unchanged.
 _RUST_GROUP = re.compile(r"\(\?<(?![=!])")
 # $$, ${1}, ${name}, $1, $name as Rust has them, and Python's \1 and \g<name>; an escaped backslash is one backslash.
 _REFERENCE = re.compile(r"\$(?:(\$)|\{(\w+)\}|(\w+))|\\(?:(\\)|g<(\w+)>|(\d{1,2}))")
 
 
 def compile_pattern(pattern: str | re.Pattern[str]) -> re.Pattern[str]:
-    """The compiled pattern; PatternError where it is not one."""
+    """Return the compiled pattern; PatternError if it is invalid."""
     if isinstance(pattern, re.Pattern):
         if not isinstance(pattern.pattern, str):
-            raise TypeError("a pattern is a text pattern, not one of bytes")
+            raise TypeError("a pattern must be of str, got one of bytes")
         return pattern
     if not isinstance(pattern, str):
-        raise TypeError(f"a pattern is a str or a compiled pattern, not {type(pattern).__name__}")
+        raise TypeError(f"a pattern must be a str or a compiled pattern, got {type(pattern).__name__}")
     try:
         return re.compile(_RUST_GROUP.sub("(?P<", pattern))
     except (re.error, OverflowError, RecursionError) as error:
@@ -30,13 +30,13 @@ def compile_pattern(pattern: str | re.Pattern[str]) -> re.Pattern[str]:
 
 
 def compile_replacement(pattern: re.Pattern[str], replacement: str) -> Replacement:
-    """What a match is replaced by; PatternError where the text names a group that the pattern does not have.
+    """Return the function that expands a match; PatternError if the text names a group that the pattern lacks.
 
     Rust takes the longest name after an unbraced ``$`` (``$1_x`` is a group called ``1_x``) and replaces unknown groups
     by nothing. Here that is an error, because it is never what was meant.
     """
     if not isinstance(replacement, str):
-        raise TypeError(f"a replacement is a str, not {type(replacement).__name__}")
+        raise TypeError(f"a replacement must be a str, got {type(replacement).__name__}")
     parts: list[str | int] = []
     position = 0
     for reference in _REFERENCE.finditer(replacement):

@@ -5,8 +5,8 @@ A recipe is a list of `TensorRule`: names with placeholders on both sides (``lay
 back. The table below is the form in which rules files have them.
 
     source, target      a name or several; several targets are parts of one source, several sources become one
-    axis, sizes         how parts lie (default: equal parts along the first axis)
-    heads               the parts lie within each of so many heads, along the first axis
+    axis, sizes         the axis and sizes of parts (default: equal parts along the first axis)
+    heads               the parts are within each of this many heads, along the first axis
     fold_weight_norm    the two sources are magnitude and direction: {axis = 0}
     permute_rope        {heads = 8, to = "pairs"}: the order of rotary features, per head; of parts: a list (0: none)
     add_one             the target has 1 + the source
@@ -101,7 +101,7 @@ class TensorRule:
 
     join: Operation | None = None
     cut: tuple[int, tuple[int, ...]] | None = None
-    """The axis along which parts lie, and their sizes (none: equal)."""
+    """The axis of the parts, and their sizes (none: equal)."""
 
     after: tuple[tuple[Operation, ...], ...] = ()
     tie: bool = False
@@ -118,7 +118,7 @@ class TensorRule:
         return f"{' + '.join(self.sources) or 'a constant'} → {', '.join(self.targets) or 'nothing'}"
 
     def inverse(self) -> TensorRule:
-        """Return the rule that undoes this one; ModelError if there is none."""
+        """Return the rule that undoes this one; ModelError if no rule does."""
         if self.constant is not None and not self.sources:
             return TensorRule(self.targets, drop="it is constant", constant=self.constant)
         if self.drop is not None:
@@ -134,7 +134,7 @@ class TensorRule:
         elif isinstance(self.join, Concat):
             cut = (self.join.axis, self.sizes)
         elif self.join is not None:
-            raise ModelError(f"there is no way back from '{self.join}'")
+            raise ModelError(f"'{self.join}' cannot be inverted")
         sizes = self.cut[1] if self.cut is not None else ()
         return TensorRule(self.targets, self.sources, before, join, cut, after, optional=self.optional, sizes=sizes)
 
@@ -144,7 +144,8 @@ class TensorRule:
             undone = step.inverse()
             if undone is None:
                 raise ModelError(
-                    f"the rule {self} has no way back from '{step}'", hint="leave it out of the rules and use cast="
+                    f"the rule {self} cannot be inverted: '{step}' has no inverse",
+                    hint="leave it out of the rules and use cast=",
                 )
             back.append(undone)
         return tuple(back)
@@ -280,7 +281,7 @@ class Recipe:
             form = template(target)
             beside = followed.indices_of(target.rpartition(".")[0], form) if form.letters else [{}]
             if not beside and "*" not in target:
-                raise ModelError(f"nothing tells the numbers of {target!r}, which is constant")
+                raise ModelError(f"nothing states the shape of {target!r}, which is constant")
             if "*" in target:
                 followed.notes.append(f"the way back has no {target}: the rules dropped it")
                 continue
@@ -379,12 +380,12 @@ def recipe_from(document: Mapping[str, Any]) -> Recipe:
     for key in ("source_layout", "target_layout"):
         layouts[key] = next((known for known in LAYOUTS if known == document.get(key)), None)
         if layouts[key] is None and key in document:
-            raise PatternError(f"{key} is one of {', '.join(LAYOUTS)}, not {document[key]!r}")
+            raise PatternError(f"{key} must be one of {', '.join(LAYOUTS)}, got {document[key]!r}")
     if (layouts["source_layout"] is None) != (layouts["target_layout"] is None):
         raise PatternError("give source_layout and target_layout, or neither")
     given = document.get("tensors", ())
     if not isinstance(given, (list, tuple)):
-        raise PatternError("tensors is a list of rules")
+        raise PatternError("tensors must be a list of rules")
     rules = []
     for number, row in enumerate(given, 1):
         try:
@@ -451,7 +452,7 @@ def _check_letters(sources: Sequence[str], targets: Sequence[str]) -> None:
 def _names(given: Any) -> tuple[str, ...]:
     names = (given,) if isinstance(given, str) else tuple(given)
     if not all(isinstance(name, str) and name for name in names):
-        raise TypeError("names are strings")
+        raise TypeError("names must be strings")
     return names
 
 

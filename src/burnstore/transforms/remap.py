@@ -1,4 +1,4 @@
-"""KeyRemapper: tensors under other names."""
+"""Rename tensors by rules: `KeyRemapper`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Rule = _Rule | dict[str, str] | Callable[[str], str]
 
 
 class KeyRemapper:
-    """Renames by rules in their order: each replaces every match of its pattern in what the rules before it gave.
+    """Rename by rules in order: each replaces every match of its pattern in the name that the rules before it returned.
 
     Replacements take groups as ``$1``, ``${1}``, ``${name}`` and as ``\\1``, ``\\g<name>``; ``$$`` is a dollar.
     Invalid patterns and unknown groups raise where they are given. `add_pattern` changes the remapper and returns it.
-    Patterns are the caller's own: nothing limits the time of one that backtracks without end (see `PathFilter`).
+    Nothing limits the time of a pattern that backtracks without end: patterns are the caller's (see `PathFilter`).
 
     >>> remapper = KeyRemapper().add_pattern(r"^transformer\\.h\\.(\\d+)\\.", "transformer.layer$1.")
     >>> remapper.remap_name("transformer.h.12.attn.weight")
@@ -42,7 +42,7 @@ class KeyRemapper:
 
     @classmethod
     def from_patterns(cls, patterns: Iterable[tuple[str | re.Pattern[str], str]]) -> KeyRemapper:
-        """A remapper of these (pattern, replacement) pairs."""
+        """Return a remapper of these (pattern, replacement) pairs."""
         remapper = cls()
         for pattern, replacement in patterns.items() if isinstance(patterns, Mapping) else patterns:
             remapper.add_pattern(pattern, replacement)
@@ -53,7 +53,7 @@ class KeyRemapper:
 
     @classmethod
     def from_dict(cls, names: Mapping[str, str]) -> KeyRemapper:
-        """A remapper of whole names: each key becomes its value, other names stay."""
+        """Return a remapper of whole names: each key becomes its value, other names stay."""
         return cls().add_names(names)
 
     def add_pattern(self, pattern: str | re.Pattern[str], replacement: str) -> KeyRemapper:
@@ -73,15 +73,15 @@ class KeyRemapper:
     def add_names(self, names: Mapping[str, str]) -> KeyRemapper:
         """Add a rule that renames whole names."""
         if not isinstance(names, Mapping):
-            raise TypeError(f"names are a mapping of old to new, not {type(names).__name__}")
+            raise TypeError(f"names must be a mapping of old to new, got {type(names).__name__}")
         for old, new in names.items():
             if not isinstance(old, str) or not isinstance(new, str):
-                raise TypeError(f"names are str, got {type(old).__name__} to {type(new).__name__}")
+                raise TypeError(f"names must be str, got {type(old).__name__} to {type(new).__name__}")
         self._rules.append(dict(names))
         return self
 
     def copy(self) -> KeyRemapper:
-        """An independent remapper of the same rules."""
+        """Return an independent remapper with the same rules."""
         copied = KeyRemapper()
         copied._rules = list(self._rules)
         return copied
@@ -93,11 +93,11 @@ class KeyRemapper:
         return both
 
     def is_empty(self) -> bool:
-        """Whether there are no rules."""
+        """Return whether the remapper has no rules."""
         return not self._rules
 
     def to_regex_pairs(self) -> list[tuple[re.Pattern[str], str]]:
-        """The rules as pairs of pattern and replacement; whole names as patterns that match just them."""
+        """Return the rules as pairs of pattern and replacement; whole names as patterns that match only them."""
         pairs: list[tuple[re.Pattern[str], str]] = []
         for rule in self._rules:
             if isinstance(rule, _Rule):
@@ -107,11 +107,11 @@ class KeyRemapper:
         return pairs
 
     def remap_name(self, name: str) -> str:
-        """The name that a tensor of this name gets."""
+        """Return the new name of a tensor."""
         return self.remap_names([name]).names[0]
 
     def remap_names(self, names: Sequence[str]) -> Renaming:
-        """The names that these get, and the rules that changed none of them."""
+        """Return the new names, and the rules that changed none of them."""
         current = list(names)
         unmatched: list[str] = []
         for rule in self._rules:
@@ -130,7 +130,7 @@ class KeyRemapper:
         return Renaming(current, list(names), unmatched)
 
     def trace(self, name: str) -> list[tuple[str, str]]:
-        """The rules that change this name, as text, each with the name that it gives.
+        """Return the rules that change this name, as text, each with the name after it.
 
         >>> KeyRemapper.from_patterns([("^h", "layer"), ("bias", "b")]).trace("h.0")
         [('^h => layer', 'layer.0')]
@@ -151,9 +151,9 @@ class KeyRemapper:
     def remap(
         self, snapshots: Iterable[TensorSnapshot], *, on_collision: OnCollision = "error"
     ) -> tuple[list[TensorSnapshot], list[tuple[str, str]]]:
-        """The snapshots under their new names, and all pairs of (new, old) name.
+        """Return the snapshots under their new names, and all pairs of (new, old) name.
 
-        Two tensors that get one name are a DuplicateNameError naming both; ``on_collision`` keeps the first or last.
+        Raises DuplicateNameError, with both names, if two tensors get one; ``on_collision`` keeps the first or last.
         """
         given = list(snapshots)
         renaming = self.remap_names([snapshot.path for snapshot in given])
@@ -165,21 +165,21 @@ class KeyRemapper:
         return renamed, [(renaming.names[row], renaming.originals[row]) for row in kept]
 
     def inverse(self) -> KeyRemapper:
-        """The remapper that undoes this one; PatternError with the reason where the rules do not allow it.
+        """Return the remapper that undoes this one; PatternError with the reason if the rules do not allow it.
 
-        Rules can be turned round if they rename whole names one to one, or replace one fixed text by another at a fixed
-        place (``^old\\.`` → ``new.``, ``\\.gamma$`` → ``.weight``). Whether other names fit the new text already is for
-        the caller to know.
+        Rules can be inverted if they rename whole names one to one, or replace one fixed text by another at a fixed
+        place (``^old\\.`` → ``new.``, ``\\.gamma$`` → ``.weight``). The caller must know that no other name contains
+        the new text already.
         """
         undone = KeyRemapper()
         for rule in reversed(self._rules):
             if isinstance(rule, _Rule):
                 undone.add_pattern(*_inverted(rule))
             elif not isinstance(rule, dict):
-                raise PatternError("a rename by a function cannot be undone")
+                raise PatternError("a rename by a function cannot be inverted")
             else:
                 if len(set(rule.values())) != len(rule):
-                    raise PatternError("two names become one, which cannot be undone")
+                    raise PatternError("two names become one, which cannot be inverted")
                 undone.add_names({new: old for old, new in rule.items()})
         return undone
 
@@ -196,7 +196,7 @@ def _called(function: Callable[[str], str], name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Renaming:
-    """New names beside the old ones; ``unmatched`` are the rules that matched none, which is seldom meant."""
+    """New names beside the old ones; ``unmatched`` are the rules that matched no name, usually by mistake."""
 
     names: list[str]
     originals: list[str]
@@ -204,9 +204,9 @@ class Renaming:
 
 
 def keep_distinct(names: Sequence[str], originals: Sequence[str], on_collision: OnCollision) -> list[int]:
-    """The rows to keep so that every name stands once, by the policy."""
+    """Return the rows to keep, by the policy, so that every name is unique."""
     if on_collision not in ("error", "first", "last"):
-        raise ValueError(f"on_collision is 'error', 'first' or 'last', not {on_collision!r}")
+        raise ValueError(f"on_collision must be 'error', 'first' or 'last', got {on_collision!r}")
     if len(set(names)) == len(names):
         return list(range(len(names)))
     kept: dict[str, int] = {}
@@ -226,16 +226,16 @@ _FIXED = re.compile(r"(\^|\\A)?((?:[^\\.^$*+?{}\[\]|()]|\\[^A-Za-z0-9])*)(\$|\\Z
 
 
 def _inverted(rule: _Rule) -> tuple[str, str]:
-    """The rule that undoes one, if it replaces one fixed text by another."""
+    """Return the rule that undoes one, if it replaces one fixed text by another."""
     fixed = _FIXED.fullmatch(rule.pattern.pattern)
     plain = rule.replacement.replace("$$", "").replace("\\\\", "")
     if fixed is None or "$" in plain or "\\" in plain or rule.pattern.flags != re.compile("").flags:
         raise PatternError(
-            f"{rule.pattern.pattern!r} → {rule.replacement!r} cannot be undone: only fixed text for fixed text can be"
+            f"{rule.pattern.pattern!r} → {rule.replacement!r} cannot be inverted: only fixed text for fixed text can"
         )
     start, text, end = fixed.groups()
     old = re.sub(r"\\(.)", r"\1", text)
     new = rule.replacement.replace("$$", "$").replace("\\\\", "\\")
     if not new and not (start or end):
-        raise PatternError(f"{rule.pattern.pattern!r} → '' cannot be undone: where the text stood is not known")
+        raise PatternError(f"{rule.pattern.pattern!r} → '' cannot be inverted: the place of the text is not known")
     return f"{'^' if start else ''}{re.escape(new)}{'$' if end else ''}", old.replace("$", "$$").replace("\\", "\\\\")

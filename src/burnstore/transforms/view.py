@@ -44,9 +44,9 @@ from .shapes import add_one_hint, weight_norm_hint
 
 @dataclass(slots=True)
 class ModuleNode:
-    """A module of a model: what it is, the tensors directly in it, and the modules in it that hold tensors.
+    """A module of a model: its kind, the tensors directly in it, and the modules in it that hold tensors.
 
-    ``kind`` is None for a class of one's own, whose tensors no table knows.
+    ``kind`` is None for a user's class, whose tensors no table knows.
     """
 
     kind: ModuleKind | None = None
@@ -54,14 +54,14 @@ class ModuleNode:
     children: dict[str, ModuleNode] = field(default_factory=dict)
 
     def flat(self, prefix: str = "") -> Iterator[tuple[str, Shape]]:
-        """All tensors in it with their paths."""
+        """Yield all tensors in it with their paths."""
         for name, shape in self.tensors.items():
             yield prefix + name, shape
         for name, child in self.children.items():
             yield from child.flat(f"{prefix}{name}.")
 
     def all_tensors(self) -> Mapping[str, Shape]:
-        """The same as one mapping."""
+        """Return the same as one mapping."""
         return dict(self.flat()) if self.children else self.tensors
 
 
@@ -188,7 +188,7 @@ class LayoutView:
     def to_torch(self, snapshots: Mapping[str, TensorSnapshot]) -> ConvertedView:
         """Return tensors of Burn's layout in PyTorch's; a fused tensor needs all of its parts.
 
-        Nothing is read: whoever goes on to read the tensors calls `ConvertedView.check_constants` first.
+        Nothing is read: call `ConvertedView.check_constants` before reading the tensors.
         """
         seen = ConvertedView([], set())
         for module in self.modules:
@@ -258,7 +258,7 @@ def _part(given: TensorSnapshot, link: Link) -> TensorSnapshot:
 
 
 def _converted(given: TensorSnapshot, link: Link) -> TensorSnapshot:
-    """Return the tensor transposed if the link says so; anything but a matrix stays, and is found not to fit."""
+    """Return the tensor, transposed if the link requires it; anything but a matrix stays, and does not fit later."""
     return transposed(given) if _is_transposed(given, link) else given
 
 
@@ -269,7 +269,7 @@ def _is_transposed(given: TensorSnapshot, link: Link) -> bool:
 def _zeros_for(
     path: str, link: Link, links: Sequence[Link], module: PlacedModule, snapshots: Mapping[str, TensorSnapshot]
 ) -> TensorSnapshot | None:
-    """Zeros for a bias that Burn left out, in the form of the other parts of the same tensor; None if it may not."""
+    """Return zeros for a bias that Burn leaves out, shaped as the tensor's other parts; None if it must be given."""
     if not any(fill.burn == link.burn for fill in module.map.fills):
         biases = (other.burn for other in module.map.links if other.zero_if_absent)
         if not link.zero_if_absent or not any(join(module.burn, bias) in snapshots for bias in biases):
@@ -288,9 +288,9 @@ _MOST_LEVELS = 256
 
 
 def module_tree(tensors: Mapping[str, Shape], kinds: Mapping[str, ModuleKind | None]) -> ModuleNode:
-    """The tree of modules that these tensors lie in, in the order of ``kinds`` as far as it goes.
+    """Return the tree of modules that contain these tensors, first those in ``kinds``, in its order.
 
-    A module without tensors is part of it only where Burn has some for it.
+    A module without tensors is part of the tree only if Burn's module has some.
     """
     root = ModuleNode(kinds.get(""))
     nodes = {"": root}
@@ -300,8 +300,8 @@ def module_tree(tensors: Mapping[str, Shape], kinds: Mapping[str, ModuleKind | N
         if node is not None:
             return node
         segments = path.split(".")
-        if len(segments) > _MOST_LEVELS:  # names may come from a file; what walks the tree is recursive
-            raise ModelError(f"it lies {len(segments)} modules deep, more than {_MOST_LEVELS}", tensor=path)
+        if len(segments) > _MOST_LEVELS:  # names may come from a file, and the walk is recursive
+            raise ModelError(f"its path has {len(segments)} levels, more than {_MOST_LEVELS}", tensor=path)
         node = root
         for depth, segment in enumerate(segments, 1):
             child = node.children.get(segment)
@@ -321,7 +321,7 @@ def module_tree(tensors: Mapping[str, Shape], kinds: Mapping[str, ModuleKind | N
 
 
 def _prune(node: ModuleNode) -> bool:
-    """Take away the modules that hold nothing; False if this one does not, either."""
+    """Remove the modules that hold nothing; return whether this one holds anything."""
     node.children = {name: child for name, child in node.children.items() if _prune(child)}
     filled = node.kind is not None and node.kind.option("features") is not None
     return bool(node.tensors or node.children or filled)
@@ -331,7 +331,7 @@ def _prune(node: ModuleNode) -> bool:
 
 
 def join(prefix: str, name: str) -> str:
-    """A path of two parts, either of which may be empty."""
+    """Join the two parts of a path; either may be empty."""
     return f"{prefix}.{name}" if prefix and name else prefix or name
 
 
@@ -345,7 +345,7 @@ def view_of_torch(root: ModuleNode, *, is_declared: bool = True) -> LayoutView:
             place = join(module.burn, link.burn)
             if places.setdefault(place, module.torch) != module.torch:
                 raise ModelError(
-                    f"in Burn it would be {place!r}, and so would be a tensor of {places[place]!r}",
+                    f"its name in Burn would be {place!r}, which a tensor of {places[place]!r} has already",
                     tensor=join(module.torch, link.torch),
                 )
     return view
@@ -353,14 +353,14 @@ def view_of_torch(root: ModuleNode, *, is_declared: bool = True) -> LayoutView:
 
 @dataclass(frozen=True, slots=True)
 class _Below:
-    """What holds for all modules below one: whether Burn has every bias, and whether absent tensors are declared."""
+    """Facts about all modules below one: whether Burn has every bias, and whether absent tensors are declared."""
 
     all_biases: bool = False
     is_declared: bool = True
 
 
 def _place_torch(node: ModuleNode, torch: str, burn: str, placed: list[PlacedModule], below: _Below) -> None:
-    """Add a module of PyTorch, or those in it, to those that were placed."""
+    """Add a PyTorch module, or the modules in it, to the list."""
     kind = node.kind
     names: list[tuple[str, str]] = []
     try:
@@ -373,12 +373,12 @@ def _place_torch(node: ModuleNode, torch: str, burn: str, placed: list[PlacedMod
         is_gapped = len(numbers) == len(node.children) and len(numbers) <= max(numbers, default=-1)
         if kind is not None and not is_known_torch(kind) and (node.tensors or is_gapped):
             raise ModelError(
-                f"a {kind.name}: no rule says how Burn has its tensors",
-                hint=f'give rules={{pattern: kind}}; "{AS_IS}" copies its tensors as they are',
+                f"no rule states how Burn stores the tensors of a {kind.name}",
+                hint=f'give rules={{pattern: kind}}; "{AS_IS}" copies its tensors unchanged',
             )
         if node.tensors:
             if kind is not None and holds_no_tensors(kind):
-                raise ModelError(f"a {kind.name} with a tensor of its own, {min(node.tensors)!r}, that Burn's has not")
+                raise ModelError(f"Burn's {kind.name} has no tensor {min(node.tensors)!r}, and this one has")
             placed.append(PlacedModule(torch, burn, None, same_names(node.tensors)))
         names = _burn_names(node, burn)
         if kind is not None and always_has_biases(kind):
@@ -414,12 +414,12 @@ _BESIDE = "<beside>"
 
 
 def same_names(tensors: Mapping[str, Shape]) -> ModuleMap:
-    """A module whose tensors are the same in both layouts."""
+    """Return the map of a module whose tensors are the same in both layouts."""
     return ModuleMap(tuple(Link(name, name) for name in tensors), "")
 
 
 def _burn_names(node: ModuleNode, burn: str) -> list[tuple[str, str]]:
-    """The children of a module of PyTorch with the names they have in Burn, in Burn's order."""
+    """Return the children of a PyTorch module with their names in Burn, in Burn's order."""
     kind, children = node.kind, node.children
     if kind is not None and kind.name in SERIES and all(name.isdecimal() for name in children):
         numbered = sorted(children, key=int)
@@ -432,10 +432,13 @@ def _burn_names(node: ModuleNode, burn: str) -> list[tuple[str, str]]:
         wanted = child_kind(kind, torch)
         held = children[torch].kind if torch in children else None
         if wanted is not None and (held is None or held.name != wanted):
-            raise ModelError(f"a {kind.name} whose {torch} is not a {wanted}: Burn's has one")
+            found_kind = "none" if held is None else held.name
+            raise ModelError(f"expected a {wanted} as {torch} of a {kind.name}, as Burn has it, found {found_kind}")
     if has_final_norm(kind) and "norm" in children:
         if burn.rpartition(".")[2].isdecimal():
-            raise ModelError(f"a {kind.name} with a final norm, in a list: Burn keeps that norm beside it, in a field")
+            raise ModelError(
+                f"a {kind.name} with a final norm cannot be in a list: Burn keeps that norm in a field beside it"
+            )
         found.append(("norm", _BESIDE))
     stray = set(children) - {torch for torch, _ in found}
     if stray:
@@ -444,16 +447,16 @@ def _burn_names(node: ModuleNode, burn: str) -> list[tuple[str, str]]:
 
 
 def view_of_burn(root: ModuleNode, present: Iterable[str] | None = None) -> LayoutView:
-    """The view of a model in Burn's layout.
+    """Return the view of a model in Burn's layout.
 
-    ``present`` are the names on the other side, where there is one: they tell whether it has a module fused as PyTorch
-    has it, or as parts. Without, everything is as PyTorch has it.
+    ``present`` are the names on the other side, if there is one: they decide whether a module is fused there, as in
+    PyTorch, or stored in parts. Without them, every module is fused.
     """
     return LayoutView(_from_burn(root, "", "", None if present is None else _Names(present)))
 
 
 class _Names:
-    """The names of the other side, and the modules that they lie in."""
+    """The names of the other side, and the modules that contain them."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.tensors = set(names)
@@ -491,7 +494,7 @@ def _from_burn(node: ModuleNode, burn: str, torch: str, names: _Names | None) ->
 
 
 def _stacked(node: ModuleNode, present: Callable[[str], bool]) -> ModuleMap | None:
-    """A list of recurrent modules, if the other side has them as the layers of one."""
+    """Map a list of recurrent modules, if the other side has them as the layers of one module."""
     kinds = {child.kind for child in node.children.values()}
     kind = next(iter(kinds)) if len(kinds) == 1 else None
     if kind is None or node.tensors or not is_burn_fused(kind) or kind.name.endswith("Attention"):
@@ -500,7 +503,7 @@ def _stacked(node: ModuleNode, present: Callable[[str], bool]) -> ModuleMap | No
 
 
 def _torch_names(node: ModuleNode, torch: str, names: _Names | None) -> Iterator[tuple[ModuleNode, str, str]]:
-    """The children of a module of Burn, with their names in Burn and in PyTorch."""
+    """Yield the children of a Burn module, with their names in Burn and in PyTorch."""
     kind = node.kind
     named = None if kind is None else named_children(kind)
     taken: set[str] = set()

@@ -78,7 +78,7 @@ def release_of(version: str) -> Release | None:
 def named_release(version: str) -> Release:
     """Return the release that a caller asked for by name."""
     if not isinstance(version, str):
-        raise TypeError(f"burn_version is a str such as '0.22', not {type(version).__name__}")
+        raise TypeError(f"burn_version must be a str such as '0.22', got {type(version).__name__}")
     release = release_of(version)
     if release is None:
         raise ValueError(f"burn_version={version!r} is none of {', '.join(NAMES.values())}")

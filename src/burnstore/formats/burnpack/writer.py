@@ -101,14 +101,14 @@ def _places(sizes: list[int], *, unaligned: bool) -> tuple[list[int], int]:
 
 def _checked_scalars(scalars: Mapping[str, Any] | None, release: Release) -> dict[str, Scalar]:
     if scalars is not None and not isinstance(scalars, Mapping):
-        raise TypeError(f"scalars is a mapping of str to numbers, not a {type(scalars).__name__}")
+        raise TypeError(f"scalars must map str to numbers, got {type(scalars).__name__}")
     if not scalars:
         return {}
     if not release.era & Era.SCALARS:
         raise unsupported_by(release.era, "scalars")
     for name in scalars:
         if not isinstance(name, str):
-            raise TypeError(f"a scalar's name is a str, not {type(name).__name__}")
+            raise TypeError(f"a scalar's name must be a str, got {type(name).__name__}")
         utf8(name, "BP-18")
     return {name: Scalar.of(value) for name, value in scalars.items()}
 

@@ -311,7 +311,7 @@ def _check_indices(indices: Array, ends: Any) -> None:
 
 
 def _compressed(parts: Parts, composite: CompositeTensor) -> Array:
-    """By rows or by columns (csr, csc), or by blocks of them (bsr, bsc); the first axes may be a batch."""
+    """Expand rows or columns (csr, csc), or blocks of them (bsr, bsc); the first axes may be a batch."""
     values, shape = parts["values"], composite.facts["shape"]
     along, across = (parts[name] for name in list(composite.parts)[:2])
     blocked = composite.kind in ("sparse_bsr", "sparse_bsc")

@@ -61,9 +61,9 @@ def read(
     """
     for option, value in (("dense", dense), ("checksums", checksums), ("salvage", salvage)):
         if not isinstance(value, bool):
-            raise TypeError(f"{option} is a bool, not {type(value).__name__}")
+            raise TypeError(f"{option} must be a bool, got {type(value).__name__}")
     if top_level_key is not None and not isinstance(top_level_key, str):
-        raise TypeError(f"top_level_key is a str, not {type(top_level_key).__name__}")
+        raise TypeError(f"top_level_key must be a str, got {type(top_level_key).__name__}")
     options: dict[str, Any] = {
         "top_level_key": top_level_key,
         "dense": dense,

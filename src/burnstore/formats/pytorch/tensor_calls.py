@@ -248,7 +248,7 @@ def _parameter_class(args: Args) -> Any:
 
 
 def _from_type(args: Args) -> Any:
-    """A subclass of Tensor, or a tensor with attributes."""
+    """Rebuild a subclass of Tensor, or a tensor with attributes."""
     function, kind, inner, state = arguments(args, 4, 4, "_rebuild_from_type")
     if not isinstance(function, Symbol) or not isinstance(inner, tuple):
         raise CorruptError("a tensor of a subclass, of an impossible form", rule="PT-22")

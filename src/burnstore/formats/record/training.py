@@ -125,7 +125,7 @@ def _scheduler_scalars(document: Document, scheduler: str | None) -> dict[str, S
                 "one number, and the file does not state of which scheduler", hint=f"name it: {', '.join(SCHEDULERS)}"
             )
         if scheduler not in SCHEDULERS:
-            raise ValueError(f"scheduler is one of {', '.join(SCHEDULERS)}, not {scheduler!r}")
+            raise ValueError(f"scheduler must be one of {', '.join(SCHEDULERS)}, got {scheduler!r}")
         return _scheduler_scalar("0", scheduler, item)
     found: dict[str, Scalar] = {}
     for index, each in enumerate(item["schedulers"]):

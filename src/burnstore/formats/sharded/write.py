@@ -173,7 +173,7 @@ def byte_count(size: int | str) -> int:
             raise ValueError(f"{size!r} is not a size such as '5GB' or '500MiB'")
         size = int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
     elif not isinstance(size, int) or isinstance(size, bool):
-        raise TypeError(f"max_shard_size is a number of bytes or a str such as '5GB', not {type(size).__name__}")
+        raise TypeError(f"max_shard_size must be a number of bytes or a str such as '5GB', got {type(size).__name__}")
     if size <= 0:
         raise ValueError(f"max_shard_size must be positive, got {size}")
     return size

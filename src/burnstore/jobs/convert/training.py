@@ -68,7 +68,7 @@ def training_plan(source: Input, pipeline: Pipeline) -> tuple[Plan, Input] | Non
             plan.moves.append(Move(f"{key}.{rest}", (origin,), (), lower(f"{key}.{rest}", [origin], (), given)))
         plan.fates |= {f"{owners[path]}.{rest}": why for path, why in named.dropped.items()}
     if len(renamed) > len(set(renamed.values())):
-        raise ModelError("two parameters get one name, and their training state cannot be told apart")
+        raise ModelError("two parameters get one name, so their training states cannot be distinguished")
     lost = paths.keys() - renamed.keys()
     metadata = {key: text for key, text in source.metadata.items() if key not in lost} | renamed
     scalars = {name: scalar for name, scalar in scalars.items() if name.partition(".")[0] not in lost}
@@ -83,8 +83,8 @@ def _only_source(named: Named, name: str) -> tuple[str, Sequence[Operation]]:
     steps = [step for step in (*(origins[0].operations if origins else ()), *whole) if not isinstance(step, Add)]
     if len(origins) != 1 or origins[0].source is None or not all(isinstance(step, _MOVES) for step in steps):
         raise ModelError(
-            "it is made of parts of parameters, for whose training state there is no id",
+            "it is made of parts of parameters, and their training state has no id",
             tensor=name,
-            hint="convert the model alone, and begin the training of this parameter anew",
+            hint="convert the model alone, and restart the training of this parameter",
         )
     return origins[0].source, steps

@@ -34,7 +34,7 @@ _TASK_BYTES = 32 << 20  # read by one task: enough to be worth a file that is op
 class MergedTensor:
     """How one tensor came about: which sources it is of (counted from 0), and with which weights it was blended.
 
-    ``weights`` is None where it was taken as it is. ``conflict`` says what was decided by the policy, if anything was.
+    ``weights`` is None where it was copied unchanged. ``conflict`` states what the policy decided, if anything.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Blend:
     by_pattern: tuple[tuple[re.Pattern[str], tuple[float, ...]], ...]
 
     def weights_of(self, name: str) -> tuple[float, ...]:
-        """The weights of the sources in the tensor of this name."""
+        """Return the weights of the sources for the tensor of this name."""
         return next((weights for pattern, weights in reversed(self.by_pattern) if pattern.search(name)), self.weights)
 
 
@@ -65,9 +65,9 @@ def checked_blend(
     *,
     normalize: bool,
 ) -> Blend:
-    """What a caller asked for; MergeError where it makes no sense for so many sources."""
+    """Return the blend that a caller asks for; MergeError if it does not fit the number of sources."""
     if method not in METHODS:
-        raise MergeError(f"method is one of {', '.join(map(repr, METHODS))}, not {method!r}")
+        raise MergeError(f"method must be one of {', '.join(map(repr, METHODS))}, got {method!r}")
     if method == "overlay":
         if weights is not None or t is not None or tensor_weights:
             raise MergeError('an overlay has no weights; the methods "linear" and "slerp" have')
@@ -80,7 +80,7 @@ def checked_blend(
             raise MergeError(f"expected {sources - 1} finite weights (one per adapter), got {len(own)}")
         return Blend(method, own, ())
     if method == "slerp" and sources != 2:
-        raise MergeError(f"slerp is between two sources, not {sources}")
+        raise MergeError(f"slerp needs two sources, got {sources}")
     if t is not None:
         if weights is not None or sources != 2:
             raise MergeError("t stands for the weights of two sources, so there cannot be others, or other weights")
@@ -151,9 +151,9 @@ def combine(
     workers: Workers,
     progress: Progress | None = None,
 ) -> Combined:
-    """What the merged file has: the names of the first file in their order, then those that later ones add.
+    """Return the contents of the merged file: the names of the first file in order, then those that later files add.
 
-    ``progress`` is told of what is read for arcs.
+    ``progress`` counts the bytes that are read for arcs.
 
     >>> import numpy as np
     >>> files = [Contribution(name, {name: TensorSnapshot.from_numpy(name, np.zeros(1))}) for name in ("a", "b")]
@@ -163,7 +163,7 @@ def combine(
     [('a', (0,)), ('b', (1,))]
     """
     if conflicts not in CONFLICTS:
-        raise MergeError(f"conflicts is one of {', '.join(map(repr, CONFLICTS))}, not {conflicts!r}")
+        raise MergeError(f"conflicts must be one of {', '.join(map(repr, CONFLICTS))}, got {conflicts!r}")
     return _Combining(files, blend, conflicts, dtype, workers, progress).combined()
 
 
@@ -258,10 +258,10 @@ class _Combining:
             self._done.add(blended(tensors, used, dtype=wanted), active, weights=used)
 
     def _problem(self, name: str, active: list[int], holders: list[int]) -> str | None:
-        """Why the tensors of a name cannot be blended; None if they can, as far as their descriptions tell."""
+        """Return why the tensors of a name cannot be blended; None if their dtypes and shapes allow it."""
         if len(holders) < len(active):
             lacking = [printable(self._files[at].path) for at in active if at not in holders]
-            return f"there is none in {listed(lacking)}"
+            return f"missing in {listed(lacking)}"
         first, *others = self._tensors(name, active)
         for tensor in others:
             if tensor.shape != first.shape:
@@ -296,7 +296,7 @@ class _Combining:
         self._done.add(blended([tensor], [1.0], dtype=self._dtype) if cast else tensor, [source], conflict=conflict)
 
     def _arcs(self, names: Iterable[str]) -> dict[str, tuple[float, float] | None]:
-        """The weights for each tensor that has both sources, by reading it once."""
+        """Return the weights for each tensor that both sources have, by reading it once."""
         first, second = self._files
         wanted = {name: _Arc(first.tensors[name], second.tensors[name], t) for name, t in self._bent(names)}
         batches = list(in_batches(wanted.values(), _Arc.nbytes, _TASK_BYTES))
@@ -318,7 +318,7 @@ class _Combining:
 
 
 def _holds(same: TensorSnapshot) -> bool:
-    """Whether sources agree on a tensor."""
+    """Return whether sources agree on a tensor."""
     try:
         for _ in same.chunks():
             pass

@@ -366,7 +366,7 @@ class _PartOfSource:
         return self._source.view(self.start + offset, length)
 
     def close(self) -> None:
-        """The source is closed by its owner."""
+        """Do nothing: the owner closes the source."""
 
 
 class _SourceFile(io.RawIOBase):
