@@ -42,6 +42,10 @@ _FACTS = ("path", "tensor", "offset", "rule", "hint")
 _LONGEST_NAME_SHOWN = 200
 
 
+class BurnstoreWarning(UserWarning):
+    """A note of a function whose result has no place for notes, such as `burnstore.serialize`."""
+
+
 class BurnstoreError(Exception):
     """The root of the tree: every error of burnstore's own.
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .checkpoint import Checkpoint
-from .errors import located, refuse_unknown
+from .errors import BurnstoreWarning, located, refuse_unknown
 from .formats.registry import format_for_path, format_named
 from .io.gc_pause import gc_paused
 from .limits import Limits
+from .pipeline.compile_file import FILTERED
 from .pipeline.options import AdapterLike, FilterLike, Pipeline, RenameLike, RulesLike, pipeline_of, refuse_unused
 from .pipeline.save import SaveResult, WriteOptions, plan_of, save_plan
 from .progress import ProgressLike, progress_from
@@ -120,6 +122,9 @@ def serialize(
 ) -> bytes:
     """Return the bytes that `save` would write.
 
+    Bytes have no place for the notes of a `SaveResult`. So each note, and each tensor that was left out although no
+    filter asked for it, is a `BurnstoreWarning`; a warnings filter of ``error`` refuses them.
+
     >>> len(serialize({}, format="burnpack", metadata={}, layout="burn"))
     256
     """
@@ -131,8 +136,11 @@ def serialize(
     )
     with gc_paused():
         plan, texts = plan_of(tensors, chosen, _metadata(metadata), chosen_pipeline, how.for_format)
-    written = save_plan(plan, None, chosen, texts, how)[1]
+    result, written = save_plan(plan, None, chosen, texts, how)
     assert written is not None
+    left_out = [f"left out: {name} ({why})" for name, why in result.left_out.items() if why != FILTERED]
+    for note in (*left_out, *result.notes):
+        warnings.warn(note, BurnstoreWarning, stacklevel=2)
     return written
 
 

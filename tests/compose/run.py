@@ -40,7 +40,9 @@ def draw(seed: int, number: int) -> Case:
     """Return the case of this number."""
     random = Random(f"{seed}:{number}")
     makers, weights = zip(*VERBS, strict=True)
-    return random.choices(makers, weights)[0](random)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return random.choices(makers, weights)[0](random)
 
 
 @dataclass

@@ -13,6 +13,8 @@ from burnstore import DType, PathFilter, TensorSnapshot, nn
 from burnstore.errors import LoadError, MissingTensorsError
 from burnstore.models.result import similarity
 
+pytestmark = pytest.mark.filterwarnings("ignore::burnstore.errors.BurnstoreWarning")
+
 
 def tensor(path: str, array: Any, **facts: Any) -> TensorSnapshot:
     return TensorSnapshot.from_numpy(path, np.asarray(array), **facts)

@@ -177,3 +177,17 @@ def an_adapter_that_casts_has_it_done_on_the_device(device: str, folder: Path) -
     bs.load(wanted, folder / "model.safetensors", in_place=False, **options)
     assert_same(state(found), state(wanted))
     assert set(names) == set(state(found))
+
+
+@check
+def values_that_a_cast_makes_0_are_noted_by_name(device: str, folder: Path) -> None:
+    for held in ("float16", "bfloat16"):
+        for name in ("whole", "turned", "small3", "small4"):  # alone and among neighbours
+            model = Holder(held, 100_000)
+            tensors = model.filled_from(torch.ones(10))
+            tensors[name].view(-1)[-1:] = 1e-42 if held == "bfloat16" else 1e-20
+            torch.save(tensors, folder / "model.pt")
+            names = assert_as_on_the_host(model, folder / "model.pt", device)
+            assert name in names
+            notes = bs.load(copy.deepcopy(model).to(device), folder / "model.pt").notes
+            assert f"cast: values too small for the new dtype became 0 in '{name}'" in notes

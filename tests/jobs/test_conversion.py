@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 import burnstore as bs
 from burnstore import nn
+from burnstore.cli import main
 from burnstore.jobs.convert.receipt import check_receipt, read_receipt
 from burnstore.pipeline.kinds import MODULES_KEY
 from burnstore.transforms.guess import guess_kinds
@@ -559,3 +561,40 @@ def test_a_conversion_that_fails_because_the_part_is_unclear_lists_the_parts(tmp
     with pytest.raises(bs.BurnstoreError, match="choose one with top_level_key="):
         bs.merge([tmp_path / "both.pt"] * 2, tmp_path / "a.bpk", method="linear", like=model)
     assert "note: " in str(bs.diff(tmp_path / "both.pt", model))
+
+
+def test_no_verb_writes_over_a_file_that_it_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, like, rules, receipt = (tmp_path / name for name in ("a.bpk", "like.bpk", "rules.txt", "a.receipt"))
+    tensors = {f"fc{number}.weight": np.ones((4, 4), np.float32) for number in range(4)}
+    for each in (path, like):
+        bs.save(tensors, each, layout="burn")
+    rules.write_text("^fc = Linear\n")
+    bs.convert(path, tmp_path / "b.bpk", receipt=receipt)
+    bs.save(tensors, tmp_path / "set.safetensors", max_shard_size=100)
+    index = tmp_path / "set.safetensors.index.json"
+    shard = next(iter(sorted(tmp_path.glob("set-*"))))
+    (tmp_path / "config.json").write_text("{}")
+    before = {each: each.read_bytes() for each in tmp_path.iterdir()}
+
+    def refused(job: Callable[..., Any], *args: Any, **options: Any) -> None:
+        with pytest.raises(bs.errors.SaveError, match="same file"):
+            job(*args, overwrite=True, **options)
+
+    refused(bs.convert, path, like, like=like)
+    refused(bs.convert, path, tmp_path / "c.bpk", like=like, receipt=like)
+    refused(bs.convert, path, rules, rules=rules, format="burnpack")
+    refused(bs.merge, [path], like, like=like)
+    refused(bs.replay, receipt, receipt)
+    refused(bs.report, path, output=path)
+    refused(bs.report, index, output=shard)
+    refused(bs.report, path, like, output=like)
+    for command in (
+        ["convert", path, rules, "--rules", rules, "--format", "burnpack"],
+        ["report", path, index, "-o", shard],
+        ["config", tmp_path / "config.json", "-o", tmp_path / "config.json"],
+        ["map", path, "--like", like, "-o", like],
+        ["merge", path, rules, "--rules", rules, "--format", "burnpack"],
+    ):
+        assert main([*map(str, command), "--overwrite"]) == 2, command
+        assert "same file" in capsys.readouterr().err, command
+    assert {each: each.read_bytes() for each in tmp_path.iterdir()} == before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,8 @@ import burnstore as bs
 from .case import Custom, TorchModel, is_counter, kept
 from .plain_cases import PLAIN_CASES
 from .structural_cases import STRUCTURAL_CASES
+
+pytestmark = pytest.mark.filterwarnings("ignore::burnstore.errors.BurnstoreWarning")
 
 CASES = [*PLAIN_CASES, *STRUCTURAL_CASES]
 

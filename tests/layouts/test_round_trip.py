@@ -20,7 +20,7 @@ from .plain_cases import PLAIN_CASES
 from .structural_cases import STRUCTURAL_CASES
 
 CASES = [*PLAIN_CASES, *STRUCTURAL_CASES]
-pytestmark = pytest.mark.matrix(every=8)
+pytestmark = [pytest.mark.matrix(every=8), pytest.mark.filterwarnings("ignore::burnstore.errors.BurnstoreWarning")]
 each_case = pytest.mark.parametrize("case", CASES, ids=repr)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -324,3 +325,36 @@ def test_names_with_dots_stay_names() -> None:
 def test_a_single_tensor_is_no_model() -> None:
     with pytest.raises(TypeError, match="got a single tensor"):
         bs.collect(torch.zeros(1))
+
+
+class Plus(nn.LayerNorm):
+    def forward(self, x: Any) -> Any:
+        return nn.functional.layer_norm(x, self.normalized_shape, self.weight + 1, self.bias, self.eps)
+
+
+class PlusBefore(nn.LayerNorm):
+    def forward(self, x: Any) -> Any:
+        return x * (1.0 + self.weight.float())
+
+
+class PlusElsewhere(nn.LayerNorm):
+    @property
+    def scale(self) -> Any:
+        return self.weight.float() + 1
+
+
+class ChannelsFirst(nn.LayerNorm):
+    def forward(self, x: Any) -> Any:
+        return x.mean(1) + self.weight[:, None] * x + self.bias
+
+
+@pytest.mark.parametrize("kind", [Plus, PlusBefore, PlusElsewhere])
+def test_a_norm_that_scales_by_1_plus_weight_is_not_the_norm_it_derives_from(kind: Any, tmp_path: Path) -> None:
+    result = bs.save(nn.ModuleDict({"norm": kind(3)}), tmp_path / "a.bpk")
+    assert set(result.tensors) == {"norm.weight", "norm.bias"}
+    assert any(f"modules of class {kind.__name__} of unknown kind" in note for note in result.notes)
+
+
+def test_a_norm_with_another_forward_is_the_norm_it_derives_from(tmp_path: Path) -> None:
+    result = bs.save(nn.ModuleDict({"norm": ChannelsFirst(3)}), tmp_path / "a.bpk")
+    assert set(result.tensors) == {"norm.gamma", "norm.beta"}

@@ -243,3 +243,91 @@ def test_a_state_of_two_dicts_that_share_a_key_keeps_both_values(tmp_path: Path)
     torch.save({"a": pair, "b": torch.full((1,), 3.0)}, tmp_path / "a.pt")
     found = {name: each.item() for name, each in named(tmp_path / "a.pt").items()}
     assert found == {"a.state.0.k": 1, "a.state.0.x": 0, "a.state.1.k": 2, "b": 3}
+
+
+# --- parts, records and layouts ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layer", "absent", "unused"),
+    [
+        (torch.nn.MultiheadAttention(4, 2), "0.key.weight", {"0.query.weight", "0.value.weight"}),
+        (
+            torch.nn.LSTM(3, 4),
+            "0.forget_gate.input_transform.weight",
+            {f"0.{gate}_gate.input_transform.weight" for gate in ("input", "output", "cell")},
+        ),
+    ],
+)
+def test_the_parts_of_a_fused_tensor_that_cannot_be_made_are_unused(
+    layer: torch.nn.Module, absent: str, unused: set[str], tmp_path: Path
+) -> None:
+    model = torch.nn.Sequential(layer)
+    bs.save(model, tmp_path / "whole.bpk")
+    with bs.open(tmp_path / "whole.bpk") as file:
+        bs.save([each for each in file.values() if each.path != absent], tmp_path / "part.bpk")
+    result = bs.load(model, tmp_path / "part.bpk", allow_partial=True)
+    assert set(result.unused) == unused
+    assert len(result.missing) == 1
+
+
+@pytest.mark.parametrize("given", [{"fc": {"weight": np.eye(2)}}, [{"weight": np.eye(2)}], {"a": [np.eye(2), None]}])
+def test_arrays_in_nested_containers_have_no_stated_layout(given: Any, tmp_path: Path) -> None:
+    assert bs.save(given, tmp_path / "a.bpk").layout is None
+    with bs.open(tmp_path / "a.bpk") as file:
+        assert file.layout is None
+    assert bs.save(given, tmp_path / "b.bpk", layout="burn").layout == "burn"
+    with bs.open(tmp_path / "b.bpk") as file:
+        assert file.layout == "burn"
+    assert bs.save(given, tmp_path / "c.safetensors").layout is None
+
+
+@pytest.mark.parametrize("kind", ["model", "file", "rules"])
+def test_a_conversion_records_the_counter_of_its_source_and_not_that_of_like(kind: str, tmp_path: Path) -> None:
+    source, other = (torch.nn.Sequential(torch.nn.BatchNorm1d(3)) for _ in range(2))
+    for model, count in ((source, 5), (other, 77)):
+        model[0].num_batches_tracked.fill_(count)
+    torch.save(source.state_dict(), tmp_path / "a.pt")
+    bs.save(other, tmp_path / "other.bpk")
+    options: dict[str, Any] = {
+        "model": {"like": other},
+        "file": {"like": tmp_path / "other.bpk"},
+        "rules": {"rules": {"^0$": "BatchNorm1d"}},
+    }[kind]
+    bs.convert(tmp_path / "a.pt", tmp_path / "a.bpk", **options)
+    with bs.open(tmp_path / "a.bpk") as file:
+        assert "num_batches_tracked=5)" in file.metadata["burnstore.modules"]
+    bs.convert(tmp_path / "a.bpk", tmp_path / "back.safetensors", target_layout="torch", **options)
+    assert named(tmp_path / "back.safetensors")["0.num_batches_tracked"] == 5
+
+
+# --- casts and notes --------------------------------------------------------------------------------------------------
+
+ZEROED = "cast: values too small for the new dtype became 0 in 'w'"
+
+
+@pytest.mark.usefixtures("spawning")
+def test_values_that_a_cast_makes_0_are_noted_by_every_verb(tmp_path: Path) -> None:
+    tensors = {"w": np.float32([1e-20, 1, 0]), "v": np.float32([1, 0, -0.0])}
+    path = tmp_path / "a.safetensors"
+    assert ZEROED not in bs.save(tensors, path).notes
+    assert ZEROED in bs.save(tensors, tmp_path / "b.safetensors", cast="f16").notes
+    for number, executor in enumerate((None, 2)):
+        target = tmp_path / f"c{number}.safetensors"
+        assert ZEROED in bs.convert(path, target, cast="f16", executor=executor).notes
+    assert ZEROED not in bs.convert(path, tmp_path / "d.safetensors", cast="bf16").notes
+    assert ZEROED in bs.merge([path, path], tmp_path / "e.safetensors", method="linear", cast="f16").notes
+    assert ZEROED in bs.load({name: np.zeros(3, np.float32) for name in tensors}, path, cast="f16").notes
+    model = torch.nn.Module()
+    for name in tensors:
+        model.register_buffer(name, torch.zeros(3, dtype=torch.float16))
+    assert ZEROED in bs.load(model, path).notes
+
+
+def test_serialize_warns_of_what_a_result_would_note() -> None:
+    tensors = {"w": np.float32([1e-20]), "v": np.float32([1])}
+    with pytest.warns(bs.errors.BurnstoreWarning, match="became 0 in 'w'"):
+        bs.serialize(tensors, format="burnpack", cast="f16")
+    with pytest.warns(bs.errors.BurnstoreWarning, match="left out: a.w"):
+        bs.serialize({"a": {"w": None, "v": np.ones(1)}}, format="burnpack")
+    bs.serialize(tensors, format="burnpack", filter="v")  # what a filter leaves out was asked for

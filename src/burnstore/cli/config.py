@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import BurnstoreError
 from ..formats.pytorch.values import Opaque, opaque_values
 from ..jobs.json_output import json_text
+from ..pipeline.write import check_apart
 from ..stores.config import config_from_file, save_config, to_json
 from .arguments import add_option, add_options
 from .errors import JOB_ERRORS, OK, fail
@@ -53,6 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         if kept is _LEFT_OUT:
             raise BurnstoreError(f"expected plain data, got {data!r}", hint="choose another part with --key")
         if arguments.output is not None:
+            check_apart([arguments.file], arguments.output)
             save_config(kept, arguments.output, overwrite=arguments.overwrite)
         if arguments.json:
             places = [{"path": json_text(path), "type": value.type_name} for path, value in left_out]

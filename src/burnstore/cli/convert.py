@@ -11,6 +11,7 @@ from ..errors import AmbiguousError, BurnstoreError
 from ..formats.registry import name_with_suffix_of
 from ..formats.sharded.write import JOURNAL_SUFFIX
 from ..jobs.convert.convert import ConvertResult, convert, replay
+from ..pipeline.write import check_apart
 from ..transforms.guess import Guess
 from .arguments import add_option, add_options, expand_patterns, like_from, pipeline_from
 from .errors import ERROR, JOB_ERRORS, OK, error_facts, fail, misuse, print_error, shown_notes
@@ -127,6 +128,7 @@ def _outcome(arguments: argparse.Namespace) -> tuple[int, dict[str, Any]]:
     subject, target = (arguments.paths[0], arguments.paths[-1]) if arguments.paths else (arguments.replay,) * 2
     try:
         with shown_progress(os.path.basename(target), quiet=arguments.quiet) as progress:
+            check_apart([arguments.rules], target)
             done = _replay(arguments, progress) if arguments.replay else _convert(arguments, progress)
     except (*JOB_ERRORS, ValueError, TypeError) as error:
         if isinstance(error, AmbiguousError) and not arguments.json:

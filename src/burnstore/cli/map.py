@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterator
 
 from ..jobs.map.map import MapResult, map_names
+from ..pipeline.write import check_apart
 from .arguments import add_option, add_options
 from .errors import FOUND, JOB_ERRORS, OK, fail
 from .text import counted, escape, escape_controls, print_json
@@ -45,6 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Map, and print pairs, questions and what is left."""
     try:
+        if arguments.output is not None:
+            check_apart([arguments.source, arguments.like], arguments.output)
         found = map_names(
             arguments.source,
             like=arguments.like,

@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import BurnstoreError
 from ..jobs.merge.combine import CONFLICTS, METHODS
 from ..jobs.merge.merge import MergeResult, MergeSource, merge
+from ..pipeline.write import check_apart
 from .arguments import add_option, add_options, expand_patterns, like_from, pipeline_from
 from .errors import JOB_ERRORS, OK, fail, misuse, shown_notes
 from .progress import shown_progress
@@ -114,6 +115,7 @@ def _sources(paths: list[str], arguments: argparse.Namespace) -> list[MergeSourc
 
 
 def _merge(sources: list[MergeSource], target: str, arguments: argparse.Namespace, progress: Any) -> MergeResult:
+    check_apart([arguments.rules], target)
     has_weights = arguments.weights is not None or arguments.t is not None or arguments.weight
     return merge(
         sources,

@@ -18,7 +18,7 @@ from ..tensor.snapshot import TensorSnapshot
 from ..transforms.adapters import FunctionAdapter, ModuleAdapter
 from ..transforms.layout import Layout
 from ..transforms.operations import Apply, Cast, Operation, operations_between
-from ..transforms.precision import cast
+from ..transforms.precision import cast, underflowed
 from ..transforms.remap import KeyRemapper
 from ..transforms.view import ConvertedView, LayoutView, Origin
 from .ends import Input, Target
@@ -371,6 +371,12 @@ def unknown_notes(
         f"copied unchanged, {f'modules of class {owner}' if owner else 'modules'} of unknown kind: {listed(names)}"
         for owner, names in classes.items()
     ]
+
+
+def underflow_notes(snapshots: Iterable[TensorSnapshot], names: Iterable[str] = ()) -> list[str]:
+    """Return the note about tensors in which a cast made a value 0: these names, and what was read of the snapshots."""
+    found = sorted({snapshot.path for snapshot in snapshots if underflowed(snapshot._data)}.union(names))
+    return [f"cast: values too small for the new dtype became 0 in {listed(found)}"] if found else []
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:

@@ -43,7 +43,8 @@ from .plan import Move, Plan
 from .wrappers import SEGMENTS as WRAPPER_SEGMENTS
 from .wrappers import strip_rule
 
-_FILTERED = "the filter does not match it"
+FILTERED = "the filter does not match it"
+"""The reason for what a filter leaves out."""
 
 _Row = tuple[TensorSnapshot, tuple[Origin, ...], tuple[Operation, ...]]
 """A tensor on its way, its origins, and what was done to the whole of it."""
@@ -101,7 +102,7 @@ def select_tensors(plan: Plan, given: list[TensorSnapshot], pipeline: Pipeline) 
         return given
     selection = filter.select([(each.path, each.container_stack) for each in given])
     _note_unmatched(plan, selection.unmatched, pipeline, "tensor of the model")
-    plan.fates |= {each.path: _FILTERED for each, kept in zip(given, selection, strict=True) if not kept}
+    plan.fates |= {each.path: FILTERED for each, kept in zip(given, selection, strict=True) if not kept}
     return [each for each, kept in zip(given, selection, strict=True) if kept]
 
 
@@ -133,16 +134,15 @@ def _model_in(
     view.check(by_path if is_filtered else None, own)
     ids = {slot.path: found for slot in slots if (found := getattr(slot, "part_ids", None)) is not None}
     seen = view.to_burn(by_path, ids) if wanted == "burn" else view.to_torch(by_path)
+    for path, parts in seen.incomplete.items():
+        raise ModelError(f"it cannot be made without {', '.join(parts)}", tensor=path, hint="do not filter them out")
     left_out = next((path for path in by_path if path not in seen.used), None)
     if left_out is not None:
-        lacking = seen.incomplete and f" ({', '.join(next(iter(seen.incomplete.values())))} would be needed too)"
         raise ModelError(
-            f"it has no counterpart in {wanted}'s layout{lacking or ''}",
+            f"it has no counterpart in {wanted}'s layout",
             tensor=left_out,
             hint=f'layout="{own}" keeps the layout, a filter leaves the tensor out',
         )
-    for path, parts in seen.incomplete.items():
-        raise ModelError(f"it cannot be made without {', '.join(parts)}", tensor=path, hint="do not filter them out")
     if wanted == "torch":  # PyTorch counts from zero what Burn does not count
         seen.snapshots.extend(map(zero_count, seen.lost))
     return seen
@@ -344,7 +344,7 @@ class _Conversion:
             if path not in seen.used:
                 if self._keeps(path):
                     raise ModelError(f"it has no counterpart in {wanted}'s layout", tensor=path, hint=WAYS_OUT)
-                plan.fates[self.named.original(path)] = _FILTERED
+                plan.fates[self.named.original(path)] = FILTERED
         if wanted == "torch" and seen.filled and not known.is_declared:
             raise ModelError(
                 "it is absent, and nothing declares that the module has none",
@@ -354,6 +354,7 @@ class _Conversion:
         plan.layout, plan.is_converted, plan.constants = wanted, True, seen.constants
         if wanted == "torch":
             counts = known.counts or recorded_counts(self.source.recorded)
+            plan.counts = {path: counts[path] for path in seen.lost if path in counts}
             plan.notes += _count_note([path for path in seen.lost if path not in counts and self._keeps(path)])
             seen.snapshots.extend(counts.get(path) or zero_count(path) for path in seen.lost)
             seen.origins.update({path: (_count_origin(counts.get(path)),) for path in seen.lost})
@@ -361,6 +362,7 @@ class _Conversion:
             used = {origin.source for made in seen.origins.values() for origin in made}
             for path in seen.lost:
                 if path in self.index and path not in used:
+                    plan.counts[path] = self.index[path]
                     plan.fates[self.named.original(path)] = "Burn's layout has no such tensor; its value is recorded"
         names = zip(known.view.unknown(own), known.view.unknown((self.like and self.like.layout) or own), strict=True)
         stacks = {name: self._containers.get(path, ()) for name, path in names}
@@ -430,7 +432,7 @@ class _Conversion:
         for (_, origins, _), is_kept in zip(rows, selection, strict=True):
             for origin in origins:
                 if not is_kept and origin.source is not None and origin.source not in used:
-                    self.plan.fates[self.named.original(origin.source)] = _FILTERED
+                    self.plan.fates[self.named.original(origin.source)] = FILTERED
         return kept
 
     def _owners(self, known: Known | None) -> dict[str, str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ..errors import BurnstoreError, DeviceError, LoadError, MissingTensorsError
 from ..io.gc_pause import gc_paused
 from ..models.binding import KeepsPartIds, Slot
@@ -12,9 +14,10 @@ from ..models.load.casting import value_for
 from ..models.load.in_place import DirectRead, Matched, direct_reads, failed_load, read_directly
 from ..models.load.ties import Group, Value, changed_with_others, disagreeing, overlapping
 from ..models.result import ApplyResult, MissingTensor
-from ..tensor.data import Array, TensorData, bytes_of_array
+from ..tensor.data import Array, TensorData, array_from_bytes, bytes_of_array
 from ..tensor.snapshot import TensorSnapshot, read_all
-from .compile import compile_load, load_error
+from ..transforms.precision import underflows
+from .compile import compile_load, is_cast, load_error, underflow_notes
 from .ends import Input, target_of_model
 from .options import AdapterLike, FilterLike, Pipeline
 from .plan import Plan
@@ -78,10 +81,16 @@ def execute(plan: Plan, pipeline: Pipeline, *, in_place: bool = True) -> ApplyRe
         except DeviceError as error:
             raise failed_load(error, plan.result, unchanged=True) from error
         read = [slot for each in straight for slot, _ in each.holders]
-        values = _with_shared(plan, _read(others, plan.result), apart_from=set(map(id, read)))
+        zeroed = {
+            each.memory.slot.path
+            for each in straight
+            if not isinstance(each.memory, memoryview) and each.memory.underflows
+        }
+        values = _with_shared(plan, _read(others, plan.result, zeroed), apart_from=set(map(id, read)))
         if overlaps:
             values = _without_conflicts(plan, values, overlaps)
         raise_if_refused(plan.result, pipeline)
+        plan.result.notes += underflow_notes((move.snapshot for move in plan.moves), zeroed)
         _assign(values, straight, plan.result)
         for slot in (*(slot for slot, _, _ in values), *read) if plan.part_ids else ():
             if slot.path in plan.part_ids and isinstance(slot, KeepsPartIds):
@@ -101,8 +110,11 @@ def raise_if_refused(result: ApplyResult, pipeline: Pipeline) -> None:
         )
 
 
-def _read(matched: Sequence[Matched], result: ApplyResult) -> list[Value]:
-    """Return the values of matched tensors; those that cannot be read become errors of the result."""
+def _read(matched: Sequence[Matched], result: ApplyResult, zeroed: set[str]) -> list[Value]:
+    """Return the values of matched tensors; those that cannot be read become errors of the result.
+
+    ``zeroed`` gets the paths of slots whose dtype makes a value 0.
+    """
     values: list[Value] = []
     raws = read_all([snapshot for _, snapshot, _ in matched])
     for row, (slot, snapshot, param_id) in enumerate(matched):
@@ -111,7 +123,11 @@ def _read(matched: Sequence[Matched], result: ApplyResult) -> list[Value]:
             if isinstance(raw, BaseException):
                 _refuse(result, slot, raw)
             else:
-                values.append((slot, value_for(slot, snapshot, raw), param_id))
+                value = value_for(slot, snapshot, raw)
+                values.append((slot, value, param_id))
+                if isinstance(value, np.ndarray) and snapshot.dtype.is_float and is_cast(slot, snapshot):
+                    given = array_from_bytes(raw, snapshot.dtype, snapshot.shape)
+                    zeroed |= {slot.path} if underflows(given, value) else set()
         except BurnstoreError as error:
             _refuse(result, slot, error)
     return values

@@ -20,6 +20,7 @@ from ..formats.base import ModuleClass
 from ..models.binding import Slot
 from ..models.bindings import binding_for
 from ..tensor.data import Shape
+from ..tensor.dtype import Kind
 from ..tensor.snapshot import TensorSnapshot
 from ..transforms.classes import kind_of_class
 from ..transforms.guess import Guess, guess_kinds
@@ -175,14 +176,18 @@ def record_text(modules: Iterable[RecordedModule]) -> str:
 def recorded_by(view: LayoutView, counts: Mapping[str, TensorSnapshot] | None = None) -> list[RecordedModule]:
     """Return the modules of a view as a file records them, so that it can be converted without the model.
 
-    ``counts`` are the counters of the source by name; their values are recorded instead of those of the view.
+    ``counts`` are the counters of the tensors' source, where the modules are those of something else (`like`).
     """
     modules = []
     for module in view.modules:
         kind = ModuleKind(AS_IS) if module.kind is None else module.kind
-        count = (counts or {}).get(join(module.torch, COUNT)) if COUNT in module.map.lost else None
-        options = dict(kind.options) if count is None else {**dict(kind.options), COUNT: int(count.numpy())}
-        kind = ModuleKind(torch_name(kind.name) or kind.name, tuple(options.items()))
+        options = kind.options
+        if counts is not None:
+            options = tuple(option for option in options if option[0] != COUNT)
+            count = counts.get(join(module.torch, COUNT))
+            if count is not None and not count.shape and count.dtype.kind in (Kind.INT, Kind.UINT):
+                options += ((COUNT, int(count.numpy())),)
+        kind = ModuleKind(torch_name(kind.name) or kind.name, options)
         filled = {fill.burn: fill.value for fill in module.map.fills}
         modules.append(RecordedModule(module.torch, module.burn, kind, filled))
     return modules

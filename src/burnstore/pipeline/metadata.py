@@ -21,7 +21,7 @@ from ..formats.base import (
     stated_layout,
     supports_metadata,
 )
-from ..transforms.layout import COUNT, LAYOUTS, Layout
+from ..transforms.layout import LAYOUTS, Layout
 from .ends import Input
 from .kinds import MODULES_KEY, RecordedModule, record_text, recorded_by, recorded_modules, renamed_modules
 from .options import Pipeline
@@ -139,9 +139,7 @@ def _record_modules(metadata: dict[str, str], sources: Sequence[Input], plan: Pl
     metadata.pop(MODULES_KEY, None)
     if plan.is_converted:
         if plan.view is not None and pipeline.record_modules and pipeline.adapter is None:
-            given = (each for source in sources for each in source.snapshots if each.path.endswith(COUNT))
-            counts = {plan.renames.get(each.path, each.path): each for each in given if each.shape == ()}
-            metadata[MODULES_KEY] = record_text(recorded_by(plan.view, counts))
+            metadata[MODULES_KEY] = record_text(recorded_by(plan.view, plan.counts))
         return
     merged = merged_record(sources)
     if pipeline.recipe is not None or merged is None or plan.layout is None or plan.layout != plan.source_layout:

@@ -90,6 +90,9 @@ class Plan:
     renames: dict[str, str] = field(default_factory=dict)
     """New names by old ones: of source tensors when reading, of a model's tensors in the file's layout when saving."""
 
+    counts: dict[str, TensorSnapshot] = field(default_factory=dict)
+    """Counters of the source (PyTorch's paths), which the target records with its modules."""
+
     tied: Sequence[Sequence[str]] = ()
     """Groups of target tensors that the model given as like has as one tensor."""
 

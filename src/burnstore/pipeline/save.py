@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..checkpoint import Checkpoint
-from ..errors import located
+from ..errors import BurnstoreWarning, located
 from ..formats.base import (
     LAYOUT_KEY,
     STAMPS,
@@ -34,9 +34,10 @@ from ..tensor.snapshot import TensorSnapshot
 from ..tensor.tabular import Tabular
 from ..transforms.filter import PathFilter
 from ..transforms.layout import LAYOUTS, Layout
-from .compile import listed
+from .compile import listed, underflow_notes
 from .compile_file import compile_convert, compile_save, select_tensors
 from .ends import Input, input_of_file
+from .kinds import declared_layout
 from .metadata import metadata_for_save, written_layout
 from .options import AdapterLike, Pipeline
 from .plan import Plan
@@ -125,6 +126,7 @@ def save_plan(
         else:
             files = _save_shards(stored, path, chosen, metadata, limits, how, options)
     nbytes = sum(each.nbytes for each in stored)
+    plan.notes += underflow_notes(snapshots)
     names = tuple(each.path for each in snapshots)
     result = SaveResult(path, chosen.name, plan.layout, names, nbytes, plan.fates, tuple(plan.notes), tuple(files))
     return result, written
@@ -167,11 +169,15 @@ def plan_of(
         tensors = list(tensors)
     named = _named_tensors(tensors)
     if named is None:
-        left_out = _check_mapping(tensors)
-        plan = compile_save(tensors, pipeline.layout or written_layout(chosen), pipeline)
+        left_out, is_unstated = _check_mapping(tensors)
+        is_unstated = is_unstated and pipeline.rules is None and pipeline.recipe is None
+        plan = compile_save(tensors, None if is_unstated else pipeline.layout or written_layout(chosen), pipeline)
         if not plan.moves and not plan.fates:
             raise TypeError(f"this {type(tensors).__name__} has no tensors: nothing would be saved")
         plan.fates |= getattr(binding_for(tensors), "left_out", _nothing)(tensors) | left_out
+        if is_unstated and (pipeline.adapter is None or pipeline.adapter.gives_layout is None):
+            plan.layout = pipeline.layout
+            return plan, _metadata_of_named(chosen, plan.layout, metadata, options, is_empty=not plan.moves)
         return plan, metadata_for_save(chosen, plan, metadata, pipeline, options)
     if pipeline.rules is not None or pipeline.recipe is not None:
         raise TypeError("rules are for models: the kinds of named tensors are given to burnstore.convert")
@@ -188,7 +194,7 @@ def plan_of(
         )
     if source.scalars and "scalars" not in options:
         plan.notes.append(f"scalars of the file were not written: {listed(list(source.scalars))}")
-    return plan, _metadata_of_named(chosen, source, own, metadata, options)
+    return plan, _metadata_of_named(chosen, own, metadata, options, is_empty=not source.snapshots)
 
 
 def _nothing(model: Any) -> dict[str, str]:
@@ -218,16 +224,17 @@ def _common_layout(snapshots: Sequence[TensorSnapshot]) -> Layout | None:
 
 def _metadata_of_named(
     chosen: Format,
-    source: Input,
     layout: Layout | None,
     given: Mapping[str, str] | None,
     options: Mapping[str, Any],
+    *,
+    is_empty: bool,
 ) -> Mapping[str, str] | None:
     """Return the metadata beside named tensors; a layout that is not stated is recorded as unknown."""
     if not supports_metadata(chosen):
         return given
     own = written_layout(chosen)
-    if layout is None and own is not None and source.snapshots and LAYOUT_KEY not in (given or {}):
+    if layout is None and own is not None and not is_empty and LAYOUT_KEY not in (given or {}):
         metadata = dict(given) if given is not None else stamped_metadata(chosen, own, options)
         return {**metadata, LAYOUT_KEY: UNSTATED_LAYOUT}
     if layout is None or layout == own:
@@ -261,24 +268,30 @@ def _snapshot(name: str, tensor: Any) -> TensorSnapshot:
     raise TypeError(f"tensor {name!r} must be a NumPy array, TensorSnapshot or TensorData, got {type(tensor).__name__}")
 
 
-def _check_mapping(given: Any) -> dict[str, str]:
-    """Refuse numbers and strings in a nested mapping, which no file would hold; return what is None."""
+def _check_mapping(given: Any) -> tuple[dict[str, str], bool]:
+    """Refuse numbers and strings in a nested mapping, which no file would hold; return what is None.
+
+    Also return whether all else are arrays in mappings and lists: then nothing states whose layout they have.
+    """
     left_out: dict[str, str] = {}
+    are_arrays, count = declared_layout(given) is None, 0
     todo: list[tuple[str, Any]] = [("", given)]
     while todo:
         path, value = todo.pop()
         if isinstance(value, Mapping):
             todo += [(f"{path}.{key}" if path else str(key), held) for key, held in value.items()]
-        elif isinstance(value, (list, tuple)) and path:
+        elif isinstance(value, (list, tuple)):
             todo += [(f"{path}.{at}", held) for at, held in enumerate(value)]
         elif value is None:
             left_out[path] = "it is None"
-        elif isinstance(value, (*_SCALAR_TYPES, np.generic)):
+        elif isinstance(value, (*_SCALAR_TYPES, np.generic)) and isinstance(given, Mapping):
             raise TypeError(
                 f"{path!r} is a {type(value).__name__}, which is neither a tensor nor a part of a model; remove it, or "
                 "store it as metadata"
             )
-    return left_out
+        else:
+            are_arrays, count = are_arrays and isinstance(value, (np.ndarray, TensorData)), count + 1
+    return left_out, are_arrays and count > 0
 
 
 def collect(
@@ -300,5 +313,5 @@ def collect(
     plan = compile_save(model, None, Pipeline(filter=filter, adapter=adapter, skip_enum_variants=skip_enum_variants))
     for note in plan.notes:
         if "matched no" in note:
-            warnings.warn(note, stacklevel=2)
+            warnings.warn(note, BurnstoreWarning, stacklevel=2)
     return [move.snapshot.replace(layout=plan.layout) for move in plan.moves]

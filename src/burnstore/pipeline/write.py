@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..errors import BurnstoreError, CorruptError, SaveError, located, printable
 from ..formats.base import Format, WritePlan
+from ..formats.sharded.locate import INDEX_SUFFIX
 from ..formats.sharded.write import Journal, byte_count, is_of_set, save_shards, set_at
 from ..io.atomic import PortionWriter, SharedScratch, atomic_file
 from ..io.source import FileSource, JoinedSource, same_bytes
@@ -45,6 +46,7 @@ from ..tensor.data import check_bools
 from ..tensor.dtype import DType
 from ..tensor.snapshot import TensorSnapshot, read_all
 from ..tensor.sources import ComputedData, SourceData
+from ..transforms.precision import underflowed
 
 if TYPE_CHECKING:
     from ..tensor.quantization import QuantScheme
@@ -66,6 +68,8 @@ class Assembled:
 
     files: list[str]
     digests: dict[str, str]
+    underflowed: set[str]
+    """The tensors in which a cast made a value 0."""
 
 
 def assemble(
@@ -112,7 +116,7 @@ def assemble(
         if max_shard_size is None:
             plan = chosen.plan(tensors, metadata, limits, **options)
             builder.write(plan, path, overwrite=overwrite, progress=progress)
-            return Assembled([path], builder.digests_with(ties))
+            return Assembled([path], builder.digests_with(ties), builder.underflowed)
         if chosen.name != "safetensors":
             raise TypeError(f"max_shard_size is for SafeTensors; {chosen.name} has one file")
         files = save_shards(
@@ -129,7 +133,7 @@ def assemble(
             prove=builder.prove_again,
             journal=journal,
         )
-        return Assembled(files, builder.digests_with(ties))
+        return Assembled(files, builder.digests_with(ties), builder.underflowed)
 
 
 def files_read(source: Checkpoint) -> list[FileSource]:
@@ -139,10 +143,11 @@ def files_read(source: Checkpoint) -> list[FileSource]:
     return list(found.values())
 
 
-def check_apart(sources: Iterable[Checkpoint], target: str, *, shards: bool, beside: str | None = None) -> None:
+def check_apart(inputs: Iterable[Any], target: str, *, shards: bool = False, beside: str | None = None) -> None:
     """Refuse a target that is one of the files that are read, under whatever name, or would replace one of them.
 
-    ``shards``: the target is written as shards, which replace an older set. ``beside`` is a file that is written, too.
+    ``inputs`` are open files and paths; others (a model, None) are no files. ``shards``: the target is written as
+    shards, which replace an older set. ``beside`` is a file that is written, too.
     """
     if beside is not None and (_is_one(beside, target) or (shards and is_of_set(beside, target))):
         raise SaveError(
@@ -151,7 +156,12 @@ def check_apart(sources: Iterable[Checkpoint], target: str, *, shards: bool, bes
             path=beside,
             hint="give the receipt another name; nothing was written",
         )
-    read = {file.identity: file.name for source in sources for file in files_read(source)}
+    read: dict[tuple[int, int], str] = {}
+    for each in inputs:
+        if isinstance(each, Checkpoint):
+            read |= {file.identity: file.name for file in files_read(each)}
+        elif isinstance(each, (str, bytes, os.PathLike)):
+            read |= _files_at(os.fsdecode(each))
     for path in [target, *(set_at(target) if shards else ()), *([] if beside is None else [beside])]:
         try:
             status = os.stat(path)
@@ -162,8 +172,21 @@ def check_apart(sources: Iterable[Checkpoint], target: str, *, shards: bool, bes
                 f"source and target are the same file, {read[status.st_dev, status.st_ino]}",
                 stage="check",
                 path=path,
-                hint="give the target another name; the source is unchanged",
+                hint="give the target another name; nothing was written",
             )
+
+
+def _files_at(path: str) -> dict[tuple[int, int], str]:
+    """Return what a path stands for, by identity: a file, the files of a folder, the shards of an index."""
+    paths = [path, *set_at(path.removesuffix(INDEX_SUFFIX))]
+    with suppress(OSError):
+        paths += [os.path.join(path, name) for name in os.listdir(path)]
+    found: dict[tuple[int, int], str] = {}
+    for each in paths:
+        with suppress(OSError, ValueError):
+            status = os.stat(each)
+            found[status.st_dev, status.st_ino] = each
+    return found
 
 
 def _is_one(path: str, other: str) -> bool:
@@ -201,6 +224,7 @@ class _Builder:
     digests: bool
     expected: Mapping[str, str] | None
     digest_of: dict[str, str] = field(default_factory=dict)
+    underflowed: set[str] = field(default_factory=set)
 
     def write(self, plan: WritePlan, path: str, *, overwrite: bool, progress: Progress | None) -> None:
         """Write and prove one file."""
@@ -219,8 +243,9 @@ class _Builder:
             writer = _Writer(place, room, self.flush_apart, first_crcs)
             with phase("write"):
                 crcs: list[int] = []
-                for batch, found in zip(batches, run_tasks(writer, batches, self.workers), strict=True):
+                for batch, (found, zeroed) in zip(batches, run_tasks(writer, batches, self.workers), strict=True):
                     crcs += found
+                    self.underflowed.update(zeroed)
                     report.advance(sum(tensor.nbytes for tensor, _ in batch))
             if plan.around is not None:
                 with place.opened(durable=False) as portion:
@@ -268,7 +293,8 @@ class _Builder:
         pairs = [(tensor, written[tensor.path]) for tensor in tensors]
         batches = list(in_batches(pairs, lambda pair: pair[0].nbytes, _TASK_BYTES))
         prover = _Prover(room, self.digests or self.expected is not None)
-        for batch, (wrong, found) in zip(batches, run_tasks(prover, batches, self.workers), strict=True):
+        for batch, (wrong, found, zeroed) in zip(batches, run_tasks(prover, batches, self.workers), strict=True):
+            self.underflowed.update(zeroed)
             if wrong is not None:
                 return wrong, "what was written is not what was read"
             names = [tensor.path for tensor, _ in batch]
@@ -347,8 +373,8 @@ class _Writer:
     first_crcs: Mapping[int, int] | None = None
     """The checksums to continue with, by the offsets of tensors, if checksums are wanted."""
 
-    def __call__(self, batch: list[tuple[TensorSnapshot, int]]) -> list[int]:
-        """Write them; return their checksums, if these are wanted."""
+    def __call__(self, batch: list[tuple[TensorSnapshot, int]]) -> tuple[list[int], list[str]]:
+        """Write them; return their checksums, if these are wanted, and the names of those with a value cast to 0."""
         crcs = None if self.first_crcs is None else {offset: self.first_crcs[offset] for _, offset in batch}
         with self.place.opened(durable=self.durable) as portion:
             for run in _runs(batch):
@@ -361,7 +387,7 @@ class _Writer:
                 else:
                     with self.room.reserve(sum(tensor.bytes_held for tensor, _ in run)):
                         _write_together(portion, run)
-        return list((crcs or {}).values())
+        return list((crcs or {}).values()), _zeroed(batch)
 
 
 def _write_one(
@@ -397,17 +423,21 @@ class _Prover:
     room: MemoryBudget
     digests: bool
 
-    def __call__(self, batch: list[tuple[TensorSnapshot, TensorSnapshot]]) -> tuple[str | None, list[str]]:
-        """Return the name of the first that differs, and the digests of those before it if they are wanted."""
+    def __call__(self, batch: list[tuple[TensorSnapshot, TensorSnapshot]]) -> tuple[str | None, list[str], list[str]]:
+        """Return the first that differs, the digests of those before it if they are wanted, and those with a cast to 0."""
         found: list[str] = []
         for run in _runs(batch):
             for (tensor, written), pieces in zip(run, _pieces(run, self.room), strict=True):
                 digest = sha256() if self.digests else None
                 if not _alike(tensor, written) or not _same(pieces, digest):
-                    return tensor.path, found
+                    return tensor.path, found, []
                 if digest is not None:
                     found.append(digest.hexdigest())
-        return None, found
+        return None, found, _zeroed(batch)
+
+
+def _zeroed(batch: Iterable[tuple[TensorSnapshot, Any]]) -> list[str]:
+    return [tensor.path for tensor, _ in batch if underflowed(tensor._data)]
 
 
 Pieces = Iterable[tuple[memoryview, memoryview]]

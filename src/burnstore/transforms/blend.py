@@ -22,7 +22,7 @@ from ..tensor.dtype import DType, Kind
 from ..tensor.snapshot import TensorSnapshot
 from ..tensor.sources import Data, TransposedData
 from ..tensor.upcast import upcast
-from .precision import converted_array
+from .precision import converted_array, underflows
 
 # The bytes read of each source at a time, and the elements computed at a time, which stay in the cache.
 _READ_BYTES = 1 << 20
@@ -164,6 +164,8 @@ class BlendedData(Data):
     terms: Sequence[Term]
     dtype: DType
     count: int
+    underflowed: bool = False
+    """Whether a sum that was computed so far became 0 by a cast."""
 
     @property
     def file(self) -> str | None:
@@ -200,6 +202,7 @@ class BlendedData(Data):
         total: Array = np.empty(min(len(sums), _BLOCK), precise)
         product = np.empty_like(total)
         weights = [precise.type(term.weight) for term in self.terms]
+        is_cast = any(term.dtype is not self.dtype for term in self.terms)
         with np.errstate(over="ignore", invalid="ignore", under="ignore"):
             for at in range(0, len(sums), _BLOCK):
                 rounded = sums[at : at + _BLOCK]
@@ -213,6 +216,8 @@ class BlendedData(Data):
                     np.multiply(values, weight, out=scaled, dtype=precise)
                     np.add(block, scaled, out=block)
                 rounded[...] = block if block.dtype == np.float32 else converted_array(block, self.dtype)
+                if is_cast and not self.underflowed:
+                    self.underflowed = underflows(block, rounded)
                 if not _all_finite(rounded, self.dtype):
                     self._check_range(rounded, block, parts)
 

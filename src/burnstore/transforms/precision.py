@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ from ..io.sizes import CHUNK_BYTES
 from ..tensor.data import Array, array_from_bytes, bytes_of_array
 from ..tensor.dtype import DType, Kind
 from ..tensor.snapshot import TensorSnapshot
-from ..tensor.sources import AxisSlice, Data, WrappedData
+from ..tensor.sources import AxisSlice, Data, JoinedData, WrappedData
 
 BURN_FLOATS = (DType.F64, DType.F32, DType.Flex32, DType.F16, DType.BF16)
 
@@ -47,6 +47,13 @@ class CastData(WrappedData):
     given: DType
     dtype: DType
     count: int
+    underflowed: bool = False
+    """Whether a value that was read so far became 0."""
+
+    @property
+    def identity(self) -> Hashable | None:
+        inner = self.data.identity
+        return None if inner is None else (CastData, inner, self.given, self.dtype, self.count)
 
     @property
     def streams(self) -> bool:
@@ -88,6 +95,8 @@ class CastData(WrappedData):
         converted = converted_array(values, self.dtype)
         if _changed(values, converted).any():
             raise self._refusal()
+        if not self.underflowed and underflows(values, converted):
+            self.underflowed = True
         return converted
 
     def _refusal(self) -> DTypeError:
@@ -132,6 +141,32 @@ def _round_to_odd(values: Array) -> Array:
     bits[inexact & (np.abs(wide) > np.abs(values))] -= 1  # towards zero, also from infinity
     bits[inexact] |= 1
     return single
+
+
+def underflows(values: Array, converted: Array) -> bool:
+    """Return whether a value that is not 0 became 0 by a cast between floats.
+
+    >>> underflows(np.float32([0, 1]), np.float16([0, 1])), underflows(np.float32([1e-20]), np.float16([0]))
+    (False, True)
+    """
+    if converted.dtype.itemsize > values.dtype.itemsize or DType.of(converted.dtype) is DType.F8_E8M0:
+        return False
+    if values.dtype.kind == "c":
+        values, converted = (np.ascontiguousarray(each).view(each.real.dtype) for each in (values, converted))
+    bits = np.ascontiguousarray(converted).reshape(-1).view(f"<u{converted.dtype.itemsize}")
+    zeros = (bits << bits.dtype.type(1)) == 0  # apart from the sign
+    if not zeros.any():
+        return False
+    with np.errstate(all="ignore"):
+        lost = values.reshape(-1)[zeros]
+        return bool(((lost != 0) & (lost == lost)).any())  # some dtypes have a NaN where others have -0
+
+
+def underflowed(data: Data) -> bool:
+    """Return whether a cast has turned a value that was read from these data into 0."""
+    if isinstance(data, JoinedData):
+        return any(underflowed(part) for part, _ in data.parts)
+    return getattr(data, "underflowed", False) or (isinstance(data, WrappedData) and underflowed(data.data))
 
 
 _NONE = np.empty(0, np.bool_)

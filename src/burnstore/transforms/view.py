@@ -229,12 +229,11 @@ def _add_whole(
             seen.filled[place] = path
         else:
             lacking.append(place)
-            continue
-        seen.used.add(place)
     if lacking:
         if parts:
             seen.incomplete[path] = lacking
         return
+    seen.used.update(join(module.burn, link.burn) for link in links)
     if len(parts) == 1:
         whole = parts[0]
         if origins[0].operations or origins[0].source != path:

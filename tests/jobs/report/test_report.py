@@ -234,7 +234,7 @@ def test_a_page_never_replaces_the_file_that_it_tells_of(file: Path, tmp_path: P
         target = tmp_path / "link"
         target.symlink_to(file)
     before = file.read_bytes()
-    with pytest.raises(bs.errors.SaveError, match="would replace"):
+    with pytest.raises(bs.errors.SaveError, match="same file"):
         bs.report(file, output=target, overwrite=True)
     assert file.read_bytes() == before
 
@@ -278,7 +278,7 @@ def test_errors_of_the_command_are_one_line_and_leave_nothing(file: Path, tmp_pa
     assert main(["report", str(tmp_path / "bad.bpk"), "-o", str(page)]) == 2
     assert "bad.bpk" in capsys.readouterr().err
     assert main(["report", str(file), "-o", str(file), "--overwrite"]) == 2
-    assert "would replace" in capsys.readouterr().err
+    assert "same file" in capsys.readouterr().err
     assert main(["report", str(file), "-o", str(tmp_path / "no" / "page.html")]) == 2
     assert "no such" in capsys.readouterr().err
     assert not page.exists()

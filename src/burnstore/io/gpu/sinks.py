@@ -142,7 +142,7 @@ class ScatterSink:
 
 @dataclass(slots=True, eq=False)
 class MinMaxSink:
-    """The least and the greatest of the values that arrive.
+    """The least and the greatest of the values that arrive, and the smallest size other than 0 where it is wanted.
 
     With spans only these bytes of the range count, which then is a single unit.
     """
@@ -150,16 +150,25 @@ class MinMaxSink:
     staging: TensorStaging
     dtype: Any
     spans: Sequence[tuple[int, int]] = ()
+    finds_smallest: bool = False
     found: list[Tensor] = field(default_factory=list)
     """The least and the greatest value of each write; NaN if there is one."""
+
+    smallest: list[Tensor] = field(default_factory=list)
+    """The smallest size other than 0 of each slice; infinity if all are 0."""
 
     def write(self, memory: Tensor, offset: int) -> None:
         torch, staged = self.staging.torch, self.staging.stage(memory)
         if self.spans:
             staged = torch.cat([staged[first:last] for first, last in self.spans])
-        self.found += torch.aminmax(staged.view(self.dtype))
+        values = staged.view(self.dtype)
+        self.found += torch.aminmax(values)
+        for part in values.split(_SLICE) if self.finds_smallest else ():
+            sizes = part.abs()
+            self.smallest.append(sizes.masked_fill_(sizes == 0, float("inf")).amin())
 
 
+_SLICE = 2 << 20  # elements: their sizes take at most 16 MB, and as bools 2 MB
 MAX_CAST = GPU_CAST_BYTES // 12
 """The most elements that `Cast.cast` takes: each needs an index of 4 bytes, and up to 8 for its result."""
 

@@ -33,6 +33,7 @@ from ...formats.sharded.write import Journal, byte_count
 from ...io.atomic import already_exists
 from ...io.workers import Workers
 from ...limits import Limits
+from ...pipeline.compile import underflow_notes
 from ...pipeline.compile_file import compile_convert
 from ...pipeline.ends import Input, Target, input_of_file, target_of_file, target_of_model, with_full_paths
 from ...pipeline.metadata import checked_metadata, metadata_for_files, scalars_of, written_layout
@@ -201,7 +202,8 @@ def convert(
         opened_files(paths, limits, [top_level_key] * len(paths)) as sources,
         like_target(like, input_of_file(sources[0]), chosen) as wanted,
     ):
-        check_apart(sources, how.target, shards=max_shard_size is not None, beside=how.receipt)
+        read = [*sources, like, rules]
+        check_apart(read, how.target, shards=max_shard_size is not None, beside=how.receipt)
         inputs = [input_of_file(file) for file in sources]
         training = training_plan(inputs[0], chosen) if len(inputs) == 1 and wanted is None else None
         if training is not None:
@@ -381,6 +383,7 @@ def _converted(
     if how.receipt is not None:
         receipt = _receipt(sources, plan, written, moves, how, chosen, done)
         receipt.save(how.receipt, overwrite=how.overwrite, durable=how.durable)
+    plan.notes += underflow_notes((), done.underflowed)
     nbytes = sum(each.nbytes for each in snapshots if each.path not in ties)
     return ConvertResult(
         len(snapshots),
@@ -517,7 +520,7 @@ def replay(
             [each.path for each in said.sources], limits, [each.top_level_key for each in said.sources]
         ) as sources,
     ):
-        check_apart(sources, how.target, shards=said.max_shard_size is not None)
+        check_apart([*sources, receipt], how.target, shards=said.max_shard_size is not None)
         inputs = [input_of_file(file) for file in sources]
         plan = Plan(layout=_layout(said.layout), source_layout=inputs[0].layout)
         with located(path=os.fsdecode(receipt)):

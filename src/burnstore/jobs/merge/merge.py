@@ -22,6 +22,7 @@ from ...formats.base import Format
 from ...formats.registry import format_for_path, format_named
 from ...io.workers import Workers, checked_workers
 from ...limits import Limits
+from ...pipeline.compile import underflow_notes
 from ...pipeline.compile_file import compile_convert
 from ...pipeline.ends import Input, input_of_file, with_layouts_given
 from ...pipeline.metadata import checked_metadata, metadata_for_files, written_layout
@@ -183,7 +184,7 @@ def merge(
         progress_from(progress) as report,
         opened_files(paths, limits, keys) as files,
     ):
-        check_apart(files, target, shards=max_shard_size is not None)
+        check_apart([*files, *paths, like, rules], target, shards=max_shard_size is not None)
         inputs = [_stated(input_of_file(file), each) for file, each in zip(files, given, strict=True)]
         changed: dict[str, list[int]] = {}
         if method == "lora":
@@ -219,7 +220,7 @@ def merge(
         numbers = sorted({printable(name) for each in inputs for name in each.scalars})
         merged.notes += [f"scalars were not merged: {listed(numbers)}"] if numbers else []
         ties = ties_of(merged, combined.snapshots, chosen, texts)
-        assemble(
+        done = assemble(
             combined.snapshots,
             target,
             chosen,
@@ -234,6 +235,7 @@ def merge(
             progress=report,
             **format_options,
         )
+    merged.notes += underflow_notes((), done.underflowed)
     nbytes = sum(each.nbytes for each in combined.snapshots if each.path not in ties)
     return MergeResult(combined.rows, combined.left_out, nbytes, merged.layout, verify, merged.notes)
 

@@ -11,12 +11,13 @@ from typing import Any
 
 from ... import __version__
 from ...checkpoint import Checkpoint, open_checkpoint
-from ...errors import BurnstoreError, SaveError, located
+from ...errors import BurnstoreError, located
 from ...formats.base import LAYOUT_KEY
 from ...io.atomic import atomic_file
 from ...io.workers import Workers
 from ...limits import Limits
 from ...pipeline.kinds import MODULES_KEY
+from ...pipeline.write import check_apart
 from ...progress import Progress, ProgressLike, progress_from
 from ..diff.diff import diff
 from ..diff.result import Diff
@@ -164,7 +165,7 @@ def report(
         ]
         scratch = None
         if output is not None:
-            _check_not_a_source(output, checkpoints)
+            check_apart([*checkpoints, *options.values()], os.fsdecode(output))
             scratch = held.enter_context(atomic_file(output, overwrite=overwrite))
         with progress_from(progress) as tell:
             compared = diff(*checkpoints, executor=executor, progress=tell, **options) if other is not None else None
@@ -173,21 +174,6 @@ def report(
         if scratch is not None:
             scratch.write(found.html.encode())
     return found
-
-
-def _check_not_a_source(output: str | os.PathLike[str], checkpoints: Sequence[Checkpoint]) -> None:
-    for checkpoint in checkpoints:
-        try:
-            is_source = os.path.samefile(output, checkpoint.path)
-        except (OSError, ValueError):  # One of them does not exist, or is not a path.
-            is_source = False
-        if is_source:
-            raise SaveError(
-                "the page would replace the file that it describes",
-                stage="check",
-                path=os.fsdecode(output),
-                hint="choose another name for the page",
-            )
 
 
 def _profile_files(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,9 @@ class Casting:
     make: Callable[[Any, Any], Cast] | None = None
     """A function of torch and a device that returns the cast; None where the bits stay unchanged."""
 
+    least: float = 0.0
+    """The smallest size of a value that does not become 0; 0 where none does."""
+
     def accepts(self, values: Iterable[Any]) -> bool:
         """Return whether the device casts these values."""
         if self.bounds is None:
@@ -131,7 +134,8 @@ def _of_floats(given: DType, held: DType) -> Casting | None:
         return _UNCHANGED
     if given.bits > 16:
         bounds = _farthest(given, held, -1), _farthest(given, held, 1)
-        return _native(given, held.torch_name, bounds) if held in _ROUNDED[given] else None
+        found = _native(given, held.torch_name, bounds) if held in _ROUNDED[given] else None
+        return found and replace(found, least=_least(given, held))
     if held.bits > given.bits:
         return Casting(make=ShiftCast) if given is DType.BF16 and held is DType.F32 else _tabled(given, held, None)
     if given.bits == 8:  # torch does not compare 8-bit floats
@@ -144,7 +148,7 @@ def _tabled(given: DType, held: DType, bounds: Bounds | None) -> Casting:
     def make(torch: Any, device: Any) -> Cast:
         return TableCast(torch, device, _table(given, held, bounds))
 
-    return Casting(bounds, _COMPARED.get(given, ""), make)
+    return Casting(bounds, _COMPARED.get(given, ""), make, _least(given, held))
 
 
 def _native(given: DType, held: str, bounds: Bounds | None) -> Casting:
@@ -182,6 +186,18 @@ def _farthest(given: DType, held: DType, sign: int) -> float:
         except DTypeError:
             beyond = tried
     return _number(given, known, sign)
+
+
+def _least(given: DType, held: DType) -> float:
+    """Return the smallest positive number that the host does not cast to 0, by bisection; 0 if that holds for all."""
+    if not given.is_float or held.bits > given.bits:
+        return 0.0
+    zero, known = 0, int(np.array([1], given.numpy).view(f"<u{given.bits // 8}")[0])
+    while known - zero > 1:
+        tried = (zero + known) // 2
+        kept = held_as(np.array([_number(given, tried, 1)], given.numpy), held).astype(np.float64)[0] != 0
+        zero, known = (zero, tried) if kept else (tried, known)
+    return _number(given, known, 1) if zero else 0.0
 
 
 def _count(dtype: DType) -> int:

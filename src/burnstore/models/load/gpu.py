@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+
 from ...io.gpu.chunks import Range, max_unit
 from ...io.gpu.sinks import MAX_CAST, Cast, DirectSink, MinMaxSink, RowsSink, ScatterSink
 from ...io.gpu.staging import TensorStaging
 from ...io.gpu.transfer import transfer
 from ...io.sizes import GPU_GAP_BYTES, GPU_SMALL_BYTES
 from ...io.source import BytesSource, Source, part_of
+from ...tensor.data import array_from_bytes
+from ...tensor.dtype import DType
 from ...tensor.sources import ArrayData, Data, HeldData, JoinedData, SourceData, TransposedData
 from ...tensor.torch import Device, Tensor, as_bits, device_errors, plain_bytes, staging_for, untracked_views
 from .casting import Casting
@@ -47,6 +51,8 @@ class Delivery:
     data: Data
     casting: Casting
     device: Device
+    underflows: bool = False
+    """Whether the cast makes a value 0; set by `out_of_bounds`."""
 
     target: Tensor = None
     """The tensor to fill, the slot's own or one that replaces it; set by `prepare`."""
@@ -112,19 +118,33 @@ def _out_of_bounds(group: Sequence[Delivery], device: Device, compared: str) -> 
             first = near[0][0]
             length = max(last for _, last, _ in near) - first
             crowd = [(begin - first, end - first) for begin, end, _ in near] if len(near) > 1 else []
-            sink = MinMaxSink(staging, dtype, crowd)
+            sink = MinMaxSink(staging, dtype, crowd, any(each.casting.least for _, _, each in near))
             sinks.append((sink, [each for _, _, each in near]))
             name = near[0][2].slot.path if len(near) == 1 else None
             ranges.append(Range(source, first, length, sink, name, length if crowd else dtype.itemsize))
     with device_errors(device, sum(range_.length for range_ in ranges)):
         transfer(ranges, staging, readers=staging.readers)
-        every = [found for sink, _ in sinks for found in sink.found]
+        every = [found for sink, _ in sinks for found in (*sink.found, *sink.smallest)]
         values = iter(staging.torch.stack(every).tolist() if every else [])
     outside: dict[int, Delivery] = {}
     for sink, members in sinks:
         extremes = [next(values) for _ in sink.found]
-        outside |= {id(each): each for each in members if not each.casting.accepts(extremes)}
+        smallest = min((next(values) for _ in sink.smallest), default=0.0)
+        for each in members:
+            if not each.casting.accepts(extremes):
+                outside[id(each)] = each
+            elif sink.smallest and smallest < each.casting.least:  # of neighbours the host finds out which one it is
+                each.underflows = each.underflows or len(members) == 1 or _underflows(each, DType.of(dtype))
     yield from outside.values()
+
+
+def _underflows(each: Delivery, dtype: DType) -> bool:
+    """Return whether the cast of a small tensor makes a value 0; its bytes are read once more."""
+    for part in _source_ranges(each.data):
+        sizes = np.abs(array_from_bytes(part.window(0, part.nbytes), dtype, (part.nbytes * 8 // dtype.bits,)))
+        if ((sizes > 0) & (sizes < each.casting.least)).any():
+            return True
+    return False
 
 
 def _spans_by_source(group: Iterable[Delivery]) -> Iterator[tuple[Source, list[_Span]]]:

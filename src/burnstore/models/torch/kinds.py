@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import sys
 from collections.abc import Iterable
+from types import CodeType
 from typing import Any
 
 from ...errors import ModelError
@@ -22,9 +24,10 @@ _BASES = frozenset({"Module", "_BatchNorm", "_InstanceNorm", "_NormBase", "_Conv
 def kind_of(module: Module) -> ModuleKind | None:
     """Return the kind of a module; None for a class that derives from no layer of PyTorch.
 
-    A class that derives from a layer has that layer's tensors. Torchvision's DeformConv2d counts as a layer, and the
-    classes of other libraries that burnstore knows by name count as what they are. A scripted or traced module is of
-    the class that its TorchScript type names; one that is no layer of PyTorch has a kind that no rule knows.
+    A class that derives from a layer has that layer's tensors, but a norm that multiplies by 1 + weight is not the
+    layer that it derives from. Torchvision's DeformConv2d counts as a layer, and the classes of other libraries that
+    burnstore knows by name count as what they are. A scripted or traced module is of the class that its TorchScript
+    type names; one that is no layer of PyTorch has a kind that no rule knows.
     """
     kind: type = type(module)
     layer = _scripted_layer(module) if _is_scripted(kind) else layer_of(kind)
@@ -58,14 +61,30 @@ def _own_shapes(module: Module) -> dict[str, tuple[int, ...]]:
 
 @functools.cache
 def layer_of(kind: type) -> str | None:
-    """Return the name of the layer that a class is, or derives from."""
+    """Return the name of the layer that a class is, or derives from; None for a norm that scales by 1 + weight."""
+    codes: list[CodeType] = []
     for cls in kind.__mro__:
         if (named := kind_of_class(cls.__module__, cls.__name__)) in PLUS_ONE:
             return named  # such a norm may derive from the plain one
         own = cls.__module__.startswith("torch.nn.") or f"{cls.__module__}.{cls.__name__}" == _DEFORMABLE
         if own and not cls.__name__.startswith("_") and cls.__name__ not in _BASES:
-            return cls.__name__
+            return None if "Norm" in cls.__name__ and any(map(_adds_one_to_weight, codes)) else cls.__name__
+        members = (getattr(member, "fget", member) for member in vars(cls).values())
+        codes += [code for member in members if isinstance(code := getattr(member, "__code__", None), CodeType)]
     return None
+
+
+def _adds_one_to_weight(code: CodeType) -> bool:
+    """Return whether a method computes ``self.weight + 1`` or ``1 + self.weight``, also of ``weight.float()``."""
+    steps = [(step.opname, step.argval, step.argrepr) for step in dis.get_instructions(code)]
+    ones = {at for at, (name, value, _) in enumerate(steps) if name.startswith("LOAD_") and value in (1, 1.0)}
+    for at, (name, value, _) in enumerate(steps):
+        if name == "LOAD_ATTR" and value == "weight":
+            after = steps[at + 1 : at + 8]
+            sums = [at + 1 + row for row, step in enumerate(after) if step[0] == "BINARY_ADD" or step[2] == "+"]
+            if sums and (at - 2 in ones or sums[0] - 1 in ones):
+                return True
+    return False
 
 
 @functools.cache
