@@ -424,7 +424,7 @@ class _Prover:
     digests: bool
 
     def __call__(self, batch: list[tuple[TensorSnapshot, TensorSnapshot]]) -> tuple[str | None, list[str], list[str]]:
-        """Return the first that differs, the digests of those before it if they are wanted, and those with a cast to 0."""
+        """Return the first that differs, digests of those before it if wanted, and those with a cast to 0."""
         found: list[str] = []
         for run in _runs(batch):
             for (tensor, written), pieces in zip(run, _pieces(run, self.room), strict=True):
