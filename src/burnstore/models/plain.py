@@ -236,7 +236,7 @@ def left_out(model: Any) -> dict[str, str]:
     pending: list[tuple[str, Any, bool]] = [("", model, True)]
     while pending:
         prefix, value, is_data = pending.pop()
-        is_container = isinstance(value, (Mapping, Sequence)) and not isinstance(value, (Struct, Variant))
+        is_container = _IS_CONTAINER[type(value)]
         is_data = is_data and is_container
         own = list(children(value))
         constants, below, holds_tensors = {}, [], False
@@ -253,7 +253,8 @@ def left_out(model: Any) -> dict[str, str]:
         pending += reversed(below)
     found: dict[str, str] = {}
     for prefix, value, own, constants in visited:
-        found |= search.hidden(value, own, prefix) | constants
+        found.update(search.hidden(value, own, prefix))
+        found.update(constants)
     return found
 
 
@@ -318,15 +319,15 @@ class _Search:
 
 def _hidden(value: Any, own: Sequence[Child]) -> Iterator[tuple[str, Any, str]]:
     """Yield what is not among the own children of a value: a name, the hidden value and the reason."""
-    visible = {id(child) for _, _, child, _ in own}
-    skipped = getattr(value, "skipped", ()) if isinstance(value, Struct) else ()
     held = getattr(value, "__dict__", {})
     is_module = "_parameters" in held and "_modules" in held
-    for name in (*held, *_SLOT_NAMES[type(value)]):
-        if is_module and name in MODULE_ATTRIBUTES:
-            continue
-        child = getattr(value, name, None)
-        if _KINDS[type(child)] is None or id(child) in visible or name in skipped:
+    names = [name for name in held if not is_module or name not in MODULE_ATTRIBUTES]
+    found = [(name, getattr(value, name, None)) for name in (*names, *_SLOT_NAMES[type(value)])]
+    found = [(name, child) for name, child in found if _KINDS[type(child)] is not None]
+    visible = {id(child) for _, _, child, _ in own} if found else set()
+    skipped = getattr(value, "skipped", ()) if isinstance(value, Struct) else ()
+    for name, child in found:
+        if id(child) in visible or name in skipped:
             continue
         if is_module:
             reason = "in an attribute that is no parameter, buffer or module"
@@ -551,4 +552,5 @@ def _attribute_setter(owner: Any, name: str) -> Setter:
 
 
 _KINDS = _PerType(_kind)
+_IS_CONTAINER = _PerType(lambda kind: issubclass(kind, (Mapping, Sequence)) and not issubclass(kind, (Struct, Variant)))
 _SLOT_NAMES = _PerType(_slots_of)

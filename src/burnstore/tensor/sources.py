@@ -20,6 +20,8 @@ from .dtype import DType
 # A tile is first copied to where its rows are a cache line apart: rows of a matrix are often a power of two long, and
 # then a whole column falls into the same few places of the cache. Sizes by measurement.
 _TILE_ROWS, _TILE_COLUMNS, _LINE = 512, 128, 64
+# A matrix that the cache holds as a whole needs no tiles.
+_SMALL_BYTES = 16 << 10
 # Rows are read and moved in bands of about this size: there is never a second copy of the whole tensor.
 _BAND_BYTES = 4 << 20
 
@@ -376,6 +378,10 @@ class TransposedData(WrappedData, ComputedData):
         if not self.nbytes:
             return
         target = buffer.view(element_dtype(self.width)).reshape(self.columns, self.rows)
+        if self.nbytes <= _SMALL_BYTES:
+            small: Array = np.frombuffer(self.data.window(0, self.nbytes), target.dtype)
+            target[...] = small.reshape(self.rows, self.columns).T
+            return
         row_bytes = self.columns * self.width
         height = max(_BAND_BYTES // row_bytes // _TILE_ROWS, 1) * _TILE_ROWS
         whole = None if self.data.streams else self.data.window(0, self.nbytes)

@@ -325,10 +325,8 @@ class TorchData(Data):
 
     def chunks(self, nbytes: int) -> Iterator[memoryview]:
         if self.tensor.is_cpu or self.tensor.is_meta:
-            if nbytes:
-                yield _host_bytes(self.tensor)
-        else:
-            yield from _fetched(_pieces(self.tensor), self.tensor.device)
+            return iter((_host_bytes(self.tensor),) if nbytes else ())
+        return _fetched(_pieces(self.tensor), self.tensor.device)
 
     @property
     def streams(self) -> bool:
