@@ -380,7 +380,8 @@ def test_a_file_whose_rest_cannot_be_read_is_verified_as_far_as_it_goes(
 
     from burnstore.jobs.verify import verify as module
 
-    torch.save({"w": torch.ones(3)}, tmp_path / "m.pt")
+    torch.save({"w": torch.ones(3)}, tmp_path / "model.pt")
+    torch.save({"model": {"w": torch.ones(3)}, "optimizer": {"state": torch.ones(2)}}, tmp_path / "m.pt")
     opened = module.open_checkpoint
 
     def refusing(path: Any, **options: Any) -> Any:
@@ -392,6 +393,7 @@ def test_a_file_whose_rest_cannot_be_read_is_verified_as_far_as_it_goes(
     found = bs.verify(tmp_path / "m.pt")
     assert [tensor.name for tensor in found.tensors] == ["w"] and found.is_whole and not found.ok
     assert "too deep" in found.warnings[0]
+    assert bs.verify(tmp_path / "model.pt").ok  # it has no other part, so it is opened once
 
 
 # --- the budget: tensors that share bytes -----------------------------------------------------------------------------

@@ -26,6 +26,9 @@ LAYOUT_KEY = "burnstore.layout"
 UNCLEAR_PART = "it is not clear which part is the model"
 """What a reader notes where a file has several parts that could be the model."""
 
+PART_TAKEN = 'top_level_key="" takes everything'
+"""What a reader notes where it took one part of a file as the model."""
+
 STAMPS = ("format", "producer", "version")
 """The metadata keys with which writers state what a file is."""
 

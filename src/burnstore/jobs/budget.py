@@ -96,8 +96,13 @@ def plan_reads(tensors: Sequence[TensorSnapshot]) -> ReadPlan:
     >>> plan_reads([TensorSnapshot.from_numpy("a", np.zeros(3))])
     ReadPlan(alone=[0], copies={}, shared=[])
     """
+    data = [tensor._data for tensor in tensors]
+    plain = [(id(each.source), each.offset, each.offset + each.nbytes) for each in data if type(each) is SourceData]
+    if len(plain) == len(data) and _are_apart(plain):  # almost every file: no range has to be made
+        return ReadPlan(list(range(len(tensors))))
     ranges = [_Range.of(tensor) for tensor in tensors]
-    if _are_apart(ranges):
+    found = [place for place in ranges if place is not None]
+    if all(place.times == 1 for place in found) and _are_apart([(id(p.base), p.start, p.stop) for p in found]):
         return ReadPlan(list(range(len(tensors))))
     placed = [_Placed(at, tensors[at].dtype, place) for at, place in enumerate(ranges) if place is not None]
     budget = FREE_BYTES + _TIMES * sum(shared.nbytes for shared in _merge(placed))
@@ -120,12 +125,9 @@ def plan_reads(tensors: Sequence[TensorSnapshot]) -> ReadPlan:
     return plan
 
 
-def _are_apart(ranges: Sequence[_Range | None]) -> bool:
-    """Return whether no two tensors share bytes and none repeats any, as in almost every file."""
-    found = [place for place in ranges if place is not None]
-    if any(place.times != 1 for place in found):
-        return False
-    places = sorted((id(place.base), place.start, place.stop) for place in found)
+def _are_apart(places: list[tuple[int, int, int]]) -> bool:
+    """Return whether no two of these ranges, each with its base, share bytes."""
+    places.sort()
     return all(a[0] != b[0] or a[2] <= b[1] for a, b in pairwise(places))
 
 

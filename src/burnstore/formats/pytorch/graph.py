@@ -17,7 +17,7 @@ from typing import Any
 
 from ...errors import CorruptError, DuplicateNameError, LimitError, TensorNotFoundError, printable
 from ...limits import Limits
-from ..base import UNCLEAR_PART, ModuleClass
+from ..base import PART_TAKEN, UNCLEAR_PART, ModuleClass
 from ..codec.pickle_values import Call, PickledDict, PickledSet, Symbol, kind_of
 from .calls import NumpyArray
 from .stream import PickledFile
@@ -153,7 +153,7 @@ def _model_key(root: dict[Any, Any], notes: list[str], everything: dict[int, Any
         notes.append(
             f"the tensors are those under the key {models[0]!r}"
             + (f"; left out, with the number of tensors in each: {left_out}" if left_out else "")
-            + '; top_level_key="" takes everything'
+            + f"; {PART_TAKEN}"
         )
         return models[0]
     shown = shown_names([f"{_key_text(key)} ({counts[key]})" for key in [*models, *others]])

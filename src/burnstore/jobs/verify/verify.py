@@ -28,7 +28,7 @@ from ...errors import (
     UnsupportedError,
     located,
 )
-from ...formats.base import Check
+from ...formats.base import PART_TAKEN, Check
 from ...formats.registry import format_for_path
 from ...formats.safetensors.header import MOST_HEADER_BYTES, MOST_TENSORS
 from ...formats.sharded.locate import INDEX_SUFFIX, locate
@@ -210,7 +210,7 @@ def _verify_one(
 def _open_all(path: str, limits: Limits | None, warnings: list[str]) -> Checkpoint:
     """Open a file with all of its tensors: of a PyTorch file also those that are not the model's (optimizer states)."""
     model = open_checkpoint(path, limits=limits)
-    if model.format != "pytorch":
+    if not any(PART_TAKEN in note for note in model.notes):
         return model
     try:
         everything = open_checkpoint(path, limits=limits, top_level_key="")
