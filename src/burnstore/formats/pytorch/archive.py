@@ -54,10 +54,10 @@ class ZipFile:
         if len(pickles) > 1:
             raise CorruptError(f"expected one member called {PICKLE}, found {len(pickles)}", rule="PT-05")
         root = pickles[0].removesuffix(PICKLE)
-        outside = next((name for name in names if not name.startswith(root) and not root.startswith(name)), None)
-        if outside is not None:
+        outside = [name for name in names if not name.startswith(root) and not root.startswith(name)]
+        if outside:
             raise CorruptError(
-                f"the member {printable(outside)!r} is not in the folder {printable(root)!r} as the others are",
+                f"the member {printable(outside[0])!r} is not in the folder {printable(root)!r} as the others are",
                 rule="PT-05",
             )
         return root

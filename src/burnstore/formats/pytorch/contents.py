@@ -50,7 +50,8 @@ class Rows:
         if len(tensors) > most:
             raise LimitError(f"{len(tensors)} tensors, more than the limit of {most}", rule="PT-17")
         longest = self._limits.name_bytes
-        if any(len(name) * 4 > longest and len(name.encode("utf-8", "replace")) > longest for name in tensors):
+        long = [name for name in tensors if len(name) * 4 > longest]
+        if any(len(name.encode("utf-8", "replace")) > longest for name in long):
             raise LimitError(f"a name of more than {longest} bytes", rule="PT-24")
         for name, leaf in tensors.items():
             if isinstance(leaf, PickledTensor):

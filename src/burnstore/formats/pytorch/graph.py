@@ -459,11 +459,13 @@ def _name_all(root: Any, holders: set[int], found: Found, pickle_bytes: int, lim
             kind = type(value)
             if kind in _ATOMS or why is not None or not isinstance(key, _NAMED_KEYS):
                 continue
-            leaf = value if kind is PickledTensor else _leaf(value)
-            unread = None if leaf is not None else _why_unread(value)
-            holds = kind is not PickledTensor and isinstance(value, _CONTAINERS) and id(value) in holders
-            if leaf is None and unread is None and not holds:
-                continue
+            leaf, unread, holds = value, None, False
+            if kind is not PickledTensor:
+                leaf = _leaf(value)
+                unread = None if leaf is not None else _why_unread(value)
+                holds = isinstance(value, _CONTAINERS) and id(value) in holders
+                if leaf is None and unread is None and not holds:
+                    continue
             text = key if type(key) is str else _key_text(key)
             length = len(prefix) + len(text)
             characters -= length

@@ -14,6 +14,7 @@ from ...checkpoint import Checkpoint, open_checkpoint
 from ...errors import BurnstoreError, ReadError, UnknownFormatError, located
 from ...formats.registry import HEAD_BYTES, format_for_bytes
 from ...formats.sharded.locate import INDEX_SUFFIX, locate
+from ...io.gc_pause import gc_paused
 from ...io.paths import names_in
 from ...io.source import FileSource
 from ...io.workers import Workers, checked_workers
@@ -110,7 +111,8 @@ def inspect(
             checkpoint = opened.enter_context(
                 open_checkpoint(source, format=format, limits=limits, top_level_key=top_level_key)
             )
-        every = _rows(checkpoint)
+        with gc_paused():
+            every = _rows(checkpoint)
         selected = every if wanted is None else [row for row in every if wanted.search(row.name)]
         kept = _sort(selected, sort)[:limit]
         if stats:
@@ -118,6 +120,7 @@ def inspect(
         by_dtype: dict[str, list[TensorRow]] = {}
         for row in every:
             by_dtype.setdefault(row.dtype.name, []).append(row)
+        total = Totals.of(every)
         return Inspection(
             checkpoint.path,
             checkpoint.format,
@@ -127,9 +130,9 @@ def inspect(
             checkpoint.data_offset,
             dict(checkpoint.metadata),
             dict(checkpoint.scalars),
-            Totals.of(every),
-            {name: Totals.of(rows) for name, rows in by_dtype.items()},
-            Totals.of(selected),
+            total,
+            {name: total if len(by_dtype) == 1 else Totals.of(rows) for name, rows in by_dtype.items()},
+            total if selected is every else Totals.of(selected),
             tuple(kept),
             tuple(checkpoint.notes),
         )

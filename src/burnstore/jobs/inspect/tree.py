@@ -71,12 +71,12 @@ class Totals(Plain):
         """Return the totals of these tensors."""
         rows = list(rows)
         counted = list({row.tied_to or row.name: row for row in rows}.values()) if any_tied(rows) else rows
-        return cls(len(rows), sum(row.elements for row in counted), sum(row.nbytes for row in counted))
+        return cls(len(rows), sum([row.elements for row in counted]), sum([row.nbytes for row in counted]))
 
 
 def any_tied(rows: Iterable[TensorRow]) -> bool:
     """Return whether two tensors have the same bytes."""
-    return any(row.tied_to is not None for row in rows)
+    return bool({row.tied_to for row in rows} - {None})
 
 
 @dataclass(slots=True)
