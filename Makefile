@@ -77,7 +77,7 @@ fuzz-compose: $(INSTALLED)
 kill: $(INSTALLED)
 	$(BIN)/python tests/crash/kill.py --kills $(KILLS) --seed $(SEED) --minutes $(MINUTES)
 
-# About a hundred random models of torchvision, timm and transformers, to Burn's layout and back.
+# About 140 random models of torchvision, timm, transformers and diffusers, to Burn's layout and back.
 architectures: $(INSTALLED)
 	$(BIN)/python tests/real/architectures.py
 

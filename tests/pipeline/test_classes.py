@@ -113,6 +113,66 @@ def test_a_list_with_gaps_in_a_class_that_is_not_known_is_refused(
         _burn(tmp_path / "net.pt")
 
 
+def test_a_dict_of_models_states_the_classes_of_each(tmp_path: Path) -> None:
+    made = {
+        "first": torch.nn.Linear(2, 3),
+        "second": {"inner": torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(3, 3))},
+    }
+    torch.save(made, tmp_path / "two.pt")
+    found = _burn(tmp_path / "two.pt")
+    assert (found["first.weight"] == made["first"].weight.detach().numpy().T).all()
+    assert (found["second.inner.0.weight"] == made["second"]["inner"][1].weight.detach().numpy().T).all()
+    torch.save({**made, "loose": {"weight": torch.ones(2, 2)}}, tmp_path / "loose.pt")
+    with pytest.raises(bs.errors.ModelError, match="no rule names the kind") as caught:
+        _burn(tmp_path / "loose.pt")
+    assert caught.value.tensor == "loose.weight"
+
+
+def test_a_dict_that_holds_itself_states_no_classes(tmp_path: Path) -> None:
+    made: dict[str, Any] = {"": torch.nn.Linear(2, 2)}
+    made["self"] = made
+    torch.save(made, tmp_path / "loop.pt")
+    with bs.open(tmp_path / "loop.pt") as f:
+        assert f.classes == {}
+
+
+def test_a_prefix_that_all_names_lack_or_have_is_named(tmp_path: Path) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(2, 3))
+    torch.save({f"backbone.{name}": tensor for name, tensor in net.state_dict().items()}, tmp_path / "a.pt")
+    torch.save({f"_fsdp_wrapped_module.{name}": tensor for name, tensor in net.state_dict().items()}, tmp_path / "f.pt")
+    for attempt in (
+        lambda: bs.load(net, tmp_path / "a.pt"),
+        lambda: bs.convert(tmp_path / "a.pt", tmp_path / "a.bpk", like=net),
+    ):
+        with pytest.raises(bs.errors.BurnstoreError) as caught:
+            attempt()
+        assert r"rename=[r'^backbone\.=>']" in (caught.value.hint or "")
+    assert bs.load(net, tmp_path / "a.pt", rename=[r"^backbone\.=>"]).is_complete
+    assert bs.load(net, tmp_path / "f.pt").is_complete
+    outer = torch.nn.ModuleDict({"model": net})
+    torch.save(net.state_dict(), tmp_path / "b.pt")
+    with pytest.raises(bs.errors.BurnstoreError) as caught:
+        bs.load(outer, tmp_path / "b.pt")
+    assert "rename=[r'^=>model.']" in (caught.value.hint or "")
+    assert bs.load(outer, tmp_path / "b.pt", rename=["^=>model."]).is_complete
+
+
+@pytest.mark.parametrize(
+    ("head", "hint"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:aa", "git lfs pull"),
+        (b"<!DOCTYPE html><html>", "a web page"),
+        (b"GGUF\x03\0\0\0", "a GGUF file"),
+        (b"\x89HDF\r\n\x1a\n", "HDF5"),
+    ],
+)
+def test_what_people_have_in_the_place_of_a_file_is_named(tmp_path: Path, head: bytes, hint: str) -> None:
+    (tmp_path / "model.safetensors").write_bytes(head + bytes(64))
+    with pytest.raises(bs.errors.UnknownFormatError) as caught:
+        bs.open(tmp_path / "model.safetensors")
+    assert hint in (caught.value.hint or "")
+
+
 def test_known_classes_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = {
         "norm": _layer(LLAMA, "LlamaRMSNorm", monkeypatch, weight=(4,)),

@@ -24,6 +24,7 @@ _PHRASES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"max_shard_size(=\S+)?"), "--shard SIZE"),
     (re.compile(r"resume=True \(--resume\)"), "--resume"),
     (re.compile(r'top_level_key=""'), "--top-level-key ''"),
+    (re.compile(r"rename=\[r('[^']*')\]"), r"--rename \1"),
 )
 _VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|[0-9][0-9,.]*")
 _QUOTED = re.compile(r"('[^']*')")

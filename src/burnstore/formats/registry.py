@@ -153,9 +153,22 @@ def format_for_bytes(head: bytes) -> Format:
         )
     if not head:
         raise UnknownFormatError("the file is empty", offset=0)
+    hint = next((hint for start, hint in _ELSEWHERE.items() if head.lstrip()[:64].lower().startswith(start)), "")
     raise _unknown(
-        f"no known format begins with the bytes {head[:8].hex(' ')} (known: {', '.join(_ENTRIES)})", offset=0
+        f"no known format begins with the bytes {head[:8].hex(' ')} (known: {', '.join(_ENTRIES)})", offset=0, hint=hint
     )
+
+
+_ELSEWHERE = {
+    b"version https://git-lfs": "it is a pointer of Git LFS, not the file: run git lfs pull",
+    b"<!doctype html": "it is a web page, not the file: download the file itself",
+    b"<html": "it is a web page, not the file: download the file itself",
+    b"gguf": "it is a GGUF file: convert it with the tools of llama.cpp first",
+    b"\x89hdf": "it is an HDF5 file, as of Keras: save the weights as .npz or .safetensors first",
+    b"\x08\x07\x12": "it looks like an ONNX file: save the weights as .safetensors first",
+    b"\x08\x08\x12": "it looks like an ONNX file: save the weights as .safetensors first",
+}
+"""How files begin that people have in the place of a checkpoint, in lower case, and what to do."""
 
 
 def _with_longest_suffix(name: str) -> list[FormatEntry]:

@@ -41,7 +41,7 @@ from .names import Named, name_tensors, rename_tensors
 from .options import Pipeline
 from .plan import Move, Plan
 from .wrappers import SEGMENTS as WRAPPER_SEGMENTS
-from .wrappers import strip_rule
+from .wrappers import prefix_hint, strip_rule
 
 FILTERED = "the filter does not match it"
 """The reason for what a filter leaves out."""
@@ -176,9 +176,11 @@ def _compile_convert(source: Input, pipeline: Pipeline, layout: Layout | None, l
     try:
         plan = _Conversion(source, pipeline, like).compiled(layout)
     except ModelError as error:
-        fold = weight_norm_hint({each.path: each.shape for each in source.snapshots})
-        if fold is not None and fold not in (error.hint or ""):
-            error.hint = f"{error.hint}; {fold}" if error.hint else fold
+        shapes = {each.path: each.shape for each in source.snapshots}
+        wanted = [] if like is None else [slot.path for slot in like.slots]
+        more = prefix_hint([path for path in wanted if path not in shapes], shapes) or weight_norm_hint(shapes)
+        if more is not None and more not in (error.hint or ""):
+            error.hint = f"{error.hint}; {more}" if error.hint else more
         raise
     if rule is not None:
         plan.notes.append("the file was saved from a wrapped model: stripped the wrapper from its names")

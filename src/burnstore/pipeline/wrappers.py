@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 
 from ..transforms.shapes import weight_norm_hint
 
-SEGMENTS = ("module", "_orig_mod")
-"""Segments of DataParallel, DistributedDataParallel and AveragedModel; of torch.compile."""
+SEGMENTS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""Segments of DataParallel, DistributedDataParallel and AveragedModel; of torch.compile, FSDP, and checkpointing."""
 
 
 def strip_rule(missing: Collection[str], unused: Collection[str]) -> tuple[str, str] | None:
@@ -24,16 +25,36 @@ def strip_rule(missing: Collection[str], unused: Collection[str]) -> tuple[str, 
 
 
 def wrapper_hint(missing: Collection[str], unused: Collection[str]) -> str | None:
-    """Return what to do if a model is wrapped and the file is not, or the file has a weight norm; None otherwise.
+    """Return what to do if one of model and file is wrapped or has a prefix, or the file has a weight norm; or None.
 
     >>> wrapper_hint(["_orig_mod.fc.weight"], ["fc.weight"])
     "the model is wrapped and the file is not: load into the model inside, its attribute '_orig_mod'"
     """
     in_model, in_file = _wrapped(missing, unused)
     if not in_model or in_file:
-        return weight_norm_hint(dict.fromkeys(unused, ())) if missing else None
+        return prefix_hint(missing, unused) or weight_norm_hint(dict.fromkeys(unused, ())) if missing else None
     named = " and ".join(repr(segment) for segment in SEGMENTS if segment in in_model)
     return f"the model is wrapped and the file is not: load into the model inside, its attribute {named}"
+
+
+def prefix_hint(missing: Collection[str], unused: Collection[str]) -> str | None:
+    """Return the rename that adds or takes away one prefix, if all missing names need the same.
+
+    >>> prefix_hint(["fc.weight"], ["net.fc.weight", "head.fc.weight"])
+    >>> print(prefix_hint(["fc.weight", "fc.bias"], ["net.fc.weight", "net.fc.bias"]))
+    the names in the file have the prefix 'net.': take it away with rename=[r'^net\\.=>']
+    """
+    first, names = next(iter(missing), ""), set(unused)
+    longer = {name.removesuffix(first) for name in names if name.endswith(f".{first}")}
+    found = [prefix for prefix in longer if all(prefix + name in names for name in missing)]
+    if len(found) == 1:
+        pattern = re.escape(found[0])
+        return f"the names in the file have the prefix {found[0]!r}: take it away with rename=[r'^{pattern}=>']"
+    shorter = {first.removesuffix(name) for name in names if first.endswith(f".{name}")}
+    found = [prefix for prefix in shorter if all(name.removeprefix(prefix) in names for name in missing)]
+    if len(found) == 1:
+        return f"the names in the model have the prefix {found[0]!r}: add it with rename=[r'^=>{found[0]}']"
+    return None
 
 
 def _wrapped(missing: Collection[str], unused: Collection[str]) -> tuple[set[str], set[str]]:

@@ -243,18 +243,19 @@ def _module_classes(root: Any, pickle_bytes: int) -> dict[str, ModuleClass]:
     todo: list[tuple[str, Any]] = [("", root)]
     while todo:
         path, value = todo.pop()
+        below = value if isinstance(value, dict) else {}  # a dict of models
         symbol = value.function if type(value) is Call else None
         is_script = isinstance(symbol, Symbol) and symbol.module.partition(".")[0] == "__torch__"
-        if not isinstance(symbol, Symbol) or not (is_script or is_module(value)):
-            continue
-        attributes = _attributes(value) or {}
-        options = {name: attributes.get(name) for name in _OPTIONS if _is_plain(attributes.get(name))}
-        # A script numbers the classes of one name: __torch__.torch.nn.modules.linear.___torch_mangle_3.Linear.
-        parts = [part for part in symbol.module.split(".") if part != "__torch__" and "___torch_mangle_" not in part]
-        found[path] = ModuleClass(".".join(parts), symbol.name, options)
-        below = attributes if is_script else attributes["_modules"]
-        children = [(f"{path}.{key}" if path else key, held) for key, held in below.items() if isinstance(key, str)]
-        characters -= sum(len(name) for name, held in children if isinstance(held, Call))
+        if isinstance(symbol, Symbol) and (is_script or is_module(value)):
+            attributes = _attributes(value) or {}
+            below = attributes if is_script else attributes["_modules"]
+            options = {name: attributes.get(name) for name in _OPTIONS if _is_plain(attributes.get(name))}
+            # A script numbers the classes of one name: __torch__.torch.nn.modules.linear.___torch_mangle_3.Linear.
+            parts = [each for each in symbol.module.split(".") if each != "__torch__" and "_torch_mangle_" not in each]
+            found[path] = ModuleClass(".".join(parts), symbol.name, options)
+        held = [(key, each) for key, each in below.items() if type(each) is Call or isinstance(each, dict)]
+        children = [(f"{path}.{key}" if path else key, each) for key, each in held if isinstance(key, str)]
+        characters -= sum(len(name) + 1 for name, _ in children)
         if characters < 0:
             return {}
         todo += reversed(children)
