@@ -148,6 +148,7 @@ DIFFUSERS: dict[str, dict[str, Any]] = {
         "joint_attention_dim": 8, "pooled_projection_dim": 8, "axes_dims_rope": (2, 2, 4),
     },
     "HunyuanDiT2DModel": {
+        "patch_size": 2,
         "num_attention_heads": 2, "attention_head_dim": 4, "num_layers": 2, "sample_size": 8, "hidden_size": 8,
         "cross_attention_dim": 8, "cross_attention_dim_t5": 8, "pooled_projection_dim": 4, "text_len": 4,
         "text_len_t5": 4, "in_channels": 4,

@@ -319,9 +319,9 @@ def zero_count(path: str) -> TensorSnapshot:
 # --- the classes in a file of a whole model ---------------------------------------------------------------------------
 
 _OF_LAYERS = re.compile(
-    r"weight|bias|running_(mean|var)|(in|[qkv])_proj_\w+|bias_[kv]|(weight|bias)_[ih][hr]_?\w*|weight_[gv]"
+    r"weight|running_(mean|var)|(in|[qkv])_proj_\w+|bias_[kv]|(weight|bias)_[ih][hr]_?\w*|weight_[gv]"
 )
-"""The names of the tensors that layers of PyTorch have, and what derives from one."""
+"""The tensors of which layers of PyTorch, and what derives from one, have at least one: none has only a bias."""
 
 
 def kinds_of_classes(classes: Mapping[str, ModuleClass], shapes: Mapping[str, Shape]) -> dict[str, ModuleKind | None]:
@@ -338,14 +338,22 @@ def kinds_of_classes(classes: Mapping[str, ModuleClass], shapes: Mapping[str, Sh
     found: dict[str, ModuleKind | None] = {}
     for module, cls in classes.items():
         tensors = own.get(module, {})
+        is_norm = not tensors and not cls.options.keys().isdisjoint(("normalized_shape", "track_running_stats"))
+        if cls.module.startswith("torch.nn."):
+            named: str | None = cls.name.removeprefix("NonDynamicallyQuantizable")
+        else:
+            named = kind_of_class(cls.module, cls.name, None if is_norm else tensors)
         with located(tensor=module or None):
-            if cls.module.startswith("torch.nn."):
-                name = cls.name.removeprefix("NonDynamicallyQuantizable")
-                found[module] = ModuleKind(name, tuple(_options_of_class(name, cls.options, tensors)))
+            if named is not None:
+                found[module] = ModuleKind(named, tuple(_options_of_class(named, cls.options, tensors)))
                 continue
-        named = kind_of_class(cls.module, cls.name, tensors)
+            if is_norm:
+                raise ModelError(
+                    f"a saved {cls.name} without tensors: a norm that it may derive from has some in Burn",
+                    hint="pass like= the model that was saved",
+                )
         is_free = bool(tensors) and module not in numbered and not any(map(_OF_LAYERS.fullmatch, tensors))
-        found[module] = ModuleKind(named or f"saved {cls.name}") if named or not is_free else None
+        found[module] = None if is_free else ModuleKind(f"saved {cls.name}")
     return found
 
 

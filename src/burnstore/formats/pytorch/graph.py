@@ -50,7 +50,9 @@ _MIN_NODES, _NODES_PER_BYTE = 10_000, 8
 _MIN_CHARACTERS, _CHARACTERS_PER_BYTE = 1 << 20, 64
 _UNKNOWN_BYTES = 256
 _MAX_PATH = 1_000
-_OPTIONS = ("norm_first", "padding_mode", "max_norm", "normalized_shape", "num_features")
+_OPTIONS = frozenset(
+    ("norm_first", "padding_mode", "max_norm", "normalized_shape", "num_features", "track_running_stats")
+)
 _TABLES = ("_parameters", "_buffers", "_modules")
 _ATOMS = frozenset((str, int, float, bool, type(None), bytes, complex, Symbol, range, slice))
 _NAMED_KEYS = (str, int, float, complex, bytes, type(None), tuple)
@@ -249,7 +251,9 @@ def _module_classes(root: Any, pickle_bytes: int) -> dict[str, ModuleClass]:
         if isinstance(symbol, Symbol) and (is_script or is_module(value)):
             attributes = _attributes(value) or {}
             below = attributes if is_script else attributes["_modules"]
-            options = {name: attributes.get(name) for name in _OPTIONS if _is_plain(attributes.get(name))}
+            options = {
+                name: attributes[name] for name in _OPTIONS if name in attributes and _is_plain(attributes[name])
+            }
             # A script numbers the classes of one name: __torch__.torch.nn.modules.linear.___torch_mangle_3.Linear.
             parts = [each for each in symbol.module.split(".") if each != "__torch__" and "_torch_mangle_" not in each]
             found[path] = ModuleClass(".".join(parts), symbol.name, options)
