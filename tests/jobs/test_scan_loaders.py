@@ -335,3 +335,74 @@ def test_the_time_of_a_scan_is_linear(kind: str, tmp_path: Path) -> None:
     started = time.process_time()
     scanned(tmp_path, data)
     assert time.process_time() - started < 10  # about 2 s on a machine with nothing else to do
+
+
+# --- streams that are damaged or cannot be unpacked -------------------------------------------------------------------
+
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "lzma": lambda data: lzma.compress(data, format=lzma.FORMAT_ALONE),
+    "zlib": zlib.compress,
+}
+
+
+def in_zip(data: bytes, name: str = "member") -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        archive.writestr(name, data)
+    return made.getvalue()
+
+
+@pytest.mark.parametrize("place", ["alone", "zip"])
+@pytest.mark.parametrize("packer", PACKERS)
+def test_what_a_damaged_stream_unpacks_to_before_its_damage_is_judged(packer: str, place: str, tmp_path: Path) -> None:
+    for padding in (0, 100_000):
+        packed = PACKERS[packer](evil() + os.urandom(padding))
+        wrong_sum = packed[:-2] + bytes([packed[-2] ^ 0xFF, packed[-1]])
+        for data in (wrong_sum, packed[:-3]):
+            (tmp_path / "file").write_bytes(data if place == "alone" else in_zip(data))
+            found = bs.scan(tmp_path / "file")
+            assert found.verdict in ("dangerous", "suspicious"), (padding, found)
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+def test_the_end_of_a_damaged_stream_is_named_as_not_judged(packer: str, tmp_path: Path) -> None:
+    packed = PACKERS[packer](os.urandom(5000))
+    (tmp_path / "whole.zip").write_bytes(in_zip(packed))
+    assert bs.scan(tmp_path / "whole.zip").is_clean
+    (tmp_path / "cut.zip").write_bytes(in_zip(packed[:2500]))
+    found = bs.scan(tmp_path / "cut.zip")
+    assert found.verdict == "error" and "damaged" in str(found.error)
+
+
+@pytest.mark.parametrize("space", [b"", b" "])
+def test_old_files_of_joblib_are_unpacked(space: bytes, tmp_path: Path) -> None:
+    data = evil()
+    (tmp_path / "old.joblib").write_bytes(b"ZF" + hex(len(data)).encode().ljust(19) + space + zlib.compress(data))
+    assert bs.scan(tmp_path / "old.joblib").findings
+
+
+@pytest.mark.parametrize("magic", [b"\x04\x22\x4d\x18", b"\x28\xb5\x2f\xfd", b"\x89HDF\r\n\x1a\n"])
+def test_data_that_cannot_be_unpacked_are_never_clean(magic: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.zip").write_bytes(in_zip(magic + bytes(100)))
+    found = bs.scan(tmp_path / "a.zip")
+    assert found.verdict == "error" and "cannot be judged" in str(found.error)
+
+
+def test_sources_in_a_package_are_found(tmp_path: Path) -> None:
+    (tmp_path / "a.pt").write_bytes(in_zip(b"import os", "pkg/model.py"))
+    (finding,) = bs.scan(tmp_path / "a.pt").findings
+    assert (finding.severity, finding.kind, finding.name) == ("suspicious", "Python source", "pkg/model.py")
+
+
+def test_a_folder_names_what_it_cannot_judge_and_skips_texts_and_pictures(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.ones(3))
+    (tmp_path / "README.md").write_text("Grüße")
+    (tmp_path / "logo.png").write_bytes(b"\x89PNG\r\n\x1a\n" + os.urandom(50))
+    assert bs.scan(tmp_path).is_clean
+    (tmp_path / "tokens.model").write_bytes(b"\xff\xfe\x00" + os.urandom(50))
+    found = bs.scan(tmp_path)
+    assert found.verdict == "error"
+    assert [os.path.basename(file.path) for file in found.files if file.verdict == "error"] == ["tokens.model"]

@@ -5,16 +5,20 @@
     torch.jit.load                    the pickles and the code of TorchScript in a zip
     torch.export.load, AOTInductor    pickled weights and constants, symbolic expressions, shared libraries in a zip
     numpy.load                        an array of objects, alone or in a zip; otherwise a pickle
-    joblib.load                       the same, compressed by zlib, gzip, bz2, lzma or xz
+    joblib.load                       the same, compressed by zlib (also behind ZF), gzip, bz2, lzma or xz
+    torch.package                     the sources in a zip, which it imports
     zipfile, tarfile                  members of any name, also of an archive that does not begin the file
 
 Archives inside archives, and files inside strings of a pickle, are followed as files of their own. Nothing is run.
+Programs run a pickle before they notice that the stream around it is damaged, so what precedes the damage counts. Data
+that cannot be unpacked, in whole or at all, are an error: no verdict is possible.
 """
 
 from __future__ import annotations
 
 import ast
 import bz2
+import contextlib
 import io
 import json
 import lzma
@@ -56,6 +60,19 @@ _COMPRESSED: tuple[tuple[bytes, Callable[[], Any]], ...] = (
     (b"\xfd7zXZ\0", lzma.LZMADecompressor),
     (b"\x5d\0\0", lzma.LZMADecompressor),
 )
+_OLD_JOBLIB = b"ZF0x"
+_OLD_JOBLIB_BYTES = 21
+_OPAQUE = {
+    b"\x04\x22\x4d\x18": "lz4",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"7z\xbc\xaf\x27\x1c": "7z",
+    b"Rar!\x1a\x07": "rar",
+    b"\x1f\x9d": "compress",
+    b"LZIP": "lzip",
+    b"\x89HDF\r\n\x1a\n": "HDF5",
+}
+_STEP = 64 << 10
+_DAMAGE = (zlib.error, OSError, EOFError, lzma.LZMAError)
 _SCRIPT_CALLS = re.compile(rb"\b(?:torch|ops\.aten)\.(save|load|from_file)\(")
 _EXPRESSION = re.compile(r"[\w\s()+\-*/,<>=!&|~%.]*")
 _FUNCTIONS = """
@@ -121,6 +138,13 @@ class Inspector:
         for magic, decompressor in _COMPRESSED:
             if head.startswith(magic):
                 complete = self._inspect_compressed(source, decompressor, member, level)
+        if head.startswith(_OLD_JOBLIB):
+            skipped = _OLD_JOBLIB_BYTES + (head[_OLD_JOBLIB_BYTES : _OLD_JOBLIB_BYTES + 1] == b" ")
+            part = _PartOfSource(source, skipped, max(source.size - skipped, 0))
+            complete = self._inspect_compressed(part, zlib.decompressobj, member, level)
+        for magic, name in _OPAQUE.items():
+            if head.startswith(magic):
+                self.error = self.error or UnsupportedError(f"{member or 'the file'}: {name} data cannot be judged")
         if head.startswith(b"PK") or _is_zip_for_python(source):
             complete = self._inspect_zip(source, member, level)
         if len(head) == BLOCK and _is_tar_header(head):
@@ -191,11 +215,14 @@ class Inspector:
     def _inspect_compressed(self, source: Source, make: Callable[[], Any], member: str, level: int) -> bool:
         """Follow what compressed data unpack to: all of it, or the first bytes if no program would read on."""
         data = source.read_at(0, min(source.size, MAX_PICKLE_BYTES))
-        inner = _unpacked(data, make, _FIRST_READ)
+        inner, is_sound = _unpacked(data, make, _FIRST_READ)
         if len(inner) == _FIRST_READ and _is_followed(inner):
-            inner = _unpacked(data, make, _MAX_UNPACKED)
+            inner, is_sound = _unpacked(data, make, _MAX_UNPACKED)
             if len(inner) == _MAX_UNPACKED or len(data) < source.size:
                 raise LimitError(f"compressed data of more than {_MAX_UNPACKED} bytes", rule="PT-17")
+        if not is_sound and (inner or data[:1] != b"x"):  # zlib's two bytes also begin what is not compressed
+            damaged = UnsupportedError(f"{member or 'the file'}: compressed data are damaged, their end was not judged")
+            self.error = self.error or damaged
         self._inspect_inner(inner, f"{member}[unpacked]", level)
         return False
 
@@ -216,6 +243,10 @@ class Inspector:
         except BurnstoreError:
             raw = frozenset()  # What torch cannot read may be read by others.
         for name, each in zip(archive.directory.names, archive.directory.members(), strict=True):
+            if name.endswith((".py", ".pyc")) and "code/" not in name:
+                place = f"{member}/{name}" if member else name
+                shown = Finding(SUSPICIOUS, printable(name), False, place, 0, "Python source")
+                self.findings.append(shown)
             if name not in raw and each.size:
                 self._inspect_member(_content(source, each), name, member, level)
         return True
@@ -326,17 +357,42 @@ class Inspector:
                 todo += value
 
 
-def _unpacked(data: bytes, make: Callable[[], Any], most: int) -> bytes:
-    """Return what streams one behind the other unpack to, as far as it can be had."""
-    out = b""
-    try:
-        while data and len(out) < most:
-            machine = make()
-            out += machine.decompress(data, most - len(out))
-            data = machine.unused_data.lstrip(b"\0") if machine.eof else b""
-    except (zlib.error, OSError, EOFError, lzma.LZMAError):
-        pass
-    return out
+def _unpacked(data: bytes, make: Callable[[], Any], most: int) -> tuple[bytes, bool]:
+    """Return what streams one behind the other unpack to, up to a length, and whether nothing is wrong with them.
+
+    A machine keeps back what it unpacked together with the damage: then it is asked again, for a byte at a time.
+    """
+    out, is_sound = bytearray(), True
+    while data and len(out) < most and is_sound:
+        before = len(out)
+        try:
+            rest = _unpack_stream(make(), data, out, most)
+        except _DAMAGE:
+            good, rest = len(out) - before, None
+            del out[before:]
+            with contextlib.suppress(*_DAMAGE):
+                _unpack_stream(make(), data, out, most, good)
+        is_sound = rest is not None
+        data = (rest or b"").lstrip(b"\0")
+    return bytes(out), is_sound
+
+
+def _unpack_stream(machine: Any, data: bytes, out: bytearray, most: int, good: int | None = None) -> bytes | None:
+    """Add what one stream unpacks to, beyond ``good`` bytes one at a time; return the bytes behind it.
+
+    None if the stream does not end.
+    """
+    start = len(out)
+    while len(out) < most:
+        step = 1 if good is not None and len(out) - start >= good else _STEP
+        made = machine.decompress(data, min(step, most - len(out)))
+        out += made
+        if machine.eof:
+            return bytes(machine.unused_data)
+        data = getattr(machine, "unconsumed_tail", b"")
+        if not made and not data:
+            return None
+    return b""
 
 
 def _is_followed(data: bytes) -> bool:

@@ -6,6 +6,7 @@ format that is only data must also open. Nothing is run.
 
 from __future__ import annotations
 
+import codecs
 import os
 import stat
 from collections.abc import Iterator
@@ -29,6 +30,8 @@ _SUFFIXES = (
     *(".pt", ".pth", ".bin", ".ckpt", ".pt2", ".pkl", ".pickle", ".joblib", ".dill", ".npy", ".npz", ".safetensors"),
     *(".bpk", ".mpk", ".th", ".tar"),
 )
+_TEXT_BYTES = 1 << 20
+_PICTURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +76,9 @@ def scan(path: str | os.PathLike[str], *, limits: Limits | None = None) -> ScanR
     The file is ``clean`` if neither pickle, torch, NumPy nor joblib would run anything in it, however they are asked
     to read it. A name that is not known to be data makes it ``suspicious``; one that is known to be harmful, native
     code or a path out of an archive, ``dangerous``. A file that cannot be judged has the verdict ``error``. For a
-    folder, every file of tensors or pickles below it is scanned; other files are skipped, a link out of the folder is
-    an error, and so is a folder without such files. Raises FileNotFoundError and other OSErrors.
+    folder, every file below it
+    is scanned; only texts and pictures are skipped. A link out of the folder, a file that cannot be judged, and a
+    folder without anything to judge are errors. Raises FileNotFoundError and other OSErrors.
 
     >>> import os, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -159,8 +163,24 @@ def scan_files(folder: str, *, limits: Limits | None = None) -> Iterator[ScanRes
             except OSError as error:
                 found = ScanResult(path, None, ERROR, error=error)
             unknown = found.format is None and isinstance(found.error, BurnstoreError) and found.verdict == ERROR
-            if not unknown or path.lower().endswith(_SUFFIXES):
+            if not unknown or path.lower().endswith(_SUFFIXES) or not _is_document(path):
                 yield found
+
+
+def _is_document(path: str) -> bool:
+    """Return whether a file that no loader follows is text, or a picture: data for people."""
+    source = FileSource(path)
+    try:
+        head = source.read_at(0, min(_TEXT_BYTES, source.size))
+    finally:
+        source.close()
+    if head.startswith(_PICTURES):
+        return True
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return "\0" not in text
 
 
 def _raise(error: OSError) -> None:
