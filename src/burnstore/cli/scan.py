@@ -20,7 +20,7 @@ _COLOURS = {"clean": "32", "suspicious": "1;33", "dangerous": "1;31", "error": "
 DESCRIPTION = """\
 Report whether loading a file with other programs would run code in it: which functions and classes its pickles import
 and call, where, and how dangerous that is; and which tensors can be read safely anyway. Nothing in it is run.
-For a folder, every file of tensors or pickles below it is scanned; links out of the folder are not followed.
+For a folder, every file below it is scanned apart from texts and pictures; links out of it are not followed.
 """
 
 EXAMPLES = """\
