@@ -22,6 +22,7 @@ use burn::optim::{
     SgdConfig,
 };
 use burn::record::{FullPrecisionSettings, NamedMpkFileRecorder, Recorder};
+use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, TensorData};
 use serde_json::{Value, json};
 
@@ -51,9 +52,11 @@ macro_rules! with_backend {
 use {on, with_backend};
 
 fn begin<O: Optimizer<Before<B>, B>>(optimizer: O, folder: &Path) -> Value {
+    let device = Device::default();
+    B::seed(&device, 42);
     uninterrupted(
         optimizer,
-        &Default::default(),
+        &device,
         |optimizer, model, gradients| optimizer.step(RATE, model, gradients),
         |model, optimizer| save(model.clone(), optimizer, folder),
     )

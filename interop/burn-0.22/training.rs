@@ -53,6 +53,7 @@ macro_rules! with_backend {
 use {on, with_backend};
 
 fn begin(optimizer: ModuleOptimizer, folder: &Path) -> Value {
+    Device::default().seed(42);
     let device = Device::default().autodiff();
     uninterrupted(
         optimizer,

@@ -117,3 +117,16 @@ def test_weights_of_burn_loaded_into_torch_compute_the_same(newest: Program, nam
     wanted = _torch_output(model, arrays)
     found = newest.forward(f"fwd_{name}", tmp_path / "burns.bpk", inputs)
     np.testing.assert_allclose(found, wanted, rtol=RTOL, atol=RTOL * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_torch_file_mapped_to_an_outline_computes_the_same(newest: Program, name: str, tmp_path: Path) -> None:
+    """Gates, fused projections and layers find their places in a model that only Burn declares."""
+    model = _made(name, 4)
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    newest.outline(f"fwd_{name}", tmp_path / "model.outline.bpk")
+    bs.convert(tmp_path / "model.pt", tmp_path / "model.bpk", like=tmp_path / "model.outline.bpk", map=True)
+    arrays, inputs = _inputs(name, tmp_path)
+    wanted = _torch_output(model, arrays)
+    found = newest.forward(f"fwd_{name}", tmp_path / "model.bpk", inputs)
+    np.testing.assert_allclose(found, wanted, rtol=RTOL, atol=RTOL * np.abs(wanted).max())

@@ -408,9 +408,10 @@ class _Completed:
     def _check_recurrent(self) -> None:
         """Ask where a recurrent layer of the model computes something else than PyTorch's."""
         for path, attributes in self.side.outline.attributes.items():
-            for key, value in (("reset_after", "false"), ("input_forget", "true")):
-                if attributes.get(key) == value:
-                    why = f"it has {key} = {value}, which no layer of PyTorch computes"
+            is_recurrent = self.side.outline.modules.get(path) in ("Struct:Lstm", "Struct:Gru", "Struct:Rnn")
+            for key, value in (("reset_after", "false"), ("input_forget", "true"), ("reverse", "true")):
+                if is_recurrent and attributes.get(key) == value:
+                    why = f"it has {key} = {value}, which PyTorch's layer has not"
                     self.questions.append(Question((path,), (), why))
 
     @property
