@@ -64,18 +64,7 @@ def load(
     ['bias']
     """
     refuse_unknown("load", unknown, load)
-    chosen = pipeline_of(
-        pipeline,
-        filter=filter,
-        rename=rename,
-        layout=layout,
-        rules=rules,
-        adapter=adapter,
-        cast=cast,
-        part=part,
-        allow_partial=allow_partial,
-        validate=validate,
-    )
+    chosen = pipeline_of(locals())
     refuse_unused(chosen, "load", "keep_layout", "target_layout")
     if isinstance(source, Store):
         if chosen != Pipeline() or top_level_key is not None or device is not None or zero_copy or not in_place:

@@ -74,9 +74,7 @@ def save(
         if not isinstance(value, bool):
             raise TypeError(f"{name} must be a bool, got {type(value).__name__}")
     path = os.fsdecode(path)
-    chosen_pipeline = pipeline_of(
-        pipeline, filter=filter, rename=rename, layout=layout, rules=rules, adapter=adapter, cast=cast
-    )
+    chosen_pipeline = pipeline_of(locals())
     refuse_unused(chosen_pipeline, "save", "part", "keep_layout", "target_layout", "guess")
     with located(path=path), progress_from(progress) as report:
         chosen = format_for_path(path) if format is None else format_named(format)
@@ -131,9 +129,7 @@ def serialize(
     chosen = format_named(format)
     refuse_unknown("serialize", format_options, serialize, chosen.plan)
     how = WriteOptions(limits=_limits(limits), format_options=format_options)
-    chosen_pipeline = pipeline_of(
-        pipeline, filter=filter, rename=rename, layout=layout, rules=rules, adapter=adapter, cast=cast
-    )
+    chosen_pipeline = pipeline_of(locals())
     with gc_paused():
         plan, texts = plan_of(tensors, chosen, _metadata(metadata), chosen_pipeline, how.for_format)
     result, written = save_plan(plan, None, chosen, texts, how)

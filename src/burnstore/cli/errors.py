@@ -38,7 +38,7 @@ def print_error(error: BaseException, path: str, *, label: str = "error") -> Non
     if shown.hint is not None:
         shown.hint = hint_with_options(shown.hint)
     sys.stdout.flush()  # Both streams may go to one place, in this order.
-    for line in in_one_line(f"burnstore: {label}: {shown}").split("\n"):
+    for line in f"burnstore: {label}: {shown}".replace("\n  hint: ", "; hint: ").split("\n"):
         print(escape_controls(line), file=sys.stderr)
 
 
@@ -80,11 +80,6 @@ def error_facts(error: BaseException, path: str) -> dict[str, Any]:
 def _valid(value: Any) -> Any:
     """Return text without lone surrogates, which strict JSON readers refuse."""
     return value.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(value, str) else value
-
-
-def in_one_line(message: str) -> str:
-    """Return a message with its hint on the same line, for logs."""
-    return message.replace("\n  hint: ", "; hint: ")
 
 
 def as_burnstore_error(error: BaseException, path: str) -> BurnstoreError:

@@ -54,7 +54,10 @@ def sibling(source: FileSource, text: str) -> FileSource:
     found = os.lstat(path)
     if stat.S_ISLNK(found.st_mode):
         path = os.path.realpath(path)
-        if os.path.dirname(path) not in (os.path.realpath(folder or os.curdir), _real_folder(source.name)):
+        if os.path.dirname(path) not in (
+            os.path.realpath(folder or os.curdir),
+            os.path.dirname(os.path.realpath(source.name)),
+        ):
             raise UnsafeContentError(
                 f"{name!r} is a link to a file outside the folder",
                 path=source.name,
@@ -77,7 +80,3 @@ def sibling(source: FileSource, text: str) -> FileSource:
 def names_in(folder: str) -> list[str]:
     """Return the names in a folder, sorted."""
     return sorted(os.listdir(folder))
-
-
-def _real_folder(path: str) -> str:
-    return os.path.dirname(os.path.realpath(path))

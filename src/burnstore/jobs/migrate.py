@@ -19,7 +19,7 @@ from ..limits import Limits
 from ..pipeline.compile_file import compile_convert
 from ..pipeline.ends import Input
 from ..pipeline.metadata import written_layout
-from ..pipeline.options import Pipeline, RenameLike, RulesLike, pipeline_of
+from ..pipeline.options import Pipeline, RenameLike, RulesLike
 from ..pipeline.plan import Plan
 from ..pipeline.write import assemble
 from ..progress import ProgressLike, progress_from
@@ -147,7 +147,7 @@ def migrate_each(
 def _renaming(rename: RenameLike | None, rules: RulesLike | None) -> Pipeline | None:
     if rename is None and rules is None:
         return None
-    return pipeline_of(None, rename=rename, rules=rules).with_defaults(unmatched="error")
+    return Pipeline(rename=rename, rules=rules, unmatched="error")
 
 
 def _each(

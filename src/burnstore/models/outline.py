@@ -117,7 +117,7 @@ class Outline:
         for option, usual in TORCH_OPTIONS.items():
             shown = attributes.get(option, self.variants.get(f"{path}.{option}" if path else option))
             also = "Relu" if (name, option) == ("Rnn", "hidden_activation") else None
-            if shown is not None and shown not in (_printed_option(usual), also):
+            if shown is not None and shown not in (str(usual).lower() if isinstance(usual, bool) else str(usual), also):
                 return False
         return True
 
@@ -161,10 +161,6 @@ def _texts(record: Mapping[str, Any], member: str) -> dict[str, str]:
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
         raise CorruptError(f"the metadata's {OUTLINE_KEY} is damaged: {member} is not an object of strings")
     return found
-
-
-def _printed_option(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class _Printed(NamedTuple):

@@ -355,9 +355,17 @@ class Pipeline:
         return _replace(self, **unset) if unset else self
 
 
-def pipeline_of(pipeline: Pipeline | None, **options: Any) -> Pipeline:
-    """Return the pipeline of an entry point: the one given, or one of these keywords; an option in both is an error."""
-    given = {name: value for name, value in options.items() if value is not None}
+def pipeline_of(arguments: Mapping[str, Any]) -> Pipeline:
+    """Return the pipeline that the arguments of an entry point (its ``locals()``) stand for.
+
+    That is ``pipeline=``, or one of the arguments that are named as options; an option in both is an error.
+
+    >>> pipeline_of({"model": None, "pipeline": None, "cast": "f16", "layout": None}).cast
+    DType.F16
+    """
+    pipeline = arguments.get("pipeline")
+    named = {each.name: arguments.get(each.name) for each in fields(Pipeline)}
+    given = {name: value for name, value in named.items() if value is not None}
     if pipeline is None:
         return Pipeline(**given)
     if not isinstance(pipeline, Pipeline):

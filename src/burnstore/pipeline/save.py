@@ -207,7 +207,7 @@ def _named_tensors(tensors: Any) -> Input | None:
     if isinstance(tensors, Checkpoint):
         return input_of_file(tensors)
     if isinstance(tensors, Mapping):
-        if any(_is_nested(value) for value in tensors.values()):
+        if any(not isinstance(value, _FLAT_TYPES) for value in tensors.values()):
             return None
         snapshots = [_snapshot(name, tensor) for name, tensor in tensors.items()]
         return Input("<tensors>", snapshots, _common_layout(snapshots))
@@ -245,11 +245,6 @@ def _metadata_of_named(
 
 _SCALAR_TYPES = (bool, int, float, complex, str, bytes)
 _FLAT_TYPES = (np.ndarray, np.generic, TensorData, TensorSnapshot, *_SCALAR_TYPES, type(None))
-
-
-def _is_nested(value: Any) -> bool:
-    """Return whether a value in a mapping is a part of a model and not a tensor."""
-    return not isinstance(value, _FLAT_TYPES)
 
 
 def _snapshot(name: str, tensor: Any) -> TensorSnapshot:

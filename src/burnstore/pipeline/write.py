@@ -149,7 +149,9 @@ def check_apart(inputs: Iterable[Any], target: str, *, shards: bool = False, bes
     ``inputs`` are open files and paths; others (a model, None) are no files. ``shards``: the target is written as
     shards, which replace an older set. ``beside`` is a file that is written, too.
     """
-    if beside is not None and (_is_one(beside, target) or (shards and is_of_set(beside, target))):
+    if beside is not None and (
+        os.path.realpath(beside) == os.path.realpath(target) or (shards and is_of_set(beside, target))
+    ):
         raise SaveError(
             f"a file of {printable(target)} has this name",
             stage="check",
@@ -187,10 +189,6 @@ def _files_at(path: str) -> dict[tuple[int, int], str]:
             status = os.stat(each)
             found[status.st_dev, status.st_ino] = each
     return found
-
-
-def _is_one(path: str, other: str) -> bool:
-    return os.path.realpath(path) == os.path.realpath(other)
 
 
 def _check_portable(tensors: Sequence[TensorSnapshot]) -> None:

@@ -83,11 +83,8 @@ def _before_transposition(tensors: Sequence[TensorSnapshot]) -> list[Data]:
     source.
     """
     given = [tensor._data for tensor in tensors]
-    return [data.data for data in given if isinstance(data, TransposedData)] if _all_transposed(given) else given
-
-
-def _all_transposed(given: Sequence[Data]) -> bool:
-    return all(isinstance(data, TransposedData) for data in given)
+    turned = [data.data for data in given if isinstance(data, TransposedData)]
+    return turned if len(turned) == len(given) else given
 
 
 def agreed(tensors: Sequence[TensorSnapshot]) -> TensorSnapshot:

@@ -155,7 +155,7 @@ def _layer(value: Any, layer: str, minor: int, path: str, above: tuple[int, ...]
 def _choice(value: Any, minor: int, path: str, above: tuple[int, ...]) -> Node:
     enum = type(value)
     own = not enum.__module__.startswith("burnstore.nn.")
-    names = list(enum.variants()) if own else variants_of(enum.__name__, minor)
+    names = list(enum.variants()) if own else _newest(_VARIANTS[enum.__name__], minor).split()
     if value.variant not in names:
         raise ModelError(f"Burn 0.{minor} has no {enum.__name__}::{value.variant}", tensor=path)
     content = _declared(value.payload, minor, f"{path}.{value.variant}", above)
@@ -301,11 +301,6 @@ def fields_of(layer: str, minor: int) -> list[str] | None:
     """Return the words of a layer's fields in that release; None for a constant."""
     rows = _FIELDS.get(layer)
     return None if rows is None else _newest(rows, minor).split()
-
-
-def variants_of(enum: str, minor: int) -> list[str]:
-    """Return the variants of one of Burn's own enums in that release."""
-    return _newest(_VARIANTS[enum], minor).split()
 
 
 def _newest(rows: tuple[tuple[int, str], ...], minor: int) -> str:

@@ -34,7 +34,7 @@ def pieces(record: Record, encoding: str, settings: PrecisionSettings, *, compre
     if encoding == "mpk":
         return _msgpack(heading, item)
     if encoding == "json":
-        return _json(heading, item, pretty=not compressed)
+        return _spelled({"metadata": heading.to_dict(), "item": item, "_b": None}, None if compressed else 0)
     if record.shape is None:
         raise ModelError(
             "a binary record has no names, so it is written only along a declaration of its model",
@@ -135,10 +135,6 @@ def _packed_tensor(leaf: RecordTensor) -> Iterator[Buffer]:
 # --- JSON ----------------------------------------------------------------------------------------------------------
 
 
-def _json(heading: Heading, item: Any, *, pretty: bool) -> Iterator[Buffer]:
-    return _spelled({"metadata": heading.to_dict(), "item": item, "_b": None}, 0 if pretty else None)
-
-
 def _spelled(node: Any, level: int | None) -> Iterator[Buffer]:
     """Yield a value as JSON; ``level`` is the indentation of its line, None for text without any blanks."""
     below = None if level is None else level + 1
@@ -193,7 +189,11 @@ def _laid_out(item: Any, shape: Node, path: str) -> Iterator[Buffer]:
         if shape.declared:
             yield b"\1"
         yield from _laid_out(item, shape.content, path)
-    elif isinstance(shape, Constant) or (isinstance(shape, Absent) and item is None) or _is_bare(shape):
+    elif (
+        isinstance(shape, Constant)
+        or (isinstance(shape, Absent) and item is None)
+        or (isinstance(shape, Fields) and shape.bare)
+    ):
         yield b"\0"
     elif isinstance(shape, Parameter) and isinstance(item, RecordTensor) and item.id is not None:
         yield bincode.encode_text(item.id)
@@ -249,10 +249,6 @@ def _tensor(snapshot: TensorSnapshot) -> Iterator[Buffer]:
     yield from _chunks(snapshot)
     extents = b"".join(map(bincode.encode_uint, snapshot.shape))
     yield bincode.encode_uint(len(snapshot.shape)) + extents + encode_dtype(snapshot.dtype)
-
-
-def _is_bare(shape: Node) -> bool:
-    return isinstance(shape, Fields) and shape.bare
 
 
 def tree_of(shape: Node, tensors: dict[str, TensorSnapshot], path: str = "") -> Any:

@@ -164,19 +164,7 @@ def convert(
     ...         done.source_layout, done.layout, f["fc.weight"].shape
     ('torch', 'burn', (3, 4))
     """
-    chosen = pipeline_of(
-        pipeline,
-        filter=filter,
-        rename=rename,
-        layout=layout,
-        target_layout=target_layout,
-        keep_layout=keep_layout,
-        rules=rules,
-        invert=invert,
-        guess=guess,
-        adapter=adapter,
-        cast=cast,
-    ).with_defaults(unmatched="error")
+    chosen = pipeline_of(locals()).with_defaults(unmatched="error")
     refuse_unused(chosen, "convert", "part")
     how = _WriteOptions(
         target=os.fsdecode(target),
@@ -456,18 +444,14 @@ def _receipt(
         plan.layout,
         how.max_shard_size,
         dict(written.metadata),
-        _plain_options(written.options),
+        # The scalars of the sources are read again, not stored.
+        {key: value for key, value in written.options.items() if key != "scalars"},
         tuple(by_path[file] for file in done.files),
         tuple(
             ReceiptTensor(move.target, given, str(move.snapshot.dtype), move.snapshot.shape, done.digests[move.target])
             for move, given in zip(plan.moves, moves, strict=True)
         ),
     )
-
-
-def _plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a format as plain data; scalars of the sources are read again, and not stored."""
-    return {key: value for key, value in options.items() if key != "scalars"}
 
 
 def replay(

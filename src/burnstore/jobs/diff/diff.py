@@ -83,9 +83,7 @@ def diff(
     """
     allowed = _tolerance(tolerance, relative_tolerance)
     checked_workers(executor)
-    chosen = pipeline_of(
-        pipeline, filter=filter, rename=rename, layout=layout, rules=rules, guess=guess, keep_layout=keep_layout
-    )
+    chosen = pipeline_of(locals())
     refuse_unused(chosen, "diff", "adapter", "cast", "part", "target_layout")
     with opened_inputs(a, b, limits, top_level_key) as (first, second), progress_from(progress) as report:
         tensors = align(first, second, chosen, like)

@@ -233,22 +233,7 @@ def explain(
         raise ValueError(f"rate must be a positive number of bytes per second, got {rate!r}")
     if into is not None and target is not None:
         raise TypeError("into= and target= exclude each other: explain a load, or a conversion")
-    chosen = pipeline_of(
-        pipeline,
-        filter=filter,
-        rename=rename,
-        layout=layout,
-        target_layout=target_layout,
-        keep_layout=keep_layout,
-        rules=rules,
-        invert=invert,
-        guess=guess,
-        adapter=adapter,
-        cast=cast,
-        part=part,
-        allow_partial=allow_partial,
-        validate=validate,
-    )
+    chosen = pipeline_of(locals())
     if target is not None:
         chosen = refuse_unused(chosen, "explain of a conversion", "part").with_defaults(unmatched="error")
     elif into is not None:

@@ -170,9 +170,7 @@ def merge(
     target = os.fsdecode(target)
     chosen = format_for_path(target) if format is None else format_named(format)
     refuse_unknown("merge", format_options, merge, chosen.plan)
-    common = pipeline_of(
-        pipeline, layout=layout, target_layout=target_layout, keep_layout=keep_layout, rules=rules, guess=guess
-    ).with_defaults(unmatched="error")
+    common = pipeline_of({**locals(), "cast": None}).with_defaults(unmatched="error")
     refuse_unused(common, "merge", "part")
     if common.filter is not None or common.rename is not None:
         raise TypeError("filter and rename of a merge are given for each source, with MergeSource")

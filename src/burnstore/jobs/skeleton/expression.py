@@ -103,7 +103,8 @@ class Template:
         alike = len({(other.text, other.type, other.end, len(other.parts)) for other in expressions}) == 1
         options = {option for other in expressions for option, _ in other.options}
         known = all(f"{first.type}.{option}" in defaults for option in options)
-        if not alike or not (first.parts or options) or not (known or _same_options(expressions)):
+        known = known or len({tuple(option for option, _ in other.options) for other in expressions}) == 1
+        if not alike or not (first.parts or options) or not known:
             return self._hole(expressions, name)
         parts = tuple(
             self.unify(column, f"{name}_{column[0].name}".strip("_"), defaults)
@@ -139,7 +140,3 @@ class Template:
 
 def _rendered(expressions: Sequence[Expression]) -> list[str]:
     return [each.render() for each in expressions]
-
-
-def _same_options(expressions: Sequence[Expression]) -> bool:
-    return len({tuple(option for option, _ in other.options) for other in expressions}) == 1

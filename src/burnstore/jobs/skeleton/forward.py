@@ -108,14 +108,14 @@ class _Steps:
                 self.lines.append(f"x.flatten::<{self.rank}>({first}, {last})")
         elif kind == "Identity":
             return
-        elif made is not None and (not kind.endswith("2d") or self.rank == 4) and not _gives_indices(module):
+        elif (
+            made is not None
+            and (not kind.endswith("2d") or self.rank == 4)
+            and not getattr(module, "return_indices", False)
+        ):
             self.lines.append(f"{made.render()}.forward(x)")
         else:
             raise _UnknownError(kind)
-
-
-def _gives_indices(module: Any) -> bool:
-    return bool(getattr(module, "return_indices", False))
 
 
 def kind_of_layer(module: Any) -> object | None:

@@ -93,14 +93,9 @@ def _layer(kind: ModuleKind, module: Any) -> Node | None:
     made = layer_of(kind.name, tensors, option)
     if made is None:
         raise ModelError(f"a {kind.name}: Burn has no such module")
-    if not tensors and not _is_filled(kind):
+    if not tensors and kind.option("features") is None:  # Burn has ones and zeros there
         return None
     return Layer(made[0]) if len(made) == 1 else Series([Layer(each) for each in made], f"{kind.name}, layer by layer")
-
-
-def _is_filled(kind: ModuleKind) -> bool:
-    """Return whether Burn has tensors, of ones and zeros, where PyTorch has none."""
-    return kind.option("features") is not None
 
 
 def _option(module: Any) -> Callable[[str, Any], Any]:
@@ -165,7 +160,8 @@ def _struct(module: Any, path: str, label: str) -> Struct | None:
         below = f"{path}.{name}".strip(".")
         node = _node(child, below, name)
         if node is None:
-            made = parameterless(type(child).__name__, _option(child)) if _is_torchs(child) else None
+            is_torchs = type(child).__module__.startswith("torch.nn.")
+            made = parameterless(type(child).__name__, _option(child)) if is_torchs else None
             found.soft[name] = made or _shown(child)
             continue
         found.fields[name] = node
@@ -202,10 +198,6 @@ def _parameter(shape: Shape, kind: str) -> Expression:
         return Expression("Initializer::Zeros.init({}, device)", f"Param<Tensor<{len(shape)}>>", (sizes,))
     zeros = f"Tensor::<{len(shape)}, Int>::zeros({{}}, device)" + (".equal_elem(1)" if kind == "Bool" else "")
     return Expression(f"Param::initialized(ParamId::new(), {zeros})", f"Param<Tensor<{len(shape)}, {kind}>>", (sizes,))
-
-
-def _is_torchs(module: Any) -> bool:
-    return type(module).__module__.startswith("torch.nn.")
 
 
 def _shown(module: Any) -> str:
