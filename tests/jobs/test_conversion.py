@@ -220,7 +220,7 @@ def test_a_damaged_record_of_modules_is_refused(torch_file: Path, tmp_path: Path
 
 def test_names_too_deep_for_a_tree_are_refused(tmp_path: Path) -> None:
     bs.save({".".join("a" * 2000): rand(2)}, tmp_path / "deep.safetensors", metadata={"format": "pt"})
-    with pytest.raises(bs.errors.ModelError, match="modules deep"):
+    with pytest.raises(bs.errors.ModelError, match="levels, more than 256"):
         bs.convert(tmp_path / "deep.safetensors", tmp_path / "x.bpk", guess=True)
 
 
@@ -293,7 +293,7 @@ def test_a_weight_that_is_no_matrix_is_a_shape_that_does_not_fit(tmp_path: Path)
     bs.save({"weight": rand(6), "bias": rand(3)}, tmp_path / "a.safetensors", metadata={"format": "pt"})
     result = bs.load(nn.Linear(2, 3), tmp_path / "a.safetensors", validate=False, allow_partial=True)
     assert [(error.kind, error.path) for error in result.errors] == [("ShapeMismatch", "weight")]
-    with pytest.raises(bs.errors.ModelError, match="no matrix"):
+    with pytest.raises(bs.errors.ModelError, match="expected a matrix"):
         bs.convert(tmp_path / "a.safetensors", tmp_path / "a.bpk", rules={"^$": "Linear"})
 
 
