@@ -73,6 +73,14 @@ def test_the_state_of_an_optimizer_follows_its_parameters(files: Path, how: dict
     assert (files / "again.bpk").read_bytes() == (files / "optim2.bpk").read_bytes()
 
 
+def test_explain_shows_what_a_conversion_of_training_state_does(files: Path) -> None:
+    shown = bs.explain(files / "optim.bpk", target=files / "x.bpk", rules=RULES)
+    with bs.open(files / "optim.bpk") as file:
+        assert {move.target for move in shown.moves} == set(file)
+    assert any("transposed" in move.steps for move in shown.moves)
+    assert "4 of them under new names" in shown.notes[0]
+
+
 def test_the_way_back_gives_the_same_files(files: Path) -> None:
     for name in ("model", "optim"):
         bs.convert(files / f"{name}.bpk", files / f"{name}2.bpk", rules=RULES)

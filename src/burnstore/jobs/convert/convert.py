@@ -192,12 +192,7 @@ def convert(
     ):
         read = [*sources, like, rules]
         check_apart(read, how.target, shards=max_shard_size is not None, beside=how.receipt)
-        inputs = [input_of_file(file) for file in sources]
-        training = training_plan(inputs[0], chosen) if len(inputs) == 1 and wanted is None else None
-        if training is not None:
-            plan, inputs = training[0], [training[1]]
-        else:
-            plan = plan_of_files(inputs, chosen, writer, wanted)
+        plan, inputs = plan_of_files([input_of_file(file) for file in sources], chosen, writer, wanted)
         written = _Written(
             metadata_for_files(writer, inputs, plan, kept, chosen),
             {**scalar_options(inputs, writer, plan, format_options), **format_options},
@@ -213,9 +208,14 @@ def _mapped(source: Path | Sequence[Path], like: Any, top_level_key: str | None)
     return map_names(paths[0], like=like, top_level_key=top_level_key).recipe()
 
 
-def plan_of_files(inputs: Sequence[Input], pipeline: Pipeline, chosen: Format, like: Target | None = None) -> Plan:
-    """Return the plan of writing the tensors of open files into one file of this format."""
+def plan_of_files(
+    inputs: Sequence[Input], pipeline: Pipeline, chosen: Format, like: Target | None = None
+) -> tuple[Plan, Sequence[Input]]:
+    """Return the plan of writing the tensors of open files into one file of this format, and the files' metadata."""
     with located(path=inputs[0].name):
+        training = training_plan(inputs[0], pipeline) if len(inputs) == 1 and like is None else None
+        if training is not None:
+            return training[0], [training[1]]
         source = gathered(inputs, pipeline)
         own = written_layout(chosen)
         if source.layout is None and pipeline.layout is None and all(each.format == chosen.name for each in inputs):
@@ -226,7 +226,7 @@ def plan_of_files(inputs: Sequence[Input], pipeline: Pipeline, chosen: Format, l
             for row, move in enumerate(plan.moves):
                 origins = tuple(each._replace(input=owners.get(each.source or "", 0)) for each in move.origins)
                 plan.moves[row] = move._replace(origins=origins)
-        return plan
+        return plan, inputs
 
 
 def gathered(inputs: Sequence[Input], pipeline: Pipeline) -> Input:

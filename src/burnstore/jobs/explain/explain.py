@@ -288,7 +288,7 @@ def _explained_conversion(
 ) -> Explanation:
     chosen = format_for_path(path) if format is None else format_named(format)
     with like_target(like, source, pipeline) as target:
-        plan = plan_of_files([source], pipeline, chosen, target)
+        plan, _ = plan_of_files([source], pipeline, chosen, target)
     sizes = {each.path: each.nbytes for each in source.snapshots}
     rows = [_row(move, move.snapshot.dtype, plan, sizes, pipeline) for move in plan.moves]
     return Explanation(
