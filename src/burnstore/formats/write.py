@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Hashable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from ..errors import CorruptError, located
 from ..io.atomic import atomic_file
+from ..io.gc_pause import gc_paused
 from ..io.sizes import CHUNK_BYTES
 from ..progress import Progress
 from ..tensor.data import check_bools
@@ -19,11 +21,14 @@ from ..tensor.snapshot import TensorSnapshot
 from .base import WritePlan
 
 _BATCH_BUFFERS = 4096
+_SMALL_FILE_BYTES = 64 << 20
 
 
 def write_file(plan: WritePlan, path: str, *, overwrite: bool, durable: bool, progress: Progress | None) -> None:
     """Write a planned file, all or nothing."""
-    with atomic_file(path, overwrite=overwrite, durable=durable, size=plan.size) as scratch:
+    # Of a small file, the garbage of functions that make its tensors is small, too.
+    pause = gc_paused() if plan.size <= _SMALL_FILE_BYTES else nullcontext()
+    with atomic_file(path, overwrite=overwrite, durable=durable, size=plan.size) as scratch, pause:
         for buffers in batches(plan):
             scratch.write(*buffers)
             buffers.clear()  # or a tensor would stay in memory while the next one is made

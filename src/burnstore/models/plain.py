@@ -6,7 +6,7 @@ import functools
 import math
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
 
 import numpy as np
@@ -231,7 +231,7 @@ def left_out(model: Any) -> dict[str, str]:
     {'_cache': '1 tensor in a private attribute'}
     """
     search = _Search(model)
-    visited: list[tuple[str, Any, list[Child], dict[str, str]]] = []
+    visited: list[tuple[str, list[_HiddenValue], dict[str, str]]] = []
     search.met[id(model)] = model
     pending: list[tuple[str, Any, bool]] = [("", model, True)]
     while pending:
@@ -249,12 +249,13 @@ def left_out(model: Any) -> dict[str, str]:
             elif id(child) not in search.met:
                 search.met[id(child)] = child  # It has its own turn.
                 below.append((f"{prefix}{segment}.", child, is_data))
-        visited.append((prefix, value, own, constants if is_data or (is_container and holds_tensors) else {}))
+        hidden = list(_hidden(value, own))
+        if hidden or constants:
+            visited.append((prefix, hidden, constants if is_data or (is_container and holds_tensors) else {}))
         pending += reversed(below)
     found: dict[str, str] = {}
-    for prefix, value, own, constants in visited:
-        found.update(search.hidden(value, own, prefix))
-        found.update(constants)
+    for prefix, hidden, constants in visited:  # after the walk: what it meets anywhere is not hidden
+        found |= search.tensors_in(hidden, prefix) | constants
     return found
 
 
@@ -262,7 +263,7 @@ def hidden_tensors(mapping: Mapping[str, Any]) -> dict[str, str]:
     """Return the tensors that a mapping of arrays has in attributes of its own, with the reason why it has none of them
     as an item."""
     arrays = {name: value for name, value in mapping.items() if isinstance(value, np.ndarray)}
-    return _Search(arrays).hidden(mapping, list(_items(mapping)), "")
+    return _Search(arrays).tensors_in(_hidden(mapping, list(_items(mapping))), "")
 
 
 MODULE_ATTRIBUTES: set[str] = set()
@@ -281,9 +282,9 @@ class _Search:
         """The memory of what a walk visits; most models hide nothing, and then it is not needed."""
         return {_memory(slot) for slot in walk(self._model)}
 
-    def hidden(self, value: Any, own: Sequence[Child], prefix: str) -> dict[str, str]:
-        """Return the tensors of a value that are not among its own children, by attribute, with the reason."""
-        counts = [(name, self.count(held), reason) for name, held, reason in _hidden(value, own)]
+    def tensors_in(self, hidden: Iterable[_HiddenValue], prefix: str) -> dict[str, str]:
+        """Return the tensors in hidden values, by attribute, with the reason."""
+        counts = [(name, self.count(held), reason) for name, held, reason in hidden]
         return {
             prefix + name: f"{count} {'tensor' if count == 1 else 'tensors'} {reason}"
             for name, count, reason in counts
@@ -317,8 +318,12 @@ class _Search:
             return True  # a tensor of a form that cannot be saved
 
 
-def _hidden(value: Any, own: Sequence[Child]) -> Iterator[tuple[str, Any, str]]:
-    """Yield what is not among the own children of a value: a name, the hidden value and the reason."""
+_HiddenValue = tuple[str, Any, str]
+"""A name, a value that a walk does not visit, and the reason."""
+
+
+def _hidden(value: Any, own: Sequence[Child]) -> Iterator[_HiddenValue]:
+    """Yield what is not among the own children of a value."""
     held = getattr(value, "__dict__", {})
     is_module = "_parameters" in held and "_modules" in held
     names = [name for name in held if not is_module or name not in MODULE_ATTRIBUTES]

@@ -243,8 +243,8 @@ def _metadata_of_named(
     return metadata if stated_layout(chosen, metadata) == layout else {**metadata, LAYOUT_KEY: layout}
 
 
-_SCALAR_TYPES = (bool, int, float, complex, str, bytes)
-_FLAT_TYPES = (np.ndarray, np.generic, TensorData, TensorSnapshot, *_SCALAR_TYPES, type(None))
+_REFUSED_TYPES = (bool, int, float, complex, str, bytes, np.generic)
+_FLAT_TYPES = (np.ndarray, TensorData, TensorSnapshot, type(None), *_REFUSED_TYPES)
 
 
 def _snapshot(name: str, tensor: Any) -> TensorSnapshot:
@@ -279,7 +279,7 @@ def _check_mapping(given: Any) -> tuple[dict[str, str], bool]:
             todo += [(f"{path}.{at}", held) for at, held in enumerate(value)]
         elif value is None:
             left_out[path] = "it is None"
-        elif isinstance(value, (*_SCALAR_TYPES, np.generic)) and isinstance(given, Mapping):
+        elif isinstance(value, _REFUSED_TYPES) and isinstance(given, Mapping):
             raise TypeError(
                 f"{path!r} is a {type(value).__name__}, which is neither a tensor nor a part of a model; remove it, or "
                 "store it as metadata"

@@ -321,7 +321,11 @@ class TorchData(Data):
     tensor: Tensor
 
     def window(self, start: int, stop: int) -> memoryview:
-        return memoryview(flat_bytes(self.tensor)[start:stop].cpu().numpy()) if stop > start else memoryview(b"")
+        if stop <= start:
+            return memoryview(b"")
+        if self.tensor.is_cpu:
+            return _host_bytes(self.tensor)[start:stop]
+        return memoryview(flat_bytes(self.tensor)[start:stop].cpu().numpy())
 
     def chunks(self, nbytes: int) -> Iterator[memoryview]:
         if self.tensor.is_cpu or self.tensor.is_meta:
