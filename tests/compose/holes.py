@@ -38,12 +38,23 @@ def _no_list(*_: Any, **__: Any) -> list[Any]:
     return []
 
 
-def _no_dict(*_: Any, **__: Any) -> dict[Any, Any]:
-    return {}
+def _unchecked_mapping(given: Any) -> tuple[dict[str, str], bool]:
+    return {}, False
 
 
 def _none_changed(values: Any, converted: Any) -> Any:
     return np.zeros(values.shape, bool)
+
+
+def _no_underflow(values: Any, converted: Any) -> bool:
+    return False
+
+
+def _containers_of_burn(given: Any) -> tuple[dict[str, str], bool]:
+    return _CHECK_MAPPING(given)[0], False
+
+
+_CHECK_MAPPING = importlib.import_module("burnstore.pipeline.save")._check_mapping
 
 
 def _in_order(self: Any, names: Any) -> Any:
@@ -113,7 +124,7 @@ HOLES: dict[str, Patch] = {
     },
     "a stored tensor without a name is not noted": {"formats.pytorch.graph:_unnamed": _no_list},
     "convert loses one of several tensors": {"pipeline.compile_file:_Conversion._filtered": _without_last},
-    "a number in a nested mapping is dropped": {"pipeline.save:_check_mapping": _no_dict},
+    "a number in a nested mapping is dropped": {"pipeline.save:_check_mapping": _unchecked_mapping},
     "an unstated layout is taken as Burn's": {
         "pipeline.compile:_Load._unstated": _unstated_as_burn,
         "pipeline.compile:proved_layout": _nothing,
@@ -126,6 +137,11 @@ HOLES: dict[str, Patch] = {
     "an adapter of values drops the layout conversion": {"transforms.adapters:FunctionAdapter.replaces_layout": True},
     "a mapping of renames is applied in sequence": {"transforms.remap:KeyRemapper.add_names": _in_order},
     "a cast overflows silently": {"transforms.precision:_changed": _none_changed},
+    "a cast makes values 0 silently": {
+        "transforms.precision:underflows": _no_underflow,
+        "pipeline.execute:underflows": _no_underflow,
+    },
+    "arrays in containers are taken as Burn's": {"pipeline.save:_check_mapping": _containers_of_burn},
     "a bool byte of 2 is accepted": _BOOLS,
     "of two filters only the last counts": {
         "pipeline.options:_CHECKS": {**pipeline_options._CHECKS, "filter": _last_only}
@@ -162,7 +178,7 @@ CHECKS: dict[str, Patch] = {
     "pipeline.compile_file: filter": {"pipeline.compile_file:_Conversion._filtered": _without_filter},
     "pipeline.execute: missing tensors and misfits": {"pipeline.execute:raise_if_refused": _nothing},
     "pipeline.execute: values of ties": {"pipeline.execute:_same_bits": lambda first, second: True},
-    "pipeline.save: numbers in mappings": {"pipeline.save:_check_mapping": _no_dict},
+    "pipeline.save: numbers in mappings": {"pipeline.save:_check_mapping": _unchecked_mapping},
 }
 
 

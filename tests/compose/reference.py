@@ -127,6 +127,14 @@ def cast(array: Array, dtype: np.dtype[Any]) -> Array:
     return narrow
 
 
+ZEROED = "became 0"
+
+
+def zeroed(before: Array, after: Array) -> list[str]:
+    """Return what must be noted if a value that is not 0 became 0."""
+    return [ZEROED] if kind_of(before.dtype) == "f" and ((before != 0) & (after == 0)).any() else []
+
+
 _TABLES: dict[Any, tuple[Array, Array]] = {}
 
 
@@ -477,12 +485,14 @@ def load(file: File, place: Place, options: Options) -> Expected:
             continue
         if is_converted and options.adapter in ("rename", "turn") and changes(path, known[path], options.adapter):
             raise Refused("the adapter changes names or axes, and the layout is converted")
-        array = cast_of(adapted(known[path], options.adapter), options.cast)
+        whole = adapted(known[path], options.adapter)
+        array = cast_of(whole, options.cast)
         if kind_of(array.dtype) != kind_of(old.dtype) or array.shape != old.shape:
             raise Refused(f"{path} does not fit")
         if place.kind == "torch" and array.dtype != old.dtype:
             noted.append("cast from")
             array = held(array, old.dtype)
+        noted += zeroed(whole, array)
         values[path] = array
         taken.add(path)
     missing = {path for path in place.tensors if path not in known and path not in lost}
@@ -680,13 +690,15 @@ def convert_layer(
     return found
 
 
-def written(rows: Named, options: Options, format: str, *, is_converted: bool) -> Named:
+def written(rows: Named, options: Options, format: str, noted: list[str], *, is_converted: bool) -> Named:
     """Return tensors after adapter and cast, if the format can write them."""
     made: Named = {}
     for path, array in rows.items():
         if is_converted and changes(path, array, options.adapter or ""):
             raise Refused("the adapter changes names or axes, and the layout is converted")
-        array = cast_of(adapted(array, options.adapter), options.cast)
+        whole = adapted(array, options.adapter)
+        array = cast_of(whole, options.cast)
+        noted += zeroed(whole, array)
         if array.dtype not in (BURN_DTYPES if format == "burnpack" else SAFE_DTYPES):
             raise Refused(f"{format} has no {array.dtype}")
         made[f"{path}_new" if options.adapter == "rename" else path] = array
@@ -719,7 +731,7 @@ def save(place: Place, format: str, options: Options) -> Expected:
             rows = {path: array for path, array in rows.items() if path not in made or options.keeps(path)}
             notes = [each for each in notes if each != "constant"] + ["constant"] * bool(made & set(rows))
         noted += notes
-    rows = written(rows, options, format, is_converted=is_converted)
+    rows = written(rows, options, format, noted, is_converted=is_converted)
     names, unmatched = new_names(list(rows), options.rename)
     return Expected(dict(zip(names, rows.values(), strict=True)), wanted, noted + unmatched)
 
@@ -815,7 +827,7 @@ def convert(file: File, format: str, options: Options) -> Expected:
         rows = {path: array for path, array in rows.items() if options.keeps(path)}
     if replaced and (not options.like or own is None):
         loose = "the adapter may go by the kinds, and they are not all known"
-    rows = written(rows, options, format, is_converted=is_converted)
+    rows = written(rows, options, format, noted, is_converted=is_converted)
     return Expected(rows, own if replaced else wanted, noted, loose=loose)
 
 
