@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import burnstore as bs
+from burnstore.transforms.values import regroup
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 torch = pytest.importorskip("torch")
@@ -186,3 +187,45 @@ def test_like_a_class_of_transformers_takes_the_configuration_beside_the_file(
     capsys.readouterr()
     assert main(["convert", source, str(tmp_path / "c.bpk"), *like]) == 2
     assert "there is no config.json in" in capsys.readouterr().err
+
+
+def _fused_by(kind: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any, list[Any]]:
+    """Return the fused projection of a model with 3 heads of 4, its input, and the query, key and value it computes."""
+    given = torch.randn(1, 1, 12)  # one token: its rotary encoding changes nothing
+    seen: list[Any] = []
+    if kind == "bloom":
+        config = transformers.BloomConfig(vocab_size=20, hidden_size=12, n_layer=1, n_head=3)
+        attention = transformers.BloomModel(config).h[0].self_attention
+        attention.query_key_value.bias.normal_()
+        return attention.query_key_value, given, list(attention._reshape(attention.query_key_value(given)))
+    from transformers.models.gpt_neox import modeling_gpt_neox as module
+
+    sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 8}
+    model = module.GPTNeoXModel(transformers.GPTNeoXConfig(vocab_size=20, attn_implementation="eager", **sizes))
+
+    def attend(owner: Any, query: Any, key: Any, value: Any, *rest: Any, **more: Any) -> Any:
+        seen[:] = [query, key, value]
+        return query.transpose(1, 2), None
+
+    monkeypatch.setattr(module, "eager_attention_forward", attend)
+    attention = model.layers[0].attention
+    attention.query_key_value.bias.normal_()
+    positions = model.rotary_emb(given, torch.zeros(1, 1, dtype=torch.long))
+    attention(given, attention_mask=None, position_embeddings=positions)
+    return attention.query_key_value, given, seen
+
+
+@pytest.mark.parametrize("kind", ["bloom", "gpt_neox"])
+def test_parts_within_heads_are_those_that_the_model_takes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `map` writes for these models: heads = 3."""
+    torch.manual_seed(6)
+    with torch.no_grad():
+        fused, given, wanted = _fused_by(kind, monkeypatch)
+        parts = {
+            leaf: regroup(bs.TensorSnapshot.from_numpy(leaf, getattr(fused, leaf).numpy()), 3, (1, 1, 1)).numpy()
+            for leaf in ("weight", "bias")
+        }
+        for at, part in enumerate(wanted):
+            rows = slice(12 * at, 12 * at + 12)
+            found = given @ torch.from_numpy(parts["weight"][rows]).T + torch.from_numpy(parts["bias"][rows])
+            torch.testing.assert_close(found.reshape(part.shape), part)
