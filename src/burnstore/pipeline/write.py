@@ -29,6 +29,7 @@ from ..formats.base import Format, WritePlan
 from ..formats.sharded.locate import INDEX_SUFFIX
 from ..formats.sharded.write import Journal, byte_count, is_of_set, save_shards, set_at
 from ..io.atomic import PortionWriter, SharedScratch, atomic_file
+from ..io.gc_pause import gc_paused
 from ..io.source import FileSource, JoinedSource, same_bytes
 from ..io.workers import (
     MemoryBudget,
@@ -114,7 +115,8 @@ def assemble(
     with located(path=path), persistent(workers) as kept:
         builder = _Builder(chosen, limits, kept, durable, apart, verify, digests, expected)
         if max_shard_size is None:
-            plan = chosen.plan(tensors, metadata, limits, **options)
+            with gc_paused():
+                plan = chosen.plan(tensors, metadata, limits, **options)
             builder.write(plan, path, overwrite=overwrite, progress=progress)
             return Assembled([path], builder.digests_with(ties), builder.underflowed)
         if chosen.name != "safetensors":

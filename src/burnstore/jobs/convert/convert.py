@@ -31,6 +31,7 @@ from ...formats.base import Format
 from ...formats.registry import format_for_path, format_named
 from ...formats.sharded.write import Journal, byte_count
 from ...io.atomic import already_exists
+from ...io.gc_pause import gc_paused
 from ...io.workers import Workers
 from ...limits import Limits
 from ...pipeline.compile import underflow_notes
@@ -188,15 +189,18 @@ def convert(
     with (
         progress_from(progress) as report,
         opened_files(paths, limits, [top_level_key] * len(paths)) as sources,
-        like_target(like, input_of_file(sources[0]), chosen) as wanted,
+        ExitStack() as opened,
     ):
         read = [*sources, like, rules]
-        check_apart(read, how.target, shards=max_shard_size is not None, beside=how.receipt)
-        plan, inputs = plan_of_files([input_of_file(file) for file in sources], chosen, writer, wanted)
-        written = _Written(
-            metadata_for_files(writer, inputs, plan, kept, chosen),
-            {**scalar_options(inputs, writer, plan, format_options), **format_options},
-        )
+        with gc_paused():
+            inputs: Sequence[Input] = [input_of_file(file) for file in sources]
+            wanted = opened.enter_context(like_target(like, inputs[0], chosen))
+            check_apart(read, how.target, shards=max_shard_size is not None, beside=how.receipt)
+            plan, inputs = plan_of_files(inputs, chosen, writer, wanted)
+            written = _Written(
+                metadata_for_files(writer, inputs, plan, kept, chosen),
+                {**scalar_options(inputs, writer, plan, format_options), **format_options},
+            )
         return _converted(plan, written, sources, writer, how, report)
 
 
