@@ -79,7 +79,8 @@ def test_plain_values_are_what_python_reads(value: Any, protocol: int) -> None:
     value=VALUES.filter(lambda value: "b'" not in repr(value) and 'b"' not in repr(value)), protocol=st.integers(0, 2)
 )
 def test_plain_values_of_old_protocols_are_what_python_reads(value: Any, protocol: int) -> None:
-    assert same(read(pickle.dumps(value, protocol)), value)
+    pickled = pickle.dumps(value, protocol)  # protocol 0 spells floats as text, which has only one NaN
+    assert same(read(pickled), pickle.loads(pickled))
 
 
 @pytest.mark.parametrize(
