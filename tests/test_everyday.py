@@ -215,3 +215,22 @@ def test_a_wrapper_is_stripped_only_if_the_model_fits_so(tmp_path: Path) -> None
     assert any("stripped the wrapper" in note for note in bs.load(model(), tmp_path / "ddp.pt").notes)
     with pytest.raises(bs.errors.ModelError):
         bs.convert(tmp_path / "ddp.pt", tmp_path / "b.bpk", like=torch.nn.Linear(2, 2))
+
+
+def test_arguments_in_the_wrong_order_are_named(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="load takes the model first"):
+        bs.load(str(tmp_path / "a.pt"), model())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="save takes the model first"):
+        bs.save(tmp_path / "a.pt", model())
+
+
+def test_notes_on_the_screen_have_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from burnstore.cli import main
+
+    torch.save({"model": model().state_dict(), "ema": model().state_dict()}, tmp_path / "a.pt")
+    assert main(["inspect", str(tmp_path / "a.pt")]) == 0
+    shown = capsys.readouterr().out
+    assert "choose one with --top-level-key" in shown and "top_level_key=" not in shown
+    torch.save({f"net.{name}": tensor for name, tensor in model().state_dict().items()}, tmp_path / "b.pt")
+    assert main(["explain", str(tmp_path / "b.pt"), "--into", f"{__name__}:model"]) == 1
+    assert r"take it away with --rename '^net\.=>'" in capsys.readouterr().out

@@ -64,6 +64,8 @@ def load(
     ['bias']
     """
     refuse_unknown("load", unknown, load)
+    if isinstance(model, (str, os.PathLike)):
+        raise TypeError("load takes the model first, then the file: load(model, source)")
     chosen = pipeline_of(locals())
     refuse_unused(chosen, "load", "keep_layout", "target_layout")
     if isinstance(source, Store):

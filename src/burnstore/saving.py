@@ -70,6 +70,8 @@ def save(
     ...         result.tensors, f.metadata["epochs"], f["weight"][1].tolist()
     (('weight',), '100', [0.0, 1.0])
     """
+    if isinstance(tensors, (str, os.PathLike)):
+        raise TypeError("save takes the model first, then the file: save(model, path)")
     for name, value in (("overwrite", overwrite), ("durable", durable)):
         if not isinstance(value, bool):
             raise TypeError(f"{name} must be a bool, got {type(value).__name__}")

@@ -24,8 +24,8 @@ _PHRASES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"max_shard_size(=\S+)?"), "--shard SIZE"),
     (re.compile(r"resume=True \(--resume\)"), "--resume"),
     (re.compile(r'top_level_key=""'), "--top-level-key ''"),
-    (re.compile(r"rename=\[r('[^']*')\]"), r"--rename \1"),
 )
+_RENAME = re.compile(r"rename=\[r('[^']*')\]")
 _VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|[0-9][0-9,.]*")
 _QUOTED = re.compile(r"('[^']*')")
 _FLAG = re.compile(r"\b([a-z_]+)=(?:True\b|(?=[\s,;.)]|$))")
@@ -116,7 +116,7 @@ def hint_with_options(hint: str) -> str:
     >>> hint_with_options("pass overwrite=True")
     'pass --overwrite'
     """
-    hint = _FLAG.sub(lambda found: _option(found[1]), _with_choices(hint))
+    hint = _FLAG.sub(lambda found: _option(found[1]), _with_choices(_RENAME.sub(r"--rename \1", hint)))
     return re.sub(r'"(burn|torch|first|last|skip)"', r"\1", hint)
 
 
@@ -144,8 +144,8 @@ def group_notes(notes: Iterable[str]) -> list[str]:
 def shown_notes(notes: Iterable[str]) -> list[str]:
     """Return notes for a screen: those that are alike once, with options in place of Python arguments."""
     return [
-        escape_controls("".join(text if text[:1] == "'" else _with_choices(text) for text in _QUOTED.split(note)))
-        for note in group_notes(notes)
+        escape_controls("".join(text if text[:1] == "'" else hint_with_options(text) for text in _QUOTED.split(note)))
+        for note in group_notes(_RENAME.sub(r"--rename \1", note) for note in notes)
     ]
 
 
