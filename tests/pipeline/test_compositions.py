@@ -331,3 +331,14 @@ def test_serialize_warns_of_what_a_result_would_note() -> None:
     with pytest.warns(bs.errors.BurnstoreWarning, match="left out: a.w"):
         bs.serialize({"a": {"w": None, "v": np.ones(1)}}, format="burnpack")
     bs.serialize(tensors, format="burnpack", filter="v")  # what a filter leaves out was asked for
+
+
+@pytest.mark.parametrize("kind", ["LayerNorm", "RmsNorm", "BatchNorm"])
+@pytest.mark.parametrize("given", [["weight"], ["gamma", "weight"], ["weight", "gamma", "beta"]])
+def test_a_norm_of_burn_with_torchs_name_is_refused_and_never_joined(
+    given: list[str], kind: str, tmp_path: Path
+) -> None:
+    names = [*given, "running_mean", "running_var"] if kind == "BatchNorm" else given
+    bs.save({f"n.{name}": np.ones(3, np.float32) for name in names}, tmp_path / "a.bpk", layout="burn")
+    with pytest.raises(bs.errors.ModelError, match="Burn calls its weight gamma"):
+        bs.convert(tmp_path / "a.bpk", tmp_path / "b.safetensors", target_layout="torch", rules={"^n$": kind})

@@ -511,10 +511,7 @@ def burn_map(kind: ModuleKind, tensors: Tensors, present: Present) -> ModuleMap 
 
 
 def burn_map_of_torch(kind: ModuleKind, tensors: Tensors, filled: Mapping[str, float]) -> ModuleMap:
-    """Return the map of a module, by its kind in PyTorch and its tensors in Burn.
-
-    ``filled`` are those tensors of Burn that PyTorch does not have, and their value.
-    """
+    """Return the map of a module by its kind in PyTorch and its tensors in Burn; PyTorch has no ``filled`` ones."""
     own = {name: shape for name, shape in tensors.items() if name not in filled}
     if kind.name in _PLAIN:
         row = _PLAIN[kind.name]
@@ -553,6 +550,8 @@ def _burn_plain_map(kind: ModuleKind, tensors: Tensors, present: Present) -> Mod
     torch_names = {burn: torch for torch, burn in row.names.items()}
     links = []
     for name in tensors:
+        if name in row.names and name not in torch_names:
+            raise _refused(kind.name, f"Burn calls its {name} {row.names[name]}, so these names are not Burn's")
         torch = torch_names.get(name, name)
         if torch != name and not present(torch) and present(name):
             torch = name  # a file may have Burn's names and PyTorch's axes
