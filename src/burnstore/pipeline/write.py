@@ -410,8 +410,9 @@ def _write_together(portion: PortionWriter, run: list[tuple[TensorSnapshot, int]
     start, (last, at) = run[0][1], run[-1]
     whole = bytearray(at + last.nbytes - start)
     for (tensor, offset), buffer in zip(run, _read(tensor for tensor, _ in run), strict=True):
-        with located(tensor=tensor.path, path=tensor._data.file):
-            check_bools(buffer, tensor.dtype)
+        if tensor.dtype.is_bool:
+            with located(tensor=tensor.path, path=tensor._data.file):
+                check_bools(buffer, tensor.dtype)
         whole[offset - start : offset - start + tensor.nbytes] = memoryview(buffer)
     portion.write_at(start, whole)
 
@@ -437,7 +438,7 @@ class _Prover:
 
 
 def _zeroed(batch: Iterable[tuple[TensorSnapshot, Any]]) -> list[str]:
-    return [tensor.path for tensor, _ in batch if underflowed(tensor._data)]
+    return [each.path for each, _ in batch if type(each._data) is not SourceData and underflowed(each._data)]
 
 
 Pieces = Iterable[tuple[memoryview, memoryview]]
@@ -500,7 +501,7 @@ def _check_length(tensor: TensorSnapshot, given: int) -> None:
 
 
 def _alike(tensor: TensorSnapshot, written: TensorSnapshot) -> bool:
-    same_dtype = _held_dtype(tensor.dtype) is _held_dtype(written.dtype)
+    same_dtype = tensor.dtype is written.dtype or _held_dtype(tensor.dtype) is _held_dtype(written.dtype)
     if tensor.dtype.scheme is not None and written.dtype.scheme is not None:
         same_dtype = _meaning(tensor.dtype.scheme) == _meaning(written.dtype.scheme)
     return same_dtype and tensor.shape == written.shape and tensor.nbytes == written.nbytes
