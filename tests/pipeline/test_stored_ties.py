@@ -181,12 +181,13 @@ def test_files_of_hugging_face_leave_tied_tensors_out(tmp_path: Path, name: str)
         assert set(model.state_dict()) - set(f)  # or the test is about nothing
     done = bs.convert(tmp_path / "hf", tmp_path / "a.safetensors", like=model)
     assert done.nbytes == sum(p.numel() * 4 for p in model.parameters())
-    bs.convert(tmp_path / "hf", tmp_path / "a.bpk", like=model)
+    rules = {"norm": "AsIs"} if name.startswith("Gemma") else None  # its norms multiply by 1 + weight, Burn's do not
+    bs.convert(tmp_path / "hf", tmp_path / "a.bpk", like=model, rules=rules)
     for file in ("a.safetensors", "a.bpk"):
         other = kind(model.config)
         for parameter in other.parameters():
             parameter.data.zero_()
-        bs.load(other, tmp_path / file)
+        bs.load(other, tmp_path / file, rules=rules if file == "a.bpk" else None)
         assert same(model, other)
 
 
