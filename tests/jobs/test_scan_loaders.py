@@ -407,3 +407,25 @@ def test_a_folder_names_what_it_cannot_judge_and_skips_texts_and_pictures(tmp_pa
     found = bs.scan(tmp_path)
     assert found.verdict == "error"
     assert [os.path.basename(file.path) for file in found.files if file.verdict == "error"] == ["tokens.model"]
+
+
+def test_a_vocabulary_beside_a_model_is_data_and_nothing_that_only_begins_like_one(tmp_path: Path) -> None:
+    pieces = b"".join(
+        b"\x0a\x0e\x0a\x05" + text + b"\x15\x00\x00\xc0\xbf\x18\x03" for text in (b"<unk>", b"\xe2\x96\x81a\0")
+    )
+    vocabulary = pieces + b"\x12\xc8\x01" + bytes(200) + b"\x1a\x02nf"
+    np.savez(tmp_path / "model.npz", w=np.ones(2))
+    (tmp_path / "tokenizer.model").write_bytes(vocabulary)
+    assert bs.scan(tmp_path).is_clean
+    program = b"\x80\x02cos\nsystem\nX\x02\x00\x00\x00idq\x00\x85R."
+    for other in (
+        vocabulary[:-1],
+        vocabulary + b"\0",
+        b"\n" + bytes(300),
+        vocabulary + program,
+        b"\x0a\xff\xff\xff\xff\xff",
+    ):
+        (tmp_path / "tokenizer.model").write_bytes(other)
+        assert bs.scan(tmp_path).verdict == "error"
+    (tmp_path / "tokenizer.model").write_bytes(program)
+    assert bs.scan(tmp_path).verdict == "dangerous"

@@ -31,6 +31,8 @@ _SUFFIXES = (
     *(".bpk", ".mpk", ".th", ".tar"),
 )
 _TEXT_BYTES = 1 << 20
+_MAX_VOCABULARY_BYTES = 64 << 20
+_VOCABULARY_TAGS = tuple(field << 3 | 2 for field in range(1, 6))
 _PICTURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8")
 
 
@@ -76,9 +78,10 @@ def scan(path: str | os.PathLike[str], *, limits: Limits | None = None) -> ScanR
     The file is ``clean`` if neither pickle, torch, NumPy nor joblib would run anything in it, however they are asked
     to read it. A name that is not known to be data makes it ``suspicious``; one that is known to be harmful, native
     code or a path out of an archive, ``dangerous``. A file that cannot be judged has the verdict ``error``. For a
-    folder, every file below it
-    is scanned; only texts and pictures are skipped. A link out of the folder, a file that cannot be judged, and a
-    folder without anything to judge are errors. Raises FileNotFoundError and other OSErrors.
+    folder, every file below it is scanned; only texts, pictures and vocabularies of SentencePiece are skipped. A link
+    out of the folder, a file that cannot be judged, and a folder without anything to judge are errors.
+
+    Raises FileNotFoundError and other OSErrors.
 
     >>> import os, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -168,10 +171,16 @@ def scan_files(folder: str, *, limits: Limits | None = None) -> Iterator[ScanRes
 
 
 def _is_document(path: str) -> bool:
-    """Return whether a file that no loader follows is text, or a picture: data for people."""
+    """Return whether a file that no loader follows is text, a picture, or a vocabulary (``tokenizer.model``)."""
     source = FileSource(path)
     try:
         head = source.read_at(0, min(_TEXT_BYTES, source.size))
+        if (
+            head.startswith(b"\n")
+            and source.size <= _MAX_VOCABULARY_BYTES
+            and _is_vocabulary(source.read_at(0, source.size))
+        ):
+            return True
     finally:
         source.close()
     if head.startswith(_PICTURES):
@@ -181,6 +190,27 @@ def _is_document(path: str) -> bool:
     except UnicodeDecodeError:
         return False
     return "\0" not in text
+
+
+def _is_vocabulary(data: bytes) -> bool:
+    """Return whether these bytes are, from the first to the last, the pieces and settings of a SentencePiece model.
+
+    It is a message of protobuf, with pieces in field 1 and settings in fields 2 to 5, each with its length. No pickle
+    begins so: a line feed is no instruction.
+    """
+    at = 0
+    while at < len(data):
+        tag, length, shift = data[at], 0, 0
+        if tag not in _VOCABULARY_TAGS:
+            return False
+        at += 1
+        while at < len(data) and shift < 35:
+            length |= (data[at] & 0x7F) << shift
+            at, shift, is_last = at + 1, shift + 7, data[at] < 0x80
+            if is_last:
+                break
+        at += length
+    return at == len(data)
 
 
 def _raise(error: OSError) -> None:
