@@ -49,6 +49,16 @@ class Net(nn.Module):  # type: ignore[misc, name-defined]
         self.register_buffer("mask", torch.ones(2), persistent=False)
 
 
+class Slotted(nn.Linear):  # type: ignore[misc, name-defined]
+    __slots__ = ("cache",)
+
+
+def unsaved_buffer() -> Any:
+    module = nn.Linear(2, 2)
+    module.register_buffer("cache", torch.ones(2), persistent=False)
+    return module
+
+
 ATTRIBUTE = "in an attribute that is no parameter, buffer or module"
 
 
@@ -82,6 +92,16 @@ ATTRIBUTE = "in an attribute that is no parameter, buffer or module"
             },
         ),
         (nn.Sequential(nn.LSTM(2, 2), nn.BatchNorm1d(2)), {}),
+        *(
+            (
+                nn.Sequential(nn.Linear(2, 2), with_attribute(kind(2, 2), cache=held)),
+                {"1.cache": f"1 tensor {ATTRIBUTE}"},
+            )
+            for kind in (nn.Linear, Slotted)
+            for held in (torch.ones(3), ones(), [ones()], (1, ones()), (1, (ones(),)), {"a": ones()}, {1, nn.PReLU()})
+        ),
+        (nn.Sequential(nn.Linear(2, 2), unsaved_buffer()), {"1.cache": "1 tensor in a buffer that is not persistent"}),
+        (nn.Sequential(with_attribute(nn.Linear(2, 2), _sizes=(1, 2), cache=(), other=None, size=2)), {}),
     ],
     ids=lambda given: type(given).__name__,
 )

@@ -248,7 +248,8 @@ def left_out(model: Any) -> dict[str, str]:
                 constants[prefix + segment] = "not a tensor"
             elif id(child) not in search.met:
                 search.met[id(child)] = child  # It has its own turn.
-                below.append((f"{prefix}{segment}.", child, is_data))
+                if not (_IS_MODULE[type(child)] and _is_plain_leaf(child)):
+                    below.append((f"{prefix}{segment}.", child, is_data))
         hidden = list(_hidden(value, own))
         if hidden or constants:
             visited.append((prefix, hidden, constants if is_data or (is_container and holds_tensors) else {}))
@@ -349,6 +350,19 @@ def _hidden(value: Any, own: Sequence[Child]) -> Iterator[_HiddenValue]:
         yield "(set)", list(value), "in a set, which has no order"
     elif isinstance(value, (Struct, Variant)) and isinstance(value, (Mapping, Sequence)):
         yield "(items)", list(value.values()) if isinstance(value, Mapping) else list(value), "among a struct's items"
+
+
+def _is_plain_leaf(module: Any) -> bool:
+    """Return whether a torch module has only its tensors and constants, so that nothing is hidden in it or below it."""
+    held = module.__dict__
+    if held.get("_modules", True) or held.get("_non_persistent_buffers_set") or _SLOT_NAMES[type(module)]:
+        return False
+    for name in held.keys() - MODULE_ATTRIBUTES:
+        value = held[name]  # often a tuple of numbers, such as kernel_size
+        for each in value if type(value) is tuple else (value,):
+            if _KINDS[type(each)] is not None:
+                return False
+    return True
 
 
 def _holds_tensors(value: Any) -> bool:
@@ -485,7 +499,7 @@ def _children(kind: type) -> Callable[[Any], Children]:
         return _elements
     if hasattr(kind, "__array__") or issubclass(kind, (TensorSnapshot, TensorData)):
         return _array_like
-    if any(f"{base.__module__}.{base.__name__}" == "torch.nn.modules.module.Module" for base in kind.__mro__):
+    if _IS_MODULE[kind]:
         return _refused
     return _attributes
 
@@ -558,4 +572,7 @@ def _attribute_setter(owner: Any, name: str) -> Setter:
 
 _KINDS = _PerType(_kind)
 _IS_CONTAINER = _PerType(lambda kind: issubclass(kind, (Mapping, Sequence)) and not issubclass(kind, (Struct, Variant)))
+_IS_MODULE = _PerType(
+    lambda kind: any(f"{base.__module__}.{base.__name__}" == "torch.nn.modules.module.Module" for base in kind.__mro__)
+)
 _SLOT_NAMES = _PerType(_slots_of)
