@@ -342,3 +342,33 @@ def test_a_norm_of_burn_with_torchs_name_is_refused_and_never_joined(
     bs.save({f"n.{name}": np.ones(3, np.float32) for name in names}, tmp_path / "a.bpk", layout="burn")
     with pytest.raises(bs.errors.ModelError, match="Burn calls its weight gamma"):
         bs.convert(tmp_path / "a.bpk", tmp_path / "b.safetensors", target_layout="torch", rules={"^n$": kind})
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_mapping_swaps_names_in_every_verb(tmp_path: Path) -> None:
+    given, swap = {"a": np.zeros(2, "f4"), "b": np.ones(2, "f4")}, {"a": "b", "b": "a"}
+    bs.save(given, tmp_path / "m.bpk", layout="burn")
+    bs.save(given, tmp_path / "saved.bpk", layout="burn", rename=swap)
+    bs.convert(tmp_path / "m.bpk", tmp_path / "converted.bpk", rename=swap)
+    bs.merge([bs.MergeSource(tmp_path / "m.bpk", rename=swap)], tmp_path / "merged.bpk")
+    loaded = {name: np.full(2, 9, "f4") for name in given}
+    bs.load(loaded, tmp_path / "m.bpk", rename=swap)
+    for found in (loaded, *(named(tmp_path / f"{name}.bpk") for name in ("saved", "converted", "merged"))):
+        assert {name: array.tolist() for name, array in found.items()} == {"a": [1, 1], "b": [0, 0]}
+    assert bs.diff(tmp_path / "m.bpk", tmp_path / "saved.bpk", rename=swap).is_equal
+
+
+def test_an_adapter_of_values_keeps_the_layout_conversion(tmp_path: Path) -> None:
+    source = torch.nn.Linear(3, 4)
+    torch.save(source.state_dict(), tmp_path / "m.pt")
+
+    def doubled(snapshot: bs.TensorSnapshot) -> bs.TensorSnapshot:
+        return bs.TensorSnapshot.from_numpy(snapshot.path, snapshot.numpy() * 2)
+
+    model = nn.Linear(3, 4)
+    bs.load(model, tmp_path / "m.pt", adapter=doubled)
+    bs.convert(tmp_path / "m.pt", tmp_path / "m.bpk", adapter=doubled, like=source)
+    wanted = source.weight.detach().numpy().T * 2
+    assert np.array_equal(model.weight.value, wanted) and np.array_equal(named(tmp_path / "m.bpk")["weight"], wanted)

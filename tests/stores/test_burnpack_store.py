@@ -182,6 +182,17 @@ def test_saving_again_is_seen_by_the_same_store(tmp_path):
     assert store.get_snapshot("nothing") is None
 
 
+def test_a_file_that_was_replaced_is_read_by_the_same_store(tmp_path):
+    bs.save(filled(1.0), tmp_path / "m.bpk")
+    store, model = bs.BurnpackStore.from_file(tmp_path / "m.bpk"), Model()
+    store.load(model)
+    assert values(model) == [1, 1, 1, 1]
+    bs.save(filled(2.0), tmp_path / "m.bpk", overwrite=True)
+    store.load(model)
+    assert values(model) == [2, 2, 2, 2]
+    assert store.get_snapshot("bias").numpy()[0] == 2
+
+
 def test_direct_access_is_sorted_unfiltered_and_unadapted():
     store = (
         bs.BurnpackStore.from_bytes(saved()).with_regex("^bias").with_from_adapter(bs.FloatCastAdapter(bs.DType.F16))

@@ -94,6 +94,11 @@ def test_a_dictionary_renames_whole_names():
     assert [remapper.remap_name(name) for name in ("a.b", "a.b.c", "x")] == ["c", "a.b.c", "y"]
 
 
+def test_the_names_of_a_mapping_are_swapped():
+    remapper = KeyRemapper.from_dict({"a": "b", "b": "a", "c": "d", "d": "e"})
+    assert remapper.remap_names(["a", "b", "c", "d"]).names == ["b", "a", "d", "e"]
+
+
 def test_rules_that_match_nothing_are_named():
     remapper = KeyRemapper().add_pattern("^zzz", "a").add_pattern("^a", "b").add_names({"q": "r"})
     assert remapper.remap_names(["a", "c"]).unmatched == ["^zzz", "q"]
