@@ -37,7 +37,8 @@ from .contents import (
     torch_values,
     values,
 )
-from .reference import Expected, File, Layer, Named, Options, Place, negated
+from .reference import negated
+from .terms import Expected, File, Layer, Named, Options, Place, Refused
 
 SAFE = tuple(name for name in NUMPY if name != "C128")
 
@@ -474,7 +475,7 @@ def save_case(random: Random) -> Case:
     def expect() -> Expected:
         found = reference.save(target.place, format, options)
         if kind == "plain-burn" and not found.tensors and not target.place.tensors:
-            raise reference.Refused("nothing to save")
+            raise Refused("nothing to save")
         if kind == "plain-burn" and found.tensors and options.rules is None:
             found.layout = None  # arrays in containers: nothing states their layout
         elif kind == "plain-burn":

@@ -12,7 +12,8 @@ import torch
 
 from burnstore import nn
 
-from .reference import Array, Layer, Named, in_burn
+from .reference import in_burn
+from .terms import Array, Layer, Named
 
 NUMPY: dict[str, Any] = {
     "F64": np.float64,

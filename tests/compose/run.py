@@ -14,10 +14,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
+import numpy as np
+
 import burnstore as bs
 
 from .cases import Case, convert_case, load_case, save_case
-from .reference import ZEROED, Expected, Refused, difference
+from .reference import ZEROED, kind_of, same
+from .terms import Array, Expected, Named, Refused
 from .verbs import bool_case, cli_case, diff_case, mapping_case, merge_case, pickle_case
 
 VERBS: list[tuple[Callable[[Random], Case], int]] = [
@@ -100,6 +103,29 @@ def judge(case: Case, folder: str) -> tuple[str, str | None]:
     if found.unused is not None and expected.unused is not None and found.unused != expected.unused:
         return "right", f"unused is {found.unused}, expected {expected.unused}"
     return "noted" if expected.noted else "right", None
+
+
+def difference(found: Named, expected: Named, *, any_nan: bool = False) -> str | None:
+    """Return how two sets of named arrays differ; None if they do not."""
+    for name in sorted(set(found) | set(expected)):
+        if name not in found:
+            return f"{name} is missing"
+        if name not in expected:
+            return f"{name} should not be there"
+        ours, theirs = found[name], expected[name]
+        if not same(ours, theirs) and not (any_nan and _same_numbers(ours, theirs)):
+            shown = f"{theirs.dtype}{theirs.shape} {theirs.tolist()}"
+            return f"{name}: {ours.dtype}{ours.shape} {ours.tolist()}, expected {shown}"
+    return None
+
+
+def _same_numbers(one: Array, other: Array) -> bool:
+    """Return whether two arrays of floats are the same, one NaN as good as another."""
+    if one.dtype != other.dtype or one.shape != other.shape or kind_of(one.dtype) != "f":
+        return False
+    wide, broad = one.astype(np.float64), other.astype(np.float64)
+    both = np.isnan(wide) & np.isnan(broad)
+    return bool(np.where(both, True, (wide == broad) & (np.signbit(wide) == np.signbit(broad))).all())
 
 
 def _where(error: BaseException) -> str:

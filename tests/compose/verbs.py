@@ -18,7 +18,7 @@ from burnstore.cli import main
 from . import reference
 from .cases import Case, Outcome, Source, _shapes, described, read_file, shown, source, written
 from .contents import COMMON, NUMPY, Content, Own, content, numpy_array, torch_model, torch_tensor, values
-from .reference import Expected, Named, Refused
+from .terms import Expected, Layer, Named, Refused
 
 # --- the command line -------------------------------------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ def merge_case(random: Random) -> Case:
 
 
 def _of_arrays(random: Random, tensors: Named, writer: str, layout: str) -> Source:
-    part = Content([reference.Layer("", "Own", tensors)])
+    part = Content([Layer("", "Own", tensors)])
     part.__class__ = _Flat
     return written(random, part, writer, layout, {})
 

@@ -1,0 +1,97 @@
+"""The terms of a composition: what a case tells the reference of layers, files, models and options, and its verdict."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Array = Any
+Named = dict[str, Array]
+
+
+class Refused(Exception):  # noqa: N818  # it is a verdict, not an error
+    """The composition must be refused, for this reason."""
+
+
+@dataclass
+class Layer:
+    """A module: its path in torch and in Burn, its kind in torch, its tensors by torch's names, its sizes."""
+
+    path: str
+    kind: str
+    tensors: Named
+    options: Mapping[str, Any] = field(default_factory=dict)
+    burn: str = ""
+
+    def __post_init__(self) -> None:
+        self.burn = self.burn or self.path
+
+    def at(self, layout: str) -> str:
+        """Return the path in this layout."""
+        return self.path if layout == "torch" else self.burn
+
+
+@dataclass
+class File:
+    """A file as its writer left it."""
+
+    tensors: Named
+    format: str
+    layout: str | None
+    """The layout that the file states; None if it states none."""
+    by_metadata: bool = False
+    """Whether metadata of burnstore states it, so that nothing may contradict it."""
+    record: list[Layer] | None = None
+    """The modules that the file records."""
+
+
+@dataclass
+class Place:
+    """A model: its tensors by its own names, and the layers that it declares (none for plain containers)."""
+
+    kind: str
+    tensors: Named
+    layers: list[Layer]
+    ties: Sequence[tuple[str, str]] = ()
+
+    @property
+    def layout(self) -> str:
+        return "torch" if self.kind == "torch" else "burn"
+
+
+@dataclass
+class Options:
+    """The options of a composition; each means the same for every verb."""
+
+    rename: Mapping[str, str] | Sequence[str] | None = None
+    filter: Sequence[str] | None = None
+    """Regular expressions, of which one must be found in the name."""
+    layout: str | None = None
+    target_layout: str | None = None
+    keep_layout: bool = False
+    rules: dict[str, str] | None = None
+    guess: bool = False
+    like: Place | None = None
+    adapter: str | None = None
+    """``negate`` changes values only, ``rename`` names, ``turn`` axes; ``own`` says that it converts layouts itself."""
+    cast: str | None = None
+    allow_partial: bool = False
+
+    def keeps(self, name: str) -> bool:
+        return self.filter is None or any(re.search(pattern, name) for pattern in self.filter)
+
+    def keeps_any(self, path: str, names: Iterable[str]) -> bool:
+        return any(self.keeps(f"{path}.{name}") for name in names)
+
+
+@dataclass
+class Expected:
+    """The verdict: the tensors that must be there, what must be noted, and whether a refusal would be right too."""
+
+    tensors: Named
+    layout: str | None = None
+    noted: list[str] = field(default_factory=list)
+    unused: list[str] | None = None
+    loose: str | None = None
