@@ -2,6 +2,6 @@
 
     python -m tests.compose.run --cases 100000 --seed 1
 
-`contents` makes models, `cases` draws a composition, `reference` states what must come out of it, `run` executes it
-with burnstore and compares. `holes` puts known mistakes back, and counts the cases until one is found.
+`contents` makes models, `cases` draws a composition in the words of `terms`, `reference` states what must come out,
+`run` executes it with burnstore and compares. `holes` puts known mistakes back, and counts the cases until found.
 """

@@ -104,7 +104,7 @@ def written(
         halves = [name for name in norms if name in tensors]
         tensors.pop(random.choice(halves if halves and random.random() < 0.8 else list(tensors)))
     if not is_whole and layout == "burn" and random.random() < 0.1:
-        made_up = [f"{each.burn}.gamma" for each in model.layers if "gamma" in reference.filled_of(each)]
+        made_up = [f"{each.burn}.gamma" for each in model.layers if "gamma" in reference.declared(each)[1]]
         tensors |= {name: reference.negated(tensors[name]) for name in made_up if name in tensors}
     named = {names.get(name, name): array for name, array in tensors.items()}
     is_tied = all(names.get(name, name) in named for pair in model.ties for name in pair)

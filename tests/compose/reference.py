@@ -30,9 +30,7 @@ ZEROED = "became 0"
 
 def kind_of(dtype: np.dtype[Any]) -> str:
     """Return f, i (integers of both signs), b or c."""
-    if dtype in _FLOATS or dtype in _EXTRA:
-        return "f"
-    return "i" if dtype.kind == "u" else dtype.kind
+    return {"V": "f", "u": "i"}.get(dtype.kind, dtype.kind)  # NumPy calls floats that it does not know V
 
 
 def cast(array: Array, dtype: np.dtype[Any], noted: list[str]) -> Array:
@@ -54,10 +52,8 @@ def held(array: Array, dtype: np.dtype[Any], noted: list[str]) -> Array:
     """Return values in the dtype of a torch parameter, which keeps its own."""
     if kind_of(dtype) == "f":
         return cast(array, dtype, noted)
-    if dtype.kind in "iu" and array.size:
-        bounds = np.iinfo(dtype)
-        if int(array.min()) < bounds.min or int(array.max()) > bounds.max:
-            raise Refused("an integer does not fit")
+    if kind_of(dtype) == "i" and array.astype(dtype).tolist() != array.tolist():
+        raise Refused("an integer does not fit")
     return array.astype(dtype)
 
 
@@ -178,13 +174,13 @@ def module_to_burn(each: Layer, own: Named, declares: Iterable[str] | None) -> t
     return made | {name: np.full(features, CONSTANTS[name]).astype(dtype) for name in absent}, absent
 
 
-def filled_of(each: Layer) -> list[str]:
-    return module_to_burn(each, each.tensors, each.tensors)[1]
+def declared(each: Layer) -> tuple[Named, list[str]]:
+    return module_to_burn(each, each.tensors, each.tensors)
 
 
 def without_constants(each: Layer, own: Named) -> Named:
     """Return Burn's tensors without those that torch's module does not have; refused if they are no constants."""
-    filled = filled_of(each)
+    filled = declared(each)[1]
     if any(not (own[name].astype(np.float64) == CONSTANTS[name]).all() for name in filled if name in own):
         raise Refused("a constant of the layer has another value")
     return {name: array for name, array in own.items() if name not in filled}
@@ -238,13 +234,9 @@ def module_to_torch(kind: str, own: Named, declares: Iterable[str] = ()) -> tupl
     return whole, broken, bool(zeros)
 
 
-def in_burn_of(each: Layer) -> Named:
-    return module_to_burn(each, each.tensors, each.tensors)[0]
-
-
 def in_burn(layers: Iterable[Layer]) -> Named:
     """Return layers as Burn has them."""
-    return {f"{each.burn}.{name}": array for each in layers for name, array in in_burn_of(each).items()}
+    return {f"{each.burn}.{name}": array for each in layers for name, array in declared(each)[0].items()}
 
 
 def own_of(tensors: Named, path: str, layers: Sequence[Layer], layout: str) -> Named:
@@ -475,7 +467,10 @@ def load(file: File, place: Place, options: Options) -> Expected:
     is_needed = not own and (stated or ("torch" if place.layout == "torch" else None)) != place.layout
     layers = ruled(place.layers, options, place.layout, is_converted=False) if is_needed else place.layers
     if stated is None and not own and place.layout == "torch":
-        check_not_burn(given, place)
+        for name in given:
+            weight = re.sub(r"\.(gamma|beta|alpha)$", ".weight", name)
+            if weight not in given and weight in place.tensors:
+                raise Refused(f"{name} is Burn's name for a tensor of a torch model")
     layout, loose = layout_of(file, given, None if own else place, layers, options, noted)
     known, used, lost = given, set(given) & set(place.tensors), set[str]()
     is_converted = layout not in (None, place.layout) and not own
@@ -483,8 +478,7 @@ def load(file: File, place: Place, options: Options) -> Expected:
         noted += ["unknown kind"] if place.tensors else []
     elif is_converted:
         layers = ruled(place.layers, options, place.layout)
-        into = into_burn if place.layout == "burn" else into_torch
-        known, used, lost = into(given, place, layers, noted, options)
+        known, used, lost = into_model(given, place, layers, noted, options)
         known |= {path: array for path, array in recorded_counts(file).items() if path in lost}
     values = dict(place.tensors)
     taken = [path for path in place.tensors if path in known and options.keeps(path)]
@@ -513,55 +507,35 @@ def load(file: File, place: Place, options: Options) -> Expected:
     return Expected(values, place.layout, noted, sorted(set(given) - used), loose)
 
 
-def check_not_burn(given: Named, place: Place) -> None:
-    """Refuse a file that states no layout and has Burn's name for a tensor of a torch model."""
-    for name in given:
-        owner, _, leaf = name.rpartition(".")
-        if leaf in (*NORM, "alpha") and f"{owner}.weight" in place.tensors and f"{owner}.weight" not in given:
-            raise Refused(f"{name} is Burn's")
-
-
-Into = tuple[Named, set[str], set[str]]
-"""A file's tensors in the layout of a model that declares its layers; the names used; the counters of torch's."""
-
-
-def into_burn(given: Named, place: Place, layers: Sequence[Layer], noted: list[str], options: Options) -> Into:
-    known: Named = {}
-    used: set[str] = set()
-    for each in layers:
-        own = own_of(given, each.burn, layers, "burn")
-        if each.kind == "Own":
-            noted += ["unknown kind"] if each.tensors else []
-            made = {name: own[name] for name in each.tensors if name in own}
-            used |= {f"{each.burn}.{name}" for name in made}
-        else:
-            try:
-                made = parts_to_burn(each, own)
-            except Refused:
-                if any(options.keeps(path) for path in place.tensors if path.startswith(f"{each.burn}.")):
-                    raise
-                made = {name: own[name] for name in own if name in PARTS[each.kind]}  # the filter leaves it out
-            used |= {f"{each.burn}.{name}" for name in own if is_used(each.kind, name, own)}
-            noted += [COUNT] if COUNT in own and COUNT in TORCH_NAMES[each.kind] else []
-        known |= {f"{each.burn}.{name}": array for name, array in made.items()}
-    return known, used, set()
-
-
-def into_torch(given: Named, place: Place, layers: Sequence[Layer], noted: list[str], options: Options) -> Into:
+def into_model(
+    given: Named, place: Place, layers: Sequence[Layer], noted: list[str], options: Options
+) -> tuple[Named, set[str], set[str]]:
+    """Return a file's tensors in the layout of a model that declares its layers; the names used; torch's counters."""
     known: Named = {}
     used: set[str] = set()
     lost: set[str] = set()
+    is_torch = place.layout == "torch"
     for each in layers:
-        path = each.path if each.kind == "Own" else each.burn
-        own = {name: given[f"{path}.{name}"] for name in in_burn_of(each) if f"{path}.{name}" in given}
-        used |= {f"{path}.{name}" for name in own}
-        whole, _, zeros = module_to_torch(each.kind, without_constants(each, own))
-        noted += ["unknown kind"] if each.kind == "Own" and each.tensors else []
-        noted += (
-            ["constant"] if zeros and options.keeps_any(each.path, [n for n in whole if n.endswith("bias")]) else []
-        )
-        known |= {f"{each.path}.{name}": array for name, array in whole.items()}
-        lost |= {f"{each.path}.{COUNT}"} if COUNT in each.tensors and whole else set()
+        inside = own_of(given, each.burn, layers, "burn")
+        is_copied = each.kind == "Own"
+        uses = declared(each)[0] if is_torch or is_copied else [n for n in inside if is_used(each.kind, n, inside)]
+        own = {name: inside[name] for name in inside if name in uses}
+        used |= {f"{each.burn}.{name}" for name in own}
+        zeros = False
+        try:
+            if is_torch:
+                made, _, zeros = module_to_torch(each.kind, without_constants(each, own))
+            else:
+                made = own if is_copied else parts_to_burn(each, own)
+        except Refused:
+            if is_torch or any(options.keeps(path) for path in place.tensors if path.startswith(f"{each.burn}.")):
+                raise
+            made = {name: inside[name] for name in inside if name in PARTS[each.kind]}  # the filter leaves it out
+        known |= {f"{each.at(place.layout)}.{name}": array for name, array in made.items()}
+        noted += ["unknown kind"] if is_copied and each.tensors else []
+        noted += [COUNT] if COUNT in own else []
+        noted += ["constant"] if zeros and options.keeps_any(each.path, [n for n in made if n.endswith("bias")]) else []
+        lost |= {f"{each.path}.{COUNT}"} if COUNT in each.tensors and made else set()
     return known, used, lost
 
 
@@ -588,13 +562,11 @@ def save(place: Place, format: str, options: Options) -> Expected:
     if is_converted and not place.layers:
         noted.append("unknown kind")
     elif is_converted:
-        prefixes = {name[: at.start()] for name in rows for at in re.finditer(r"\.", name)}
         layers = ruled(place.layers, options, place.layout)
-        kept = [each for each in layers if not each.tensors or each.at(place.layout) in prefixes]
         is_torch = place.layout == "torch"
         how = options if is_torch else Options()  # what Burn's parts make is one tensor, kept or not
-        rows = convert_layers(rows, kept, place.layout, noted, how, True if is_torch else None, {})
-        made_up = {f"{each.burn}.{name}" for each in kept for name in filled_of(each)}
+        rows = convert_layers(rows, layers, place.layout, noted, how, True if is_torch else None, {})
+        made_up = {f"{each.burn}.{name}" for each in layers for name in declared(each)[1]}
         rows = {path: array for path, array in rows.items() if path not in made_up or options.keeps(path)}
     rows = written(rows, options, format, noted, is_converted=is_converted)
     names, unmatched = new_names(list(rows), options.rename)
@@ -609,10 +581,9 @@ def convert(file: File, format: str, options: Options) -> Expected:
     if unmatched:
         raise Refused("a rename matches nothing")
     own, loose = layout_of(file, given, like, like.layers if like else (), replace(options, filter=None), noted)
-    wanted = "burn" if format == "burnpack" else own
-    if file.layout is None and options.layout is None and file.format == format:
-        wanted = options.target_layout
-    wanted = own if options.keep_layout else options.target_layout or wanted or own
+    is_same = options.layout is None and file.layout is None and file.format == format
+    wanted = options.target_layout or ("burn" if format == "burnpack" and not is_same else own)
+    wanted = own if options.keep_layout else wanted
     replaced = options.adapter == "own"
     is_converted = own != wanted and not replaced
     if is_converted and own is None:
@@ -661,18 +632,13 @@ def known_layers(file: File, given: Named, options: Options, own: str) -> tuple[
 def recorded_layer(each: Layer, moved: Mapping[str, str], own: str) -> Layer:
     """Return a recorded module at the path where renames of all of its tensors move it."""
     path = each.at(own)
-    names = [name for name in moved if name.startswith(f"{path}.")]
-    if any(not moved[name].endswith(name[len(path) :]) for name in names):
+    inside = {name: name[len(path) :] for name in moved if name.startswith(f"{path}.")}
+    new = next((moved[name].removesuffix(last) for name, last in inside.items()), path)
+    if any(moved[name] != new + last for name, last in inside.items()):
         raise Refused("the renames change names within a recorded module")
-    after = {moved[name][: len(path) - len(name)] for name in names} or {path}
-    if len(after) > 1:
-        raise Refused("the renames tear a recorded module apart")
-    if after == {path}:
-        return each
-    if each.path != each.burn:
+    if new != path and each.path != each.burn:
         raise Refused("a renamed module of which the other name is not known")
-    new = after.pop()
-    return replace(each, path=new, burn=new)
+    return each if new == path else replace(each, path=new, burn=new)
 
 
 def guessed(tensors: Named, options: Options) -> list[Layer]:
