@@ -418,7 +418,14 @@ def _host_bytes(tensor: Tensor) -> memoryview:
     """Return the row-major bytes of a tensor on the CPU that has some."""
     if tensor.is_meta or not _is_plain(tensor):
         return memoryview(flat_bytes(tensor).numpy())
-    return memoryview(as_bits(tensor.detach()).numpy()).cast("B")  # few calls: there may be very many tensors
+    plain = tensor.detach()  # few calls: there may be very many tensors
+    return memoryview((plain if _is_castable(plain.dtype) else as_bits(plain)).numpy()).cast("B")
+
+
+@functools.cache
+def _is_castable(dtype: Any) -> bool:
+    """Return whether Python casts a buffer of this dtype to bytes; others are viewed as integers first."""
+    return str(dtype) in {f"torch.{name}" for name in ("float32", "float64", *_BITS.values())}
 
 
 def _is_plain(tensor: Tensor) -> bool:
