@@ -47,6 +47,8 @@ def _groups(snapshots: Sequence[TensorSnapshot], key: Callable[[Data], Hashable 
     """Return the names of tensors with one key, sorted, for each key of several tensors."""
     groups: dict[Hashable, list[str]] = {}
     addresses = [snapshot._data.address for snapshot in snapshots]
+    if len(set(addresses)) == len(addresses):
+        return []
     counts = Counter(addresses)  # few tensors have the address of another one, and only their keys are made
     for snapshot, address in zip(snapshots, addresses, strict=True):
         if address is None or counts[address] == 1 or not snapshot.nbytes:

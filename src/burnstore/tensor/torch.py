@@ -72,19 +72,19 @@ def described(tensor: Tensor) -> tuple[DType, Shape]:
 
     ``float4_e2m1fn_x2`` has two values in an element, so the last extent is doubled.
     """
-    torch = torch_package()
-    kind = type(tensor)
-    if issubclass(kind, torch.nn.parameter.UninitializedTensorMixin):
+    kind: Any = type(tensor)
+    is_lazy, is_foreign, strided = _traits_of(kind)
+    if is_lazy:
         raise ModelError("its module is lazy and has no shape yet", hint="run one forward pass first")
     if tensor.is_nested:
         raise ModelError("nested tensors are not supported", hint="unbind it and store its parts, or pad it")
-    if tensor.layout is not torch.strided:
+    if tensor.layout is not strided:
         raise ModelError(f"tensors of layout {tensor.layout} are not supported", hint="make it dense with to_dense()")
     if tensor.is_quantized:
         raise ModelError(
             f"quantized tensors ({tensor.dtype}) are not supported", hint="store its dequantize() or its int_repr()"
         )
-    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+    if is_foreign:
         raise ModelError(
             f"tensors of the class {kind.__name__}, which stores its elements itself, are not supported",
             hint="store a plain tensor made from it (full_tensor() of a DTensor, dequantize() of a quantized one)",
@@ -96,6 +96,14 @@ def described(tensor: Tensor) -> tuple[DType, Shape]:
             raise DTypeError("a float4_e2m1fn_x2 without axes has two values, which no shape can state")
         shape = (*shape[:-1], shape[-1] * 2)
     return dtype, shape
+
+
+@functools.cache
+def _traits_of(kind: Any) -> tuple[bool, bool, Any]:
+    """Return whether tensors of a class are lazy, whether they store their elements themselves, and torch.strided."""
+    torch = torch_package()
+    is_lazy = issubclass(kind, torch.nn.parameter.UninitializedTensorMixin)
+    return is_lazy, kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__, torch.strided
 
 
 _dtype_of = functools.cache(DType.of)  # called for every tensor, and there are few dtypes

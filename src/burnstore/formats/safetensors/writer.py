@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from operator import itemgetter
 from typing import Any
 
 from ...errors import FormatError, LimitError, located
@@ -43,20 +44,24 @@ def plan(
     if any(tensor.path == METADATA for tensor in tensors):
         raise FormatError("no tensor can have this name: the metadata has it", tensor=METADATA, rule="ST-05")
     kinds: dict[tuple[DType, Shape], tuple[int, str]] = {}
+    rows: list[tuple[int, str, str, TensorSnapshot]] = []
     for tensor in tensors:
         pair = tensor.dtype, tensor.shape
-        if pair not in kinds:
+        kind = kinds.get(pair)
+        if kind is None:
             with located(tensor=tensor.path):
-                kinds[pair] = _kind(*pair, limits)
-    ordered = sorted(tensors, key=lambda tensor: (kinds[tensor.dtype, tensor.shape][0], tensor.path))
+                kind = kinds[pair] = _kind(*pair, limits)
+        rows.append((kind[0], tensor.path, kind[1], tensor))
+    rows.sort(key=itemgetter(0, 1))
+    ordered = [row[3] for row in rows]
     ends = list(accumulate((tensor.nbytes for tensor in ordered), initial=0))
     entries = []
     if metadata is not None:
         pairs = (f"{quote(key)}:{quote(value)}" for key, value in checked_metadata(metadata).items())
         entries.append(f"{quote(METADATA)}:{{{','.join(pairs)}}}")
     entries += [
-        f"{quote(tensor.path)}:{kinds[tensor.dtype, tensor.shape][1]}[{start},{end}]}}"
-        for tensor, start, end in zip(ordered, ends[:-1], ends[1:], strict=True)
+        f"{quote(path)}:{described}[{start},{end}]}}"
+        for (_, path, described, _), start, end in zip(rows, ends[:-1], ends[1:], strict=True)
     ]
     encoded = utf8(f"{{{','.join(entries)}}}", "ST-02")
     encoded = encoded.ljust(-(-len(encoded) // _ALIGNMENT) * _ALIGNMENT)

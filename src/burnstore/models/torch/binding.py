@@ -318,11 +318,13 @@ def modules(model: Any) -> Iterator[tuple[str, Module]]:
     todo: list[tuple[str, Any]] = [("", model)]
     while todo:
         path, value = todo.pop()
-        prefix = f"{path}." if path else ""
-        if isinstance(value, module_type):
+        is_module = isinstance(value, module_type)
+        if is_module:
             yield path, value
             if not value._modules:
                 continue
+        prefix = f"{path}." if path else ""
+        if is_module:
             below = [(prefix + name, child) for name, child in value._modules.items() if child is not None]
         else:
             held = plain.children(value)
