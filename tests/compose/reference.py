@@ -14,7 +14,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .terms import Array, Expected, File, Layer, Named, Options, Place, Refused
+from .terms import Array, Expected, File, Known, Layer, Named, Options, Place, Refused
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
@@ -128,6 +128,7 @@ PARTS: dict[str, Parts] = {
     }
     | {f"output.{name}": (f"out_proj.{name}", 0, 1, name == "weight") for name in PLAIN},
 }
+AXES = {"Linear": 2, "Conv1d": 3, "Conv2d": 4, "ConvTranspose1d": 3}
 FUSED = ("LSTM", "GRU", "MultiheadAttention")
 FILLED = ("LayerNorm", "RMSNorm", "BatchNorm1d", "BatchNorm2d")
 """The norms that Burn always has with gamma (and beta): ones and zeros, where torch's has none."""
@@ -376,13 +377,12 @@ def ruled(layers: Sequence[Layer], options: Options, layout: str, *, is_converte
 
 def check_shapes(kind: str, own: Named, layout: str) -> None:
     """Refuse a rule that the shapes contradict."""
-    if "weight" not in own or not kind.startswith(("Linear", "Conv")):
+    if "weight" not in own or kind not in AXES:
         return
     weight = own["weight"].shape
+    bias = own["bias"].shape if "bias" in own and kind != "ConvTranspose1d" else None
     rows = -1 if kind == "Linear" and layout == "burn" else 0
-    if len(weight) != (2 if kind == "Linear" else int(kind[-2]) + 2):
-        raise Refused("the shapes contradict the rule")
-    if "bias" in own and own["bias"].shape != (weight[rows],) and not kind.startswith("ConvTranspose"):
+    if len(weight) != AXES[kind] or bias not in (None, (weight[rows],)):
         raise Refused("the shapes contradict the rule")
 
 
@@ -390,35 +390,24 @@ def recorded_counts(file: File) -> Named:
     return {f"{each.path}.{COUNT}": each.tensors[COUNT] for each in file.record or () if COUNT in each.tensors}
 
 
-def convert_layers(
-    tensors: Named,
-    layers: Sequence[Layer],
-    own: str,
-    noted: list[str],
-    options: Options,
-    is_declared: bool | None,
-    counts: Named,
-) -> Named:
-    """Return all tensors of a file or model in the other layout; refused unless every one has a place there.
-
-    ``is_declared`` says whether the layers declare which tensors are absent; None if they are those of a Burn model.
-    """
+def convert_layers(tensors: Named, known: Known, own: str, noted: list[str], options: Options) -> Named:
+    """Return all tensors of a file or model in the other layout; refused unless every one has a place there."""
     made: Named = {}
     left = {name for name in tensors if options.keeps(name)}
-    for each in layers:
+    for each in known.layers:
         path, other = (each.path, each.burn) if own == "torch" else (each.burn, each.path)
-        inside = own_of(tensors, path, layers, own)
+        inside = own_of(tensors, path, known.layers, own)
         left -= {f"{path}.{name}" for name in inside}
         try:
-            if not (is_declared or options.guess or (own == "torch" and is_declared is None)):
+            if not (known.is_declared or options.guess or (own == "torch" and known.is_declared is None)):
                 check_shapes(each.kind, inside, own)
             if each.kind == "Own":
                 noted += ["unknown kind"] if options.keeps_any(path, inside) else []
                 found = inside
             elif own == "torch":
-                found = layer_to_burn(each, inside, noted, options, is_declared)
+                found = layer_to_burn(each, inside, known, noted, options)
             else:
-                found = layer_to_torch(each, inside, noted, options, is_declared, counts)
+                found = layer_to_torch(each, inside, known, noted, options)
         except Refused:
             if inside and not options.keeps_any(path, inside):
                 continue  # the filter leaves the module out
@@ -429,29 +418,27 @@ def convert_layers(
     return made
 
 
-def layer_to_burn(each: Layer, inside: Named, noted: list[str], options: Options, is_declared: bool | None) -> Named:
-    if is_declared is None:
+def layer_to_burn(each: Layer, inside: Named, known: Known, noted: list[str], options: Options) -> Named:
+    if known.is_declared is None:
         if stray := [name for name in inside if not is_used(each.kind, name, inside)]:
             raise Refused(f"{each.kind} has no {stray[0]}")
         return parts_to_burn(each, inside)
-    found, filled = module_to_burn(each, inside, each.tensors if is_declared else None)
+    found, filled = module_to_burn(each, inside, each.tensors if known.is_declared else None)
     noted += ["constant"] if options.keeps_any(each.burn, filled) else []
     return found
 
 
-def layer_to_torch(
-    each: Layer, inside: Named, noted: list[str], options: Options, is_declared: bool | None, counts: Named
-) -> Named:
-    own = without_constants(each, inside) if is_declared else inside
+def layer_to_torch(each: Layer, inside: Named, known: Known, noted: list[str], options: Options) -> Named:
+    own = without_constants(each, inside) if known.is_declared else inside
     stray = {name for name in own if name not in PARTS[each.kind] and options.keeps(f"{each.burn}.{name}")}
-    found, broken, zeros = module_to_torch(each.kind, own, each.tensors if is_declared is None else ())
+    found, broken, zeros = module_to_torch(each.kind, own, each.tensors if known.is_declared is None else ())
     noted += ["constant"] if zeros else []
-    if stray or options.keeps_any(each.path, broken) or (zeros and is_declared is False):
+    if stray or options.keeps_any(each.path, broken) or (zeros and known.is_declared is False):
         raise Refused(f"{sorted(stray) or broken} has no counterpart")
     if each.kind.startswith("BatchNorm") and own:
         count = f"{each.path}.{COUNT}"
-        found[COUNT] = np.array(counts.get(count, 0), np.int64)
-        noted += [COUNT] if count not in counts and options.keeps(count) else []
+        found[COUNT] = np.array(known.counts.get(count, 0), np.int64)
+        noted += [COUNT] if count not in known.counts and options.keeps(count) else []
     return found
 
 
@@ -563,9 +550,8 @@ def save(place: Place, format: str, options: Options) -> Expected:
         noted.append("unknown kind")
     elif is_converted:
         layers = ruled(place.layers, options, place.layout)
-        is_torch = place.layout == "torch"
-        how = options if is_torch else Options()  # what Burn's parts make is one tensor, kept or not
-        rows = convert_layers(rows, layers, place.layout, noted, how, True if is_torch else None, {})
+        how = options if place.layout == "torch" else Options()  # what Burn's parts make is one tensor, kept or not
+        rows = convert_layers(rows, replace(place.known, layers=layers), place.layout, noted, how)
         made_up = {f"{each.burn}.{name}" for each in layers for name in declared(each)[1]}
         rows = {path: array for path, array in rows.items() if path not in made_up or options.keeps(path)}
     rows = written(rows, options, format, noted, is_converted=is_converted)
@@ -594,8 +580,8 @@ def convert(file: File, format: str, options: Options) -> Expected:
                 given.setdefault(other, given[one])
     rows = given
     if is_converted:
-        layers, is_declared = known_layers(file, given, options, own or "")
-        rows = convert_layers(given, layers, own or "", noted, options, is_declared, recorded_counts(file))
+        known = replace(known_layers(file, given, options, own or ""), counts=recorded_counts(file))
+        rows = convert_layers(given, known, own or "", noted, options)
     if like is not None:
         check_like(given, rows, like, own, wanted, options)
     if idle_filters(options, rows):
@@ -607,17 +593,17 @@ def convert(file: File, format: str, options: Options) -> Expected:
     return Expected(rows, own if replaced else wanted, noted, loose=loose)
 
 
-def known_layers(file: File, given: Named, options: Options, own: str) -> tuple[list[Layer], bool | None]:
-    """Return the layers that something states, and whether it also declares which tensors are absent."""
+def known_layers(file: File, given: Named, options: Options, own: str) -> Known:
+    """Return the layers that something states."""
     if options.like is not None:
-        return options.like.layers, None if options.like.kind == "nn" else True
+        return options.like.known
     if file.record is not None:
         moved = dict(zip(file.tensors, given, strict=True))
-        return [recorded_layer(each, moved, own) for each in file.record], True
+        return Known([recorded_layer(each, moved, own) for each in file.record], True)
     if options.guess:
         if own != "torch":
             raise Refused("only torch's layout can be guessed")
-        return guessed(given, options), False
+        return Known(guessed(given, options), False)
     if options.rules is None:
         raise Refused("nothing states the kinds")
     paths = {name[: at.start()] for name in given for at in re.finditer(r"\.", name)} | {""}
@@ -626,7 +612,7 @@ def known_layers(file: File, given: Named, options: Options, own: str) -> tuple[
         raise Refused("a rule matches no module")
     words = {burn: torch for torch, burn in BURN_KINDS.items()} | {"AsIs": "Own"}
     kinds = [(path, options.rules[rule]) for path, rule in matched]
-    return [Layer(path, words.get(kind, kind), own_of(given, path, (), own)) for path, kind in kinds], False
+    return Known([Layer(path, words.get(kind, kind), own_of(given, path, (), own)) for path, kind in kinds], False)
 
 
 def recorded_layer(each: Layer, moved: Mapping[str, str], own: str) -> Layer:
@@ -678,7 +664,7 @@ def check_like(given: Named, rows: Named, like: Place, own: str | None, wanted: 
     """Refuse tensors that ``like`` has not, those that it has and the file has not, and other shapes."""
     found = given if own in (None, like.layout) else rows
     if own not in (None, like.layout) and wanted != like.layout:
-        found = convert_layers(given, like.layers, own or "", [], options, None if like.kind == "nn" else True, {})
+        found = convert_layers(given, like.known, own or "", [], options)
     if odd := [name for name in set(found) ^ set(like.tensors) if options.keeps(name)]:
         raise Refused(f"only one of like and the file has {min(odd)}")
     for name in set(found) & set(like.tensors):
@@ -699,7 +685,7 @@ def diff(first: File, second: File, layers: Sequence[Layer] | None) -> Expected:
             raise Refused("two layouts, and nothing states the kinds")
         at = 0 if first.layout == "torch" else 1
         noted += sorted(name for name in sides[at] if name.endswith(COUNT))[:1]
-        sides[at] = convert_layers(sides[at], layers, "torch", [], Options(), True, {})
+        sides[at] = convert_layers(sides[at], Known(layers, True), "torch", [], Options())
     elif first.layout != second.layout:
         noted.append("does not state its layout")
     equal = [name for name in sides[0] if name in sides[1] and same(sides[0][name], sides[1][name])]

@@ -48,6 +48,17 @@ class File:
 
 
 @dataclass
+class Known:
+    """The layers that something states."""
+
+    layers: Sequence[Layer]
+    is_declared: bool | None
+    """Whether that also declares which tensors are absent; None if the layers are those of a Burn model."""
+    counts: Named = field(default_factory=dict)
+    """The counters of torch's modules, where a file records them."""
+
+
+@dataclass
 class Place:
     """A model: its tensors by its own names, and the layers that it declares (none for plain containers)."""
 
@@ -59,6 +70,10 @@ class Place:
     @property
     def layout(self) -> str:
         return "torch" if self.kind == "torch" else "burn"
+
+    @property
+    def known(self) -> Known:
+        return Known(self.layers, True if self.layout == "torch" else None)
 
 
 @dataclass
