@@ -37,8 +37,7 @@ from .contents import (
     torch_values,
     values,
 )
-from .reference import negated
-from .terms import Expected, File, Layer, Named, Options, Place, Refused
+from .terms import Expected, File, Layer, Named, Options, Place, Refused, negated
 
 SAFE = tuple(name for name in NUMPY if name != "C128")
 
@@ -105,12 +104,12 @@ def written(
         tensors.pop(random.choice(halves if halves and random.random() < 0.8 else list(tensors)))
     if not is_whole and layout == "burn" and random.random() < 0.1:
         made_up = [f"{each.burn}.gamma" for each in model.layers if "gamma" in reference.declared(each)[1]]
-        tensors |= {name: reference.negated(tensors[name]) for name in made_up if name in tensors}
+        tensors |= {name: negated(tensors[name]) for name in made_up if name in tensors}
     named = {names.get(name, name): array for name, array in tensors.items()}
     is_tied = all(names.get(name, name) in named for pair in model.ties for name in pair)
     if model.ties and is_tied and not is_whole and random.random() < 0.2:
         second = names.get(model.ties[0][1], model.ties[0][1])
-        named[second], is_tied = reference.negated(named[second]), False
+        named[second], is_tied = negated(named[second]), False
     if writer == "torch.save":
         saved = {name: viewed(random, torch_tensor(array)) for name, array in named.items()}
         for first, second in model.ties if is_tied else ():

@@ -14,7 +14,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .terms import Array, Expected, File, Known, Layer, Named, Options, Place, Refused
+from .terms import Array, Expected, File, Known, Layer, Named, Options, Place, Refused, kind_of, negated
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
@@ -26,11 +26,6 @@ _FLOATS = {np.dtype(each): DIGITS[name] for name, each in FLOATS.items()}
 BURN_DTYPES = {*_FLOATS, np.dtype(np.bool_), *(np.dtype(f"{sign}{n}") for sign in "iu" for n in "1248")}
 SAFE_DTYPES = BURN_DTYPES | _EXTRA | {np.dtype(np.complex64)}
 ZEROED = "became 0"
-
-
-def kind_of(dtype: np.dtype[Any]) -> str:
-    """Return f, i (integers of both signs), b or c."""
-    return {"V": "f", "u": "i"}.get(dtype.kind, dtype.kind)  # NumPy calls floats that it does not know V
 
 
 def cast(array: Array, dtype: np.dtype[Any], noted: list[str]) -> Array:
@@ -55,15 +50,6 @@ def held(array: Array, dtype: np.dtype[Any], noted: list[str]) -> Array:
     if kind_of(dtype) == "i" and array.astype(dtype).tolist() != array.tolist():
         raise Refused("an integer does not fit")
     return array.astype(dtype)
-
-
-def negated(array: Array) -> Array:
-    """Return floats with the other sign, NaN included; other values unchanged."""
-    if kind_of(array.dtype) != "f":
-        return array
-    bits = np.dtype(f"u{array.dtype.itemsize}")
-    flipped = np.ascontiguousarray(array).view(bits) ^ bits.type(1 << (8 * bits.itemsize - 1))
-    return flipped.view(array.dtype).reshape(array.shape)
 
 
 def blended(one: Array, other: Array, t: float) -> Array:
@@ -546,9 +532,7 @@ def save(place: Place, format: str, options: Options) -> Expected:
         wanted = place.layout
     rows = {path: array for path, array in place.tensors.items() if options.keeps(path)}
     is_converted = wanted != place.layout
-    if is_converted and not place.layers:
-        noted.append("unknown kind")
-    elif is_converted:
+    if is_converted:  # no plain containers: a case names no layout for these
         layers = ruled(place.layers, options, place.layout)
         how = options if place.layout == "torch" else Options()  # what Burn's parts make is one tensor, kept or not
         rows = convert_layers(rows, replace(place.known, layers=layers), place.layout, noted, how)
@@ -598,8 +582,7 @@ def known_layers(file: File, given: Named, options: Options, own: str) -> Known:
     if options.like is not None:
         return options.like.known
     if file.record is not None:
-        moved = dict(zip(file.tensors, given, strict=True))
-        return Known([recorded_layer(each, moved, own) for each in file.record], True)
+        return Known(file.record, True)  # no case renames what is recorded
     if options.guess:
         if own != "torch":
             raise Refused("only torch's layout can be guessed")
@@ -613,18 +596,6 @@ def known_layers(file: File, given: Named, options: Options, own: str) -> Known:
     words = {burn: torch for torch, burn in BURN_KINDS.items()} | {"AsIs": "Own"}
     kinds = [(path, options.rules[rule]) for path, rule in matched]
     return Known([Layer(path, words.get(kind, kind), own_of(given, path, (), own)) for path, kind in kinds], False)
-
-
-def recorded_layer(each: Layer, moved: Mapping[str, str], own: str) -> Layer:
-    """Return a recorded module at the path where renames of all of its tensors move it."""
-    path = each.at(own)
-    inside = {name: name[len(path) :] for name in moved if name.startswith(f"{path}.")}
-    new = next((moved[name].removesuffix(last) for name, last in inside.items()), path)
-    if any(moved[name] != new + last for name, last in inside.items()):
-        raise Refused("the renames change names within a recorded module")
-    if new != path and each.path != each.burn:
-        raise Refused("a renamed module of which the other name is not known")
-    return each if new == path else replace(each, path=new, burn=new)
 
 
 def guessed(tensors: Named, options: Options) -> list[Layer]:

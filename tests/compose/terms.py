@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 Array = Any
 Named = dict[str, Array]
 
@@ -110,3 +112,17 @@ class Expected:
     noted: list[str] = field(default_factory=list)
     unused: list[str] | None = None
     loose: str | None = None
+
+
+def kind_of(dtype: np.dtype[Any]) -> str:
+    """Return f, i (integers of both signs), b or c."""
+    return {"V": "f", "u": "i"}.get(dtype.kind, dtype.kind)  # NumPy calls floats that it does not know V
+
+
+def negated(array: Array) -> Array:
+    """Return what the adapter ``negate`` returns: floats with the other sign, NaN included; other values unchanged."""
+    if kind_of(array.dtype) != "f":
+        return array
+    bits = np.dtype(f"u{array.dtype.itemsize}")
+    flipped = np.ascontiguousarray(array).view(bits) ^ bits.type(1 << (8 * bits.itemsize - 1))
+    return flipped.view(array.dtype).reshape(array.shape)

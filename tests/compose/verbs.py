@@ -18,7 +18,7 @@ from burnstore.cli import main
 from . import reference
 from .cases import Case, Outcome, Source, _shapes, described, read_file, shown, source, written
 from .contents import COMMON, NUMPY, Content, Own, content, numpy_array, torch_model, torch_tensor, values
-from .terms import Expected, Layer, Named, Refused
+from .terms import Expected, Layer, Named, Refused, kind_of
 
 # --- the command line -------------------------------------------------------------------------------------------------
 
@@ -118,7 +118,7 @@ class _Flat(Content):
 
 
 def _nudged(random: Random, array: Any) -> Any:
-    if reference.kind_of(array.dtype) != "f" or random.random() < 0.2:
+    if kind_of(array.dtype) != "f" or random.random() < 0.2:
         return array.copy()
     return (array.astype(np.float64) * 0.5 + 1).astype(array.dtype)
 
