@@ -29,9 +29,13 @@ ZEROED = "became 0"
 
 
 def cast(array: Array, dtype: np.dtype[Any], noted: list[str]) -> Array:
-    """Return floats in another float dtype, rounded to nearest even; refused if a finite value becomes infinite."""
+    """Return values in another dtype of their kind, floats rounded to nearest even; refused if one is too large."""
     if array.dtype == dtype:
         return array
+    if kind_of(dtype) != "f":
+        if kind_of(dtype) == "i" and array.astype(dtype).tolist() != array.tolist():
+            raise Refused("an integer does not fit")
+        return array.astype(dtype)
     wide = array.astype(np.float64)  # exact: every float dtype here has fewer bits
     digits, least = _FLOATS.get(dtype, DIGITS["F64"])
     step = np.maximum(np.frexp(wide)[1] - digits, least)
@@ -41,15 +45,6 @@ def cast(array: Array, dtype: np.dtype[Any], noted: list[str]) -> Array:
         raise Refused(f"a finite value is too large for {dtype}")
     noted += [ZEROED] if ((wide != 0) & (narrow == 0)).any() else []
     return narrow
-
-
-def held(array: Array, dtype: np.dtype[Any], noted: list[str]) -> Array:
-    """Return values in the dtype of a torch parameter, which keeps its own."""
-    if kind_of(dtype) == "f":
-        return cast(array, dtype, noted)
-    if kind_of(dtype) == "i" and array.astype(dtype).tolist() != array.tolist():
-        raise Refused("an integer does not fit")
-    return array.astype(dtype)
 
 
 def blended(one: Array, other: Array, t: float) -> Array:
@@ -125,10 +120,7 @@ TORCH_NAMES = {
 
 
 def module_to_burn(each: Layer, own: Named, declares: Iterable[str] | None) -> tuple[Named, list[str]]:
-    """Return the tensors of one of Burn's modules, and which of them are made up (ones and zeros).
-
-    ``declares`` are the tensors that the module is known to have; None if only those that are here are known.
-    """
+    """Return one of Burn's modules, and what in it is made up (ones, zeros); ``declares`` is what it surely has."""
     kind = each.kind
     if kind == "Own":
         return dict(own), []
@@ -145,7 +137,7 @@ def module_to_burn(each: Layer, own: Named, declares: Iterable[str] | None) -> t
             size = array.shape[0] // count
             part = array[at * size : (at + 1) * size]
             made[burn] = part.T if turned else part
-    there = own if declares is None else declares
+    there = own if declares is None else declares  # None: only what is here is known
     if kind.startswith("BatchNorm") and "running_mean" not in there:
         raise Refused("Burn's BatchNorm has statistics")
     absent = [burn for burn in NORM if burn in PARTS[kind] and PARTS[kind][burn][0] not in there]
@@ -190,10 +182,7 @@ def is_used(kind: str, name: str, own: Named) -> bool:
 
 
 def module_to_torch(kind: str, own: Named, declares: Iterable[str] = ()) -> tuple[Named, list[str], bool]:
-    """Return the tensors of one of torch's modules that Burn's make, those without a part, and if zeros were added.
-
-    Zeros stand for biases that Burn's module does not have; those of torch's tensors in ``declares`` it has.
-    """
+    """Return the tensors of torch's module that Burn's make, those that lack a part, and if zeros stand for biases."""
     if kind == "Own":
         return dict(own), [], False
     parts = PARTS[kind]
@@ -276,11 +265,6 @@ def renamed(file: File, place: Place | None, options: Options) -> tuple[Named, l
     return dict(zip(closed, given.values(), strict=True)), unmatched
 
 
-def idle_filters(options: Options, paths: Iterable[str]) -> list[str]:
-    """Return the patterns of the filter that match nothing."""
-    return [each for each in options.filter or () if not any(re.search(each, path) for path in paths)]
-
-
 def adapted(array: Array, options: Options, noted: list[str], *, is_converted: bool) -> Array:
     """Return a tensor after adapter and cast; the adapter may change values only if the layout is converted."""
     is_turned = array.ndim == 2 and options.adapter in ("turn", "own")
@@ -341,14 +325,12 @@ def proved(tensors: Named, layers: Sequence[Layer], options: Options) -> tuple[s
 
 
 def ruled(layers: Sequence[Layer], options: Options, layout: str, *, is_converted: bool = True) -> list[Layer]:
-    """Return the layers with the kinds that rules give them; a rule must match one, and fit it if it takes part."""
+    """Return the layers with the kinds that rules give them; a rule must fit if it takes part."""
     found = list(layers)
     for pattern, kind in (options.rules or {}).items():
-        hits = [at for at, each in enumerate(found) if re.search(pattern, each.at(layout))]
-        if not hits:
-            raise Refused("a rule matches no module")
-        for at in hits:
-            each = found[at]
+        for at, each in enumerate(found):
+            if not re.search(pattern, each.at(layout)):
+                continue
             try:
                 check_shapes(kind, each.tensors, layout)
             except Refused:
@@ -370,10 +352,6 @@ def check_shapes(kind: str, own: Named, layout: str) -> None:
     rows = -1 if kind == "Linear" and layout == "burn" else 0
     if len(weight) != AXES[kind] or bias not in (None, (weight[rows],)):
         raise Refused("the shapes contradict the rule")
-
-
-def recorded_counts(file: File) -> Named:
-    return {f"{each.path}.{COUNT}": each.tensors[COUNT] for each in file.record or () if COUNT in each.tensors}
 
 
 def convert_layers(tensors: Named, known: Known, own: str, noted: list[str], options: Options) -> Named:
@@ -428,13 +406,13 @@ def layer_to_torch(each: Layer, inside: Named, known: Known, noted: list[str], o
     return found
 
 
-# --- load -------------------------------------------------------------------------------------------------------------
+# --- verbs ------------------------------------------------------------------------------------------------------------
 
 
 def load(file: File, place: Place, options: Options) -> Expected:
     """Return the model's tensors after a load."""
     given, noted = renamed(file, place, options)
-    noted += idle_filters(options, place.tensors)
+    noted += options.idle(place.tensors)
     own = options.adapter == "own"
     stated = options.layout or file.layout
     is_needed = not own and (stated or ("torch" if place.layout == "torch" else None)) != place.layout
@@ -450,9 +428,9 @@ def load(file: File, place: Place, options: Options) -> Expected:
     if is_converted and not place.layers:  # plain containers: nothing states a kind
         noted += ["unknown kind"] if place.tensors else []
     elif is_converted:
-        layers = ruled(place.layers, options, place.layout)
-        known, used, lost = into_model(given, place, layers, noted, options)
-        known |= {path: array for path, array in recorded_counts(file).items() if path in lost}
+        place = replace(place, layers=ruled(place.layers, options, place.layout))
+        known, used, lost = into_model(given, place, noted, options)
+        known |= {path: array for path, array in file.counts.items() if path in lost}
     values = dict(place.tensors)
     taken = [path for path in place.tensors if path in known and options.keeps(path)]
     for path in taken:
@@ -462,7 +440,7 @@ def load(file: File, place: Place, options: Options) -> Expected:
             raise Refused(f"{path} does not fit")
         if place.kind == "torch" and array.dtype != old.dtype:
             noted.append("cast from")
-            array = held(array, old.dtype, noted)
+            array = cast(array, old.dtype, noted)
         values[path] = array
     missing = {path for path in place.tensors if path not in known and path not in lost}
     for first, second in place.ties:
@@ -480,16 +458,14 @@ def load(file: File, place: Place, options: Options) -> Expected:
     return Expected(values, place.layout, noted, sorted(set(given) - used), loose)
 
 
-def into_model(
-    given: Named, place: Place, layers: Sequence[Layer], noted: list[str], options: Options
-) -> tuple[Named, set[str], set[str]]:
+def into_model(given: Named, place: Place, noted: list[str], options: Options) -> tuple[Named, set[str], set[str]]:
     """Return a file's tensors in the layout of a model that declares its layers; the names used; torch's counters."""
     known: Named = {}
     used: set[str] = set()
     lost: set[str] = set()
     is_torch = place.layout == "torch"
-    for each in layers:
-        inside = own_of(given, each.burn, layers, "burn")
+    for each in place.layers:
+        inside = own_of(given, each.burn, place.layers, "burn")
         is_copied = each.kind == "Own"
         uses = declared(each)[0] if is_torch or is_copied else [n for n in inside if is_used(each.kind, n, inside)]
         own = {name: inside[name] for name in inside if name in uses}
@@ -512,9 +488,6 @@ def into_model(
     return known, used, lost
 
 
-# --- save and convert -------------------------------------------------------------------------------------------------
-
-
 def written(rows: Named, options: Options, format: str, noted: list[str], *, is_converted: bool) -> Named:
     """Return tensors after adapter and cast, if the format can write them."""
     made = {path: adapted(array, options, noted, is_converted=is_converted) for path, array in rows.items()}
@@ -526,7 +499,7 @@ def written(rows: Named, options: Options, format: str, noted: list[str], *, is_
 
 def save(place: Place, format: str, options: Options) -> Expected:
     """Return the tensors of a file that a model is saved into."""
-    noted = idle_filters(options, place.tensors)
+    noted = options.idle(place.tensors)
     wanted = options.layout or ("burn" if format == "burnpack" else place.layout)
     if options.adapter == "own":
         wanted = place.layout
@@ -564,11 +537,11 @@ def convert(file: File, format: str, options: Options) -> Expected:
                 given.setdefault(other, given[one])
     rows = given
     if is_converted:
-        known = replace(known_layers(file, given, options, own or ""), counts=recorded_counts(file))
+        known = replace(known_layers(file, given, options, own or ""), counts=file.counts)
         rows = convert_layers(given, known, own or "", noted, options)
     if like is not None:
         check_like(given, rows, like, own, wanted, options)
-    if idle_filters(options, rows):
+    if options.idle(rows):
         raise Refused("a filter matches nothing")
     rows = {path: array for path, array in rows.items() if options.keeps(path)}
     if replaced and (not like or own is None):
@@ -642,9 +615,6 @@ def check_like(given: Named, rows: Named, like: Place, own: str | None, wanted: 
         array, wants = found[name], like.tensors[name]
         if array.shape != wants.shape or kind_of(array.dtype) != kind_of(wants.dtype):
             raise Refused(f"like has {name} in another shape or dtype")
-
-
-# --- diff -------------------------------------------------------------------------------------------------------------
 
 
 def diff(first: File, second: File, layers: Sequence[Layer] | None) -> Expected:

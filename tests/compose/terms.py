@@ -48,6 +48,12 @@ class File:
     record: list[Layer] | None = None
     """The modules that the file records."""
 
+    @property
+    def counts(self) -> Named:
+        """The counters that the file records."""
+        name = "num_batches_tracked"
+        return {f"{each.path}.{name}": each.tensors[name] for each in self.record or () if name in each.tensors}
+
 
 @dataclass
 class Known:
@@ -98,6 +104,10 @@ class Options:
 
     def keeps(self, name: str) -> bool:
         return self.filter is None or any(re.search(pattern, name) for pattern in self.filter)
+
+    def idle(self, names: Iterable[str]) -> list[str]:
+        """Return the patterns of the filter that match nothing."""
+        return [each for each in self.filter or () if not any(re.search(each, name) for name in names)]
 
     def keeps_any(self, path: str, names: Iterable[str]) -> bool:
         return any(self.keeps(f"{path}.{name}") for name in names)
