@@ -140,3 +140,28 @@ def test_convert_groups_modules_of_unknown_kind_by_class(tmp_path: Path) -> None
     assert list(bs.save(model, tmp_path / "c.bpk").notes) == expected
     back = bs.convert(tmp_path / "c.bpk", tmp_path / "d.safetensors", like=model, target_layout="torch")
     assert [note.split(":")[0] for note in back.notes] == [note.split(":")[0] for note in expected]
+
+
+def test_a_filter_for_tensors_that_cannot_be_made_says_why_they_are_not_there(tmp_path: Path) -> None:
+    bs.save(nn.GRU(1, 2), tmp_path / "whole.bpk")
+    with bs.open(tmp_path / "whole.bpk") as f:
+        parts = {name: f[name].numpy() for name in f if name != "update_gate.hidden_transform.bias"}
+    bs.save({f"gru.{name}": value for name, value in parts.items()}, tmp_path / "a.bpk", layout="burn")
+    for filter in (None, [r"weight_hh_l0$"]):
+        with pytest.raises(ModelError, match=r"without update_gate\.hidden_transform\.bias"):
+            bs.convert(tmp_path / "a.bpk", tmp_path / "b.pt", rules={"^gru$": "GRU"}, filter=filter)
+
+
+@pytest.mark.parametrize("layout", ["torch", "burn"])
+def test_a_tensor_that_the_filter_leaves_out_may_differ_from_like(tmp_path: Path, layout: str) -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.MultiheadAttention(4, 2))
+    other = nn.Sequential(nn.Linear(5, 3), nn.MultiheadAttention(4, 2))
+    bs.save(model, tmp_path / "a.bpk", layout="torch")
+    target = tmp_path / ("b.pt" if layout == "torch" else "b.bpk")
+    done = bs.convert(tmp_path / "a.bpk", target, like=other, filter=[r"^1\."])
+    assert done.tensors == (4 if layout == "torch" else 8)
+    with pytest.raises(ModelError, match="given as like"):
+        bs.convert(tmp_path / "a.bpk", target, like=other, filter=[r"^0\."], overwrite=True)
+    other[1] = nn.MultiheadAttention(8, 2)
+    with pytest.raises(ModelError, match="given as like"):
+        bs.convert(tmp_path / "a.bpk", target, like=other, filter=[r"^1\."], overwrite=True)

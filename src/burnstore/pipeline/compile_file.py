@@ -251,7 +251,12 @@ class _Conversion:
                 for slot in self.like.slots:
                     groups.setdefault(slot.identity(), []).append(slot.path)
                 plan.tied = [group for group in groups.values() if len(group) > 1]
-        rows = self._filtered(rows)
+        try:
+            rows = self._filtered(rows)
+        except PatternError:
+            if known is not None and own is not None and is_converted:
+                known.view.check(self.index, own)  # a module that cannot be converted: its tensors are not there
+            raise
         rows = _adapt(rows, adapter, plan, self._owners(known))
         if replaced and adapter is not None:
             plan.layout = adapter.gives_layout or own
@@ -389,6 +394,7 @@ class _Conversion:
         like = self.like
         assert like is not None
         given = self.index
+        origins: Mapping[str, Sequence[Origin]] = {}
         if like.layout is not None and own != like.layout:
             if wanted == like.layout:
                 given = {snapshot.path: snapshot for snapshot, _, _ in rows}
@@ -399,14 +405,17 @@ class _Conversion:
                     raise ModelError(f"{like.name}, given as like, has no such tensor", tensor=unused)
                 counts = map(zero_count, seen.lost if like.layout == "torch" else ())
                 given = {each.path: each for each in (*seen.snapshots, *counts)}
+                origins = seen.origins
                 # like has no such tensors: in modules that take part they must have the values that it implies.
                 kept = {name.rpartition(".")[0] for name in self.index if self._keeps(name)}
                 self.plan.constants = [each for each in seen.constants if each[0].path.rpartition(".")[0] in kept]
         slots = {slot.path: slot for slot in like.slots}
         for name, snapshot in given.items():
             slot = slots.get(name)
-            if slot is None and not self._keeps(name):
-                continue
+            if self.pipeline.filter is not None and not any(
+                map(self._keeps, [name, *(each.source for each in origins.get(name, ()) if each.source is not None)])
+            ):
+                continue  # it is not written, whatever like has in its place
             if slot is None:
                 raise ModelError(f"{like.name}, given as like, has no such tensor", tensor=name)
             if slot.shape != snapshot.shape:
