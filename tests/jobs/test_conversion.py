@@ -272,6 +272,16 @@ def test_the_record_is_json_with_both_paths(tmp_path: Path) -> None:
         assert sorted(f) == ["net.0.weight", "net.2.weight"] and MODULES_KEY not in f.metadata
 
 
+@pytest.mark.parametrize("new", ["a", "z"])
+def test_a_record_with_two_modules_at_one_path_is_no_crash(new: str, tmp_path: Path) -> None:
+    record = {"a": ["Linear", "a"], "c": ["Linear", "a"]}
+    given = {"a.weight": rand(2, 2)}
+    bs.save(given, tmp_path / "x.bpk", layout="burn", metadata={MODULES_KEY: json.dumps(record)})
+    bs.convert(tmp_path / "x.bpk", tmp_path / "y.bpk", rename=[(r"^a\.", f"{new}.")])
+    with bs.open(tmp_path / "y.bpk") as f:
+        assert np.array_equal(f[f"{new}.weight"].numpy(), given["a.weight"])
+
+
 class Three(nn.Module):
     def __init__(self) -> None:
         self.net = [nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)]

@@ -231,10 +231,15 @@ def renamed_modules(
         path = old.rpartition(".")[0]
         while path and path not in own:
             path = path.rpartition(".")[0]
-        suffix = old[len(path) :] if path else f".{old}"
-        if path not in own or not f".{new}".endswith(suffix):
+        if path not in own:
             return None
-        below.setdefault(path, set()).add(f".{new}"[: -len(suffix)].removeprefix("."))
+        target = path
+        if new != old:
+            suffix = old[len(path) :] if path else f".{old}"
+            if not f".{new}".endswith(suffix):
+                return None
+            target = f".{new}"[: -len(suffix)].removeprefix(".")
+        below.setdefault(path, set()).add(target)
     renamed = []
     for module in modules:
         targets = below.get(module.path(layout))
@@ -242,7 +247,7 @@ def renamed_modules(
             continue  # none of its tensors takes part
         if len(targets) > 1:
             return None
-        moved = _moved(module, targets.pop(), layout)
+        moved = _moved(module, next(iter(targets)), layout)
         if moved is None:
             return None
         renamed.append(moved)
@@ -252,10 +257,10 @@ def renamed_modules(
 def _moved(module: RecordedModule, path: str, layout: Layout) -> RecordedModule | None:
     """Return a module whose path in one layout became another; its path in the other layout follows."""
     old, other = module.path(layout), module.burn if layout == "torch" else module.torch
-    if old == other:
-        return module._replace(torch=path, burn=path)
     if old == path:
         return module
+    if old == other:
+        return module._replace(torch=path, burn=path)
     before, after = old.split("."), path.split(".")
     same = 0  # the segments at the end that the rename left alone
     while same < min(len(before), len(after)) and before[-1 - same] == after[-1 - same]:

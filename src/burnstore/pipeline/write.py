@@ -290,8 +290,9 @@ class _Builder:
         count = len(written) - len(written.ties)
         if count != len(tensors):
             return None, f"{len(tensors)} tensors were written, {count} are there"
-        pairs = [(tensor, written[tensor.path]) for tensor in tensors]
-        batches = list(in_batches(pairs, lambda pair: pair[0].nbytes, _TASK_BYTES))
+        with gc_paused():
+            pairs = [(tensor, written[tensor.path]) for tensor in tensors]
+            batches = list(in_batches(pairs, lambda pair: pair[0].nbytes, _TASK_BYTES))
         prover = _Prover(room, self.digests or self.expected is not None)
         for batch, (wrong, found, zeroed) in zip(batches, run_tasks(prover, batches, self.workers), strict=True):
             self.underflowed.update(zeroed)
