@@ -397,7 +397,8 @@ def layer_to_torch(each: Layer, inside: Named, known: Known, noted: list[str], o
     stray = {name for name in own if name not in PARTS[each.kind] and options.keeps(f"{each.burn}.{name}")}
     found, broken, zeros = module_to_torch(each.kind, own, each.tensors if known.is_declared is None else ())
     noted += ["constant"] if zeros else []
-    if stray or options.keeps_any(each.path, broken) or (zeros and known.is_declared is False):
+    needs = broken if known.is_declared is not False else [*broken, *found] if broken else []  # else all or nothing
+    if stray or options.keeps_any(each.path, needs) or (zeros and known.is_declared is False):
         raise Refused(f"{sorted(stray) or broken} has no counterpart")
     if each.kind.startswith("BatchNorm") and own:
         count = f"{each.path}.{COUNT}"
@@ -469,17 +470,22 @@ def into_model(given: Named, place: Place, noted: list[str], options: Options) -
         is_copied = each.kind == "Own"
         uses = declared(each)[0] if is_torch or is_copied else [n for n in inside if is_used(each.kind, n, inside)]
         own = {name: inside[name] for name in inside if name in uses}
-        used |= {f"{each.burn}.{name}" for name in own}
+        taken = set(own)
         zeros = False
         try:
             if is_torch:
-                made, _, zeros = module_to_torch(each.kind, without_constants(each, own))
+                made, broken, zeros = module_to_torch(each.kind, without_constants(each, own))
+                taken -= {burn for burn, part in PARTS.get(each.kind, {}).items() if part[0] in broken}
             else:
                 made = own if is_copied else parts_to_burn(each, own)
+                absent = {name for name in made if f"{each.burn}.{name}" not in place.tensors}
+                taken -= absent  # a bias where the model has none
         except Refused:
             if is_torch or any(options.keeps(path) for path in place.tensors if path.startswith(f"{each.burn}.")):
                 raise
             made = {name: inside[name] for name in inside if name in PARTS[each.kind]}  # the filter leaves it out
+            taken = {name for name in own if f"{each.burn}.{name}" in place.tensors or name not in PARTS[each.kind]}
+        used |= {f"{each.burn}.{name}" for name in taken}
         known |= {f"{each.at(place.layout)}.{name}": array for name, array in made.items()}
         noted += ["unknown kind"] if is_copied and each.tensors else []
         noted += [COUNT] if COUNT in own else []
@@ -540,7 +546,7 @@ def convert(file: File, format: str, options: Options) -> Expected:
         known = replace(known_layers(file, given, options, own or ""), counts=file.counts)
         rows = convert_layers(given, known, own or "", noted, options)
     if like is not None:
-        check_like(given, rows, like, own, wanted, options)
+        loose = check_like(given, rows, like, own, wanted, options) or loose
     if options.idle(rows):
         raise Refused("a filter matches nothing")
     rows = {path: array for path, array in rows.items() if options.keeps(path)}
@@ -604,17 +610,23 @@ def kind_by_shapes(own: Named) -> str:
     return next(kind for kind, fits in kinds if fits)
 
 
-def check_like(given: Named, rows: Named, like: Place, own: str | None, wanted: str | None, options: Options) -> None:
-    """Refuse tensors that ``like`` has not, those that it has and the file has not, and other shapes."""
+def check_like(
+    given: Named, rows: Named, like: Place, own: str | None, wanted: str | None, options: Options
+) -> str | None:
+    """Refuse tensors that only one of ``like`` and the file has, and other shapes; or say why refusing is right too."""
     found = given if own in (None, like.layout) else rows
     if own not in (None, like.layout) and wanted != like.layout:
         found = convert_layers(given, like.known, own or "", [], options)
     if odd := [name for name in set(found) ^ set(like.tensors) if options.keeps(name)]:
         raise Refused(f"only one of like and the file has {min(odd)}")
+    loose = None
     for name in set(found) & set(like.tensors):
         array, wants = found[name], like.tensors[name]
         if array.shape != wants.shape or kind_of(array.dtype) != kind_of(wants.dtype):
-            raise Refused(f"like has {name} in another shape or dtype")
+            loose = f"like has {name} in another shape or dtype"
+            if options.keeps(name):
+                raise Refused(loose)
+    return loose
 
 
 def diff(first: File, second: File, layers: Sequence[Layer] | None) -> Expected:
