@@ -87,7 +87,7 @@ def _big_plan(nbytes: int) -> Iterator[_Plan]:
         yield f"{at}.attention.output.weight", (h, h), f32
         yield f"{at}.attention.output.bias", (h,), f32
         yield f"{at}.feed_forward.weight", (h, 4 * h), bf16
-        yield f"{at}.feed_forward.bias", (4 * h,), bf16
+        yield f"{at}.feed_forward.bias", (h,), bf16
         yield f"{at}.norm.gamma", (h,), f32
 
 
