@@ -352,26 +352,30 @@ class Session:
             "checking": checking,
             "sys_path": [entry for entry in sys.path if entry],
         }
-        job.write_text(json.dumps(spec), encoding="utf-8")
         try:
-            done = subprocess.run(
-                [sys.executable, "-m", "benchmarks.child", str(job)],
-                cwd=ROOT,
-                env=self._environment(),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_TIMEOUT,
-            )
-            if not result.exists():
-                return {"error": f"the process ended with status {done.returncode}: {done.stderr.strip()[-500:]}"}
-            answer: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
-            return answer
+            return self._answer(spec, job, result)
         except subprocess.TimeoutExpired:
             return {"error": f"not done after {_TIMEOUT:.0f} s"}
         finally:
             shutil.rmtree(control, ignore_errors=True)
+
+    def _answer(self, spec: dict[str, Any], job: Path, result: Path) -> dict[str, Any]:
+        """What the job came to, run in a process of its own."""
+        job.write_text(json.dumps(spec), encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.child", str(job)],
+            cwd=ROOT,
+            env=self._environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT,
+        )
+        if not result.exists():
+            return {"error": f"the process ended with status {done.returncode}: {done.stderr.strip()[-500:]}"}
+        answer: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+        return answer
 
 
 def _warm(path: Path) -> None:
