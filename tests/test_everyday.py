@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,8 +100,20 @@ def wrapped(folder: Path) -> Path:
     return folder / "ddp.pt"
 
 
+def hub_snapshot(folder: Path) -> Path:
+    """Return a folder of the Hugging Face hub's cache: every file is a link into the folder of blobs."""
+    for name in ("blobs", "snapshots/0a1b", "plain"):
+        (folder / "models--org--net" / name).mkdir(parents=True)
+    bin_index(folder / "models--org--net" / "plain")
+    for file in (folder / "models--org--net" / "plain").iterdir():
+        blob = file.rename(folder / "models--org--net" / "blobs" / f"sha-{file.name}".replace(".", "-"))
+        (folder / "models--org--net" / "snapshots" / "0a1b" / file.name).symlink_to(f"../../blobs/{blob.name}")
+    return folder / "models--org--net" / "snapshots" / "0a1b"
+
+
 KINDS = [bin_file, bin_folder, bin_index, bin_shards_without_index, safetensors_folder, both_formats]
 KINDS += [component_of_diffusers, burnpack_folder, lightning, wrapped]
+KINDS += [hub_snapshot] if os.name == "posix" else []
 
 VERBS: dict[str, Callable[[Path, Path], Any]] = {
     "open": lambda source, _: bs.open(source).close(),
@@ -112,6 +125,7 @@ VERBS: dict[str, Callable[[Path, Path], Any]] = {
     "diff": lambda source, _: bs.diff(source, source),
     "merge": lambda source, out: bs.merge([source], out / "y.safetensors", keep_layout=True),
     "report": lambda source, _: bs.report(source),
+    "scan": lambda source, _: bs.scan(source),
 }
 
 
@@ -124,6 +138,8 @@ def test_every_function_takes_every_kind(tmp_path: Path, kind: Callable[[Path], 
         assert len(result.applied) == 9 and not result.missing
     if verb == "verify" and result.files == ():
         assert result.is_whole
+    if verb == "scan":
+        assert result.is_clean, [(file.path, file.verdict, str(file.error)) for file in result.files]
     if verb == "convert":
         other = model()
         for tensor in other.state_dict().values():
@@ -142,6 +158,26 @@ def test_shards_of_torch_are_one_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model-00002-of-00002.bin").unlink()
     with pytest.raises(bs.errors.CorruptError, match="is missing"):
         bs.open(tmp_path)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links need rights there")
+def test_links_of_the_hub_are_followed_into_its_cache_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from burnstore.cli import main
+
+    snapshot = hub_snapshot(tmp_path)
+    with bs.open(snapshot) as f:
+        assert Path(f.file_of("2.weight")) == snapshot / "pytorch_model-00002-of-00002.bin"
+    with pytest.raises(bs.errors.ReadError, match="there are some in models--org--net/snapshots/0a1b"):
+        bs.open(tmp_path)
+    (tmp_path / "other.bin").write_bytes((snapshot / "optimizer.pt").read_bytes())
+    (snapshot / "other.bin").symlink_to(tmp_path / "other.bin")
+    (snapshot / "gone.bin").symlink_to("../../blobs/gone")
+    found = {Path(file.path).name: file for file in bs.scan(snapshot).files}
+    assert [name for name, file in found.items() if not file.is_clean] == ["gone.bin", "other.bin"]
+    assert str(tmp_path / "other.bin") in str(found["other.bin"].error)
+    assert main(["inspect", str(snapshot / "gone.bin")]) == 2
+    shown = capsys.readouterr().err
+    assert "a link to a file that does not exist" in shown and "blobs/gone" in shown and "did you mean" not in shown
 
 
 def test_a_folder_without_a_checkpoint_lists_what_was_looked_for(tmp_path: Path) -> None:

@@ -90,6 +90,9 @@ def as_burnstore_error(error: BaseException, path: str) -> BurnstoreError:
         return error
     if isinstance(error, FileNotFoundError):
         missing = os.fsdecode(error.filename or path)
+        if os.path.islink(missing):
+            target = f"its target is {printable(os.path.realpath(missing))}"
+            return BurnstoreError("a link to a file that does not exist", path=missing, hint=target)
         what = "no file matches this pattern" if any(character in missing for character in "*?") else "no such file"
         return BurnstoreError(what, path=missing, hint=_similar_name(missing))
     if isinstance(error, MemoryError):

@@ -17,6 +17,7 @@ from .source import FileSource
 
 _LONGEST_NAME = 255
 _UNSAFE = re.compile(r'[\x00-\x1f\x7f/\\:*?"<>|]')
+_SNAPSHOT = re.compile(r"(.*[/\\](?:models|datasets|spaces)--[^/\\]+)[/\\]snapshots[/\\].+", re.DOTALL)
 _DEVICES = re.compile(
     r"(?:con|prn|aux|nul|conin\$|conout\$|com[0-9¹²³]|lpt[0-9¹²³])(?:\..*)?", re.IGNORECASE | re.DOTALL
 )
@@ -53,17 +54,17 @@ def sibling(source: FileSource, text: str) -> FileSource:
     path = os.path.join(folder, name)
     found = os.lstat(path)
     if stat.S_ISLNK(found.st_mode):
-        path = os.path.realpath(path)
-        if os.path.dirname(path) not in (
+        target = os.path.realpath(path)
+        if os.path.dirname(target) not in (
             os.path.realpath(folder or os.curdir),
             os.path.dirname(os.path.realpath(source.name)),
         ):
             raise UnsafeContentError(
                 f"{name!r} is a link to a file outside the folder",
                 path=source.name,
-                hint=f"its target is {printable(path)}",
+                hint=f"its target is {printable(target)}",
             )
-        found = os.lstat(path)
+        found = os.lstat(target)
     if not stat.S_ISREG(found.st_mode):
         raise ReadError("not a regular file", path=path)
     opened = type(source)(path)
@@ -75,6 +76,18 @@ def sibling(source: FileSource, text: str) -> FileSource:
         opened.close()
         raise
     return opened
+
+
+def is_within(path: str, folder: str) -> bool:
+    """Return whether a file is in a folder or, for a snapshot of the Hugging Face hub, in the cache of its files.
+
+    The hub keeps the files of a repository in ``models--NAME/blobs``; a folder in ``models--NAME/snapshots`` has links
+    to them. Other links out of the folder are not followed.
+    """
+    real, target = os.path.realpath(folder), os.path.realpath(path)
+    snapshot = _SNAPSHOT.fullmatch(real)
+    roots = [real] if snapshot is None else [real, os.path.join(snapshot[1], "blobs")]
+    return any(os.path.commonpath([root, target]) == root for root in roots)
 
 
 def names_in(folder: str) -> list[str]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from ...errors import CorruptError, ReadError, located, printable
@@ -15,6 +16,7 @@ from ...io.paths import names_in
 
 INDEX_SUFFIX = ".index.json"
 MOST_SHARDS = 10_000
+_MOST_FOLDERS = 1_000
 
 _NUMBERED = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.[a-z]+)", re.DOTALL)
 _SUFFIXES = ((".safetensors",), (".bin", ".pt", ".pth", ".ckpt"), (".bpk",), (".mpk", ".mpk.gz"), (".npz",))
@@ -47,7 +49,7 @@ def locate(path: str) -> tuple[str, dict[str, Any]]:
             found = _checkpoint_in(path, [name for name in names if name.endswith(suffixes)], names, suffixes)
             if found is not None:
                 return found
-        inner = [name for name in names if os.path.isdir(os.path.join(path, name)) and _has_checkpoint(path, name)]
+        inner = list(_folders_with_checkpoints(path))
         if inner:
             raise ReadError(
                 f"the directory has no checkpoint of its own; there are some in {_some(inner, 8)}",
@@ -60,9 +62,14 @@ def locate(path: str) -> tuple[str, dict[str, Any]]:
         )
 
 
-def _has_checkpoint(path: str, name: str) -> bool:
-    inside = names_in(os.path.join(path, name))
-    return any(each.endswith(suffixes) for each in inside for suffixes in _SUFFIXES)
+def _folders_with_checkpoints(path: str) -> Iterator[str]:
+    """Yield the folders with checkpoints up to three levels below, as in the cache of the Hugging Face hub."""
+    for place, folders, names in islice(os.walk(path, followlinks=True), _MOST_FOLDERS):
+        inner = os.path.relpath(place, path)
+        if inner != os.curdir and any(name.endswith(suffixes) for name in names for suffixes in _SUFFIXES):
+            yield inner
+        is_last = inner.count(os.sep) >= 2
+        folders[:] = [] if is_last else sorted(name for name in folders if not name.startswith("."))
 
 
 def _checkpoint_in(

@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...checkpoint import open_checkpoint
-from ...errors import BurnstoreError, ReadError, UnknownFormatError, UnsafeContentError, located
+from ...errors import BurnstoreError, ReadError, UnknownFormatError, UnsafeContentError, located, printable
 from ...formats.registry import HEAD_BYTES, format_for_bytes
+from ...io.paths import is_within
 from ...io.source import FileSource
 from ...limits import Limits
 from ...tensor.tabular import Tabular
@@ -79,7 +80,8 @@ def scan(path: str | os.PathLike[str], *, limits: Limits | None = None) -> ScanR
     to read it. A name that is not known to be data makes it ``suspicious``; one that is known to be harmful, native
     code or a path out of an archive, ``dangerous``. A file that cannot be judged has the verdict ``error``. For a
     folder, every file below it is scanned; only texts, pictures and vocabularies of SentencePiece are skipped. A link
-    out of the folder, a file that cannot be judged, and a folder without anything to judge are errors.
+    out of the folder (except those of a snapshot of the Hugging Face hub to its files), a file that cannot be judged,
+    and a folder without anything to judge are errors.
 
     Raises FileNotFoundError and other OSErrors.
 
@@ -150,13 +152,13 @@ def _tensors(path: str, format_name: str, limits: Limits) -> tuple[tuple[str, ..
 
 def scan_files(folder: str, *, limits: Limits | None = None) -> Iterator[ScanResult]:
     """Yield the result for every file of tensors or pickles below a folder as soon as it is known."""
-    root = os.path.realpath(folder)
     for place, folders, files in os.walk(folder, onerror=_raise):
         folders.sort()
         for name in sorted([*files, *(each for each in folders if os.path.islink(os.path.join(place, each)))]):
             path = os.path.join(place, name)
-            if os.path.commonpath([root, os.path.realpath(path)]) != root:
-                outside = UnsafeContentError("a link out of the folder: not followed", path=path)
+            if not is_within(path, folder):
+                target = f"its target is {printable(os.path.realpath(path))}"
+                outside = UnsafeContentError("a link out of the folder: not followed", path=path, hint=target)
                 yield ScanResult(path, None, ERROR, error=outside)
                 continue
             try:
