@@ -440,3 +440,34 @@ def test_tensors_of_the_first_releases_are_read() -> None:
     data = tb.torch_zip(tb.pickled(tb.dict_of((tb.text("p"), parameter))), {"0": np.arange(4, dtype="<f4").tobytes()})
     with bs.open(data) as f:
         assert f["p"].numpy().tolist() == [1, 2, 3]
+
+
+@pytest.mark.filterwarnings("ignore")  # torch calls these modules deprecated
+def test_a_quantized_model_gives_the_packed_weights_of_its_state_dict(tmp_path: pathlib.Path) -> None:
+    from torch.ao import quantization
+
+    torch.manual_seed(0)
+    nn = torch.nn
+    layers = {"fc": nn.Linear(8, 4), "out": nn.Linear(4, 3, bias=False), "norm": nn.LayerNorm(4), "rnn": nn.LSTM(3, 5)}
+    dynamic = quantization.quantize_dynamic(nn.ModuleDict(layers), {nn.Linear, nn.LSTM}, dtype=torch.qint8)
+    half = quantization.quantize_dynamic(nn.ModuleDict(layers), {nn.Linear}, dtype=torch.float16)
+    tables = dict.fromkeys((nn.Embedding, nn.EmbeddingBag), quantization.float_qparams_weight_only_qconfig)
+    embedding = quantization.quantize_dynamic(nn.Sequential(nn.Embedding(10, 8), nn.EmbeddingBag(10, 8)), tables)
+    static = nn.Sequential(quantization.QuantStub(), nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 5)).eval()
+    static.qconfig = quantization.get_default_qconfig(torch.backends.quantized.supported_engines[-1])
+    prepared = quantization.prepare(static)
+    prepared(torch.randn(2, 3, 8, 8))
+    for number, model in enumerate((dynamic, half, embedding, quantization.convert(prepared))):
+        torch.save(model, tmp_path / f"{number}.pt")
+        torch.save(model.state_dict(), tmp_path / f"{number}-state.pt")
+        found = bs.diff(tmp_path / f"{number}.pt", tmp_path / f"{number}-state.pt")
+        assert len(found.equal) + len(found.added) == len(found.tensors) and found.equal, number
+        # The scale of a module's output is a number in the one file, a tensor in the other.
+        assert all(
+            added.shown_name.endswith((".scale", ".zero_point")) and added.new_shape == () for added in found.added
+        ), number
+    with bs.open(tmp_path / "0.pt") as f:
+        weight, bias = dynamic.state_dict()["fc._packed_params._packed_params"]
+        at = "fc._packed_params._packed_params"
+        assert (f[f"{at}.0.int_repr"].numpy() == weight.int_repr().numpy()).all()
+        assert f[f"{at}.0.scale"].numpy() == weight.q_scale() and torch.equal(f[f"{at}.1"].torch(), bias)

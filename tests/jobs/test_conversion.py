@@ -121,7 +121,7 @@ def test_a_model_that_does_not_fit_the_file_is_refused(torch_file: Path, tmp_pat
         def __init__(self) -> None:
             self.fc = nn.Linear(3, 4)
 
-    with pytest.raises(bs.errors.ModelError, match="no counterpart"):
+    with pytest.raises(bs.errors.ModelError, match="Less, given as like, has no such tensor"):
         bs.convert(torch_file, tmp_path / "x.bpk", like=Less())
     assert not (tmp_path / "x.bpk").exists()
 

@@ -271,3 +271,51 @@ def test_the_count_of_batches_survives_without_the_model(tmp_path: Path) -> None
         bs.convert(tmp_path / f"{number}.bpk", tmp_path / f"{number}.safetensors", target_layout="torch")
         with bs.open(tmp_path / f"{number}.safetensors") as f:
             assert f["0.num_batches_tracked"].numpy() == 7
+
+
+def test_renamed_modules_keep_their_classes(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = Net()
+    torch.save(net, tmp_path / "net.pt")
+    renames = [r"^=>model.", r"^model\.(tokens)\.=>${1}_table.", r"^model\.body\.=>model.mlp."]
+    bs.convert(tmp_path / "net.pt", tmp_path / "a.bpk", rename=renames[:1])
+    outer = torch.nn.ModuleDict({"model": net})
+    bs.save(outer, tmp_path / "b.bpk")
+    assert bs.diff(tmp_path / "a.bpk", tmp_path / "b.bpk").is_equal
+    assert bs.diff(tmp_path / "net.pt", tmp_path / "b.bpk", rename=renames[:1]).is_equal
+    del net.norm  # Where it goes if the modules around it part, nothing states.
+    torch.save(net, tmp_path / "net.pt")
+    bs.convert(tmp_path / "net.pt", tmp_path / "c.bpk", rename=renames)
+    moved = torch.nn.ModuleDict({"model": net, "tokens_table": net.tokens})
+    net.mlp = net.body
+    del net.body, net.tokens
+    bs.save(moved, tmp_path / "d.bpk")
+    assert bs.diff(tmp_path / "c.bpk", tmp_path / "d.bpk").is_equal
+
+
+def test_swapped_names_carry_their_classes_with_them(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = torch.nn.ModuleDict({"a": torch.nn.Linear(4, 4, bias=False), "b": torch.nn.Embedding(4, 4)})
+    torch.save(net, tmp_path / "net.pt")
+    swap = {"a.weight": "b.weight", "b.weight": "a.weight"}
+    found = _burn(tmp_path / "net.pt", rename=swap)
+    assert (found["b.weight"] == net["a"].weight.detach().numpy().T).all()
+    assert (found["a.weight"] == net["b"].weight.detach().numpy()).all()
+    assert bs.diff(tmp_path / "net.pt", tmp_path / "net.bpk", rename=swap).is_equal
+
+
+@pytest.mark.parametrize("rename", [r"^body\.0\.=>first.", r"\.in_proj_=>.joined_", r"^tokens\.weight$=>table"])
+def test_renames_within_a_layer_or_a_numbered_list_are_refused(tmp_path: Path, rename: str) -> None:
+    torch.save(Net(), tmp_path / "net.pt")
+    with pytest.raises(bs.errors.ModelError, match="the renames change names within a layer"):
+        _burn(tmp_path / "net.pt", rename=[rename])
+
+
+def test_a_tensor_that_like_lacks_is_named_with_a_way_out(tmp_path: Path) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    torch.save({**net.state_dict(), "extra.weight": torch.zeros(2)}, tmp_path / "a.pt")
+    for suffix in (".bpk", ".safetensors"):
+        with pytest.raises(bs.errors.ModelError, match="given as like, has no such tensor") as caught:
+            bs.convert(tmp_path / "a.pt", tmp_path / f"b{suffix}", like=net)
+        assert "like=" not in (caught.value.hint or "") and caught.value.tensor == "extra.weight"
+    bs.convert(tmp_path / "a.pt", tmp_path / "b.bpk", like=net, filter=r"^0\.")

@@ -7,6 +7,7 @@ model or a file: every tensor must be one of its tensors, and it must get all of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -32,7 +33,6 @@ from .kinds import (
     known_for_file,
     layout_of,
     recorded_counts,
-    renamed_modules,
     view_of_model,
     zero_count,
 )
@@ -314,17 +314,16 @@ class _Conversion:
             # The view needs the names of the other layout; a source in like's own layout has none of them.
             present = None if own == self.like.layout else self.index
             return Known(self.like.view(present), f"like {self.like.name}", True)
-        recorded = None if self.named.made else self.source.recorded
-        if recorded is not None and self.named.originals:
-            names = {self.named.original(name): name for name in self.index}
-            recorded = renamed_modules(recorded, names, own)
-            if recorded is None and not (self.pipeline.rules or self.pipeline.guess) and is_needed:
-                raise ModelError(
-                    "the source records its modules, and the renames change names within them",
-                    hint="rename whole modules, or pass like= or rules= that use the new names",
-                )
+        names = {self.named.original(name): name for name in self.index} if self.named.originals else {}
+        source = replace(self.source, names=names, layout=own)
+        recorded, classes = (None, {}) if self.named.made else (source.recorded, source.classes)
+        is_lost = names and not (recorded or classes) and (self.source.recorded or self.source.classes)
+        if is_lost and is_needed and not (self.pipeline.rules or self.pipeline.guess):
+            raise ModelError(
+                "the source states its modules, and the renames change names within a layer, or some of a list",
+                hint="rename whole modules, or pass like= or rules= that use the new names",
+            )
         try:
-            classes = {} if self.named.made or self.named.originals else self.source.classes
             known = known_for_file(shapes, own, self.pipeline, recorded, self._keeps, classes)
         except (ModelError, PatternError):
             if is_needed or not isinstance(self.pipeline.adapter, FunctionAdapter):
@@ -349,6 +348,8 @@ class _Conversion:
                 raise ModelError(f"cannot be made: {', '.join(parts)} is missing", tensor=path)
         for path in self.index:
             if path not in seen.used:
+                if self._keeps(path) and self.like is not None:
+                    raise self.like.lacks(path)
                 if self._keeps(path):
                     raise ModelError(f"it has no counterpart in {wanted}'s layout", tensor=path, hint=WAYS_OUT)
                 plan.fates[self.named.original(path)] = FILTERED
@@ -402,7 +403,7 @@ class _Conversion:
                 seen = (known.view if known is not None else like.view(self.index)).convert(self.index, like.layout)
                 unused = next((name for name in self.index if name not in seen.used and self._keeps(name)), None)
                 if unused is not None:
-                    raise ModelError(f"{like.name}, given as like, has no such tensor", tensor=unused)
+                    raise like.lacks(unused)
                 counts = map(zero_count, seen.lost if like.layout == "torch" else ())
                 given = {each.path: each for each in (*seen.snapshots, *counts)}
                 origins = seen.origins
@@ -417,7 +418,7 @@ class _Conversion:
             ):
                 continue  # it is not written, whatever like has in its place
             if slot is None:
-                raise ModelError(f"{like.name}, given as like, has no such tensor", tensor=name)
+                raise like.lacks(name)
             if slot.shape != snapshot.shape:
                 raise ModelError(
                     f"its shape is {list(snapshot.shape)}; {like.name}, given as like, has {list(slot.shape)}",

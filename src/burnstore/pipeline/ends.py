@@ -24,7 +24,15 @@ from ..tensor.scalar import Scalar
 from ..tensor.snapshot import TensorSnapshot
 from ..transforms.layout import LAYOUTS, Layout
 from ..transforms.view import LayoutView, module_tree, view_of_burn, view_of_torch
-from .kinds import RecordedModule, layout_of, recorded_modules, view_of_model, view_of_record
+from .kinds import (
+    RecordedModule,
+    layout_of,
+    recorded_modules,
+    renamed_classes,
+    renamed_modules,
+    view_of_model,
+    view_of_record,
+)
 from .options import Pipeline
 
 
@@ -43,16 +51,26 @@ class Input:
     notes: Sequence[str] = ()
     checkpoint: Checkpoint | None = None
     model: Any = None
+    names: Mapping[str, str] = field(default_factory=dict)
+    """The new name of every tensor by its name in the source, if they were renamed."""
 
     @property
     def recorded(self) -> list[RecordedModule] | None:
-        """The modules that the source records in its metadata; CorruptError if that is damaged."""
-        return recorded_modules(self.metadata)
+        """The modules that the source records in its metadata; CorruptError if that is damaged.
+
+        None also if a rename changes names within them.
+        """
+        found = recorded_modules(self.metadata)
+        return renamed_modules(found, self.names, self.layout) if found and self.names and self.layout else found
 
     @property
     def classes(self) -> Mapping[str, ModuleClass]:
-        """The classes of the modules, where the source is a model that was saved as an object."""
-        return {} if self.checkpoint is None else self.checkpoint.classes
+        """The classes of the modules, where the source is a model that was saved as an object.
+
+        Empty also if a rename changes names within them.
+        """
+        found = {} if self.checkpoint is None else self.checkpoint.classes
+        return (renamed_classes(found, self.names) or {}) if found and self.names else found
 
     def layout_given(self, given: Layout | None, notes: list[str]) -> Layout | None:
         """Return the layout of the source: the given one, or the one it states; a contradiction is refused or noted."""
@@ -112,6 +130,11 @@ class Target:
 
     is_whole: bool = True
     """Whether the source must have every tensor of it."""
+
+    def lacks(self, path: str) -> ModelError:
+        """Return the error about a tensor of a source that has no place here."""
+        hint = "a filter leaves it out, a rename gives it the name that it has there"
+        return ModelError(f"{self.name}, given as like, has no such tensor", tensor=path, hint=hint)
 
 
 def target_of_model(model: Any, *, skip_enum_variants: bool = False, rules: Mapping[str, str] | None = None) -> Target:

@@ -27,6 +27,7 @@ from ..transforms.guess import Guess, guess_kinds
 from ..transforms.layout import (
     AS_IS,
     BURN_OF_TORCH,
+    CONTAINERS,
     COUNT,
     Layout,
     ModuleKind,
@@ -252,6 +253,48 @@ def renamed_modules(
             return None
         renamed.append(moved)
     return renamed
+
+
+def renamed_classes(classes: Mapping[str, ModuleClass], names: Mapping[str, str]) -> Mapping[str, ModuleClass] | None:
+    """Return the classes of modules under new names; ``names`` maps old tensor names to new ones.
+
+    A module of which only some submodules are renamed goes where its own tensors go, or drops out. None if a rename
+    changes names within a layer, or leaves numbers that no container states.
+    """
+    targets: dict[str, set[str | None]] = {}
+    owned: dict[str, set[str | None]] = {}
+    numbered: set[str] = set()
+    for old, new in names.items():
+        before, after = old.split("."), new.split(".")
+        same = 0  # the segments at the end that the rename left alone
+        while same < min(len(before), len(after)) and before[-1 - same] == after[-1 - same]:
+            same += 1
+        for depth in range(len(before)):
+            below = len(before) - depth
+            target = ".".join(after[: len(after) - below]) if below <= same else None
+            targets.setdefault(".".join(before[:depth]), set()).add(target)
+        owned.setdefault(".".join(before[:-1]), set()).add(target)
+        numbered.update(".".join(after[:at]) for at, part in enumerate(after[:-1]) if part.isdecimal())
+    renamed: dict[str, ModuleClass] = {}
+    for path, cls in classes.items():
+        around = path
+        while around not in targets and around:  # a module without tensors goes where the modules around it go
+            around = around.rpartition(".")[0]
+        is_layer = cls.module.startswith("torch.nn.") and cls.name not in CONTAINERS
+        found = targets.get(around, set())
+        if len(found) > 1 and path in owned and not is_layer:
+            found = owned[path]
+        target = next(iter(found)) if len(found) == 1 else None
+        if target is not None:
+            new = join(target, path[len(around) :].removeprefix("."))
+            if renamed.setdefault(new, cls) is not cls:
+                return None
+        elif path not in targets:
+            if cls.options:  # a norm without tensors has some in Burn
+                return None
+        elif path in owned or is_layer:
+            return None
+    return renamed if numbered <= renamed.keys() else None
 
 
 def _moved(module: RecordedModule, path: str, layout: Layout) -> RecordedModule | None:

@@ -148,7 +148,8 @@ def _renamed(given: list[str], remapper: KeyRemapper | None, pipeline: Pipeline)
     if renaming.unmatched and pipeline.unmatched == "error":
         raise PatternError(
             f"the rename {renaming.unmatched[0]!r} matched no tensor",
-            hint="rules apply one after the other; a rule that starts with ? may match nothing",
+            hint="patterns are a list and apply one after the other, a mapping renames whole names; "
+            "a pattern that starts with ? may match nothing",
         )
     return renaming.names, [f"the remapping {rule!r} matched no tensor of the file" for rule in renaming.unmatched]
 

@@ -221,6 +221,7 @@ _REFUSED = {
     **dict.fromkeys(PLUS_ONE, "it multiplies by 1 + weight, Burn's norm by gamma"),
 }
 SERIES = frozenset({"Sequential", "ModuleList"})
+CONTAINERS = SERIES | {"ModuleDict"}
 """Kinds of PyTorch whose children are numbered; Burn's Vec numbers only those that hold tensors."""
 
 _TRANSPARENT = frozenset({"ModuleDict", "ParameterList", "ParameterDict", "Transformer", "Module"})

@@ -57,7 +57,8 @@ The rules. Errors and tests cite them; "stricter" marks what torch lets pass, "w
     PT-23  The root is a dict, a list or an object, and contains the requested key.
     PT-24  Names are dict keys (strings or integers) and positions in lists, joined by dots; no two tensors have one
            name, and a name is text of at most 64 KiB unless `Limits` allows more.
-    PT-25  A module is read as its state dict would be; no name is registered twice in it.
+    PT-25  A module is read as its state dict would be, also the packed weights of a quantized one; no name is
+           registered twice in it.
     PT-26  The table of an exported program describes members that exist.
     PT-27  Archives that are code with data (torch.package, mobile models) and those of the first TorchScript are not
            read.

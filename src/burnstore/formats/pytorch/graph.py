@@ -10,6 +10,7 @@ graph, has a name or is in a note with the reason why it has none; so is what th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
@@ -58,6 +59,7 @@ _ATOMS = frozenset((str, int, float, bool, type(None), bytes, complex, Symbol, r
 _NAMED_KEYS = (str, int, float, complex, bytes, type(None), tuple)
 _PLAIN_KEY_TYPES = frozenset((*_NAMED_KEYS, bool))
 _CONTAINERS, _WITH_STATE = (dict, list, tuple, Call), (AttributedTensor, CompositeTensor)
+_QUANTIZED_CONV = re.compile(r"(__torch__\.)?torch\.(ao\.)?nn\.(intrinsic\.)?quantized\..*\bconv")
 ROOT_NAME = "tensor"
 """The name of a tensor that was saved alone."""
 
@@ -287,8 +289,22 @@ def _module_edges(value: Call) -> Iterator[Edge]:
         for name, held in attributes[table].items():
             yield name, held, "a buffer that is not persistent" if table == "_buffers" and name in unsaved else None
     for name, held in attributes.items():
-        if name not in _TABLES:
+        if isinstance(held, Call) and kind_of(held) == "torch.ScriptObject":
+            yield name, _unpacked(held.state, held), None
+        elif name not in _TABLES:
             yield name, held, "neither a parameter nor a buffer of its module"
+
+
+def _unpacked(state: Any, packed: Call) -> Any:
+    """Return the packed parameters of a quantized module as its state dict has them: weight and bias, or the weight."""
+    match state:
+        case ((_, _) as both, "__torch__.torch.classes.quantized.LinearPackedParamsBase"):
+            return both
+        case ((_, [weight], *rest), "__torch__.torch.classes.quantized.EmbeddingPackedParamsBase") if all(
+            map(_is_plain, rest)
+        ):
+            return weight
+    return packed
 
 
 def _edges(value: Any) -> Iterable[Edge]:
@@ -319,7 +335,12 @@ def _object_edges(value: Any) -> Iterator[Edge]:
     elif isinstance(value, Call) and not isinstance(value, PickledTensor):
         attributes = _attributes(value)
         taken = {_key_text(key) for key in attributes or ()}
-        yield from _state_edges(value.state, ())
+        if isinstance(value.state, tuple) and len(value.state) == 15 and _QUANTIZED_CONV.match(kind_of(value)):
+            yield from (
+                ({10: "weight", 11: "bias"}.get(at, f"state.{at}"), each, None) for at, each in enumerate(value.state)
+            )
+        else:
+            yield from _state_edges(value.state, ())
         for key, held in [*(value.pairs or ()), *enumerate(value.appended or ())]:
             yield f"items.{_key_text(key)}" if _key_text(key) in taken else key, held, None
         for name, part in (("args", value.args), ("kwargs", value.kwargs), ("function", value.function)):
