@@ -12,7 +12,7 @@ import torch
 
 from burnstore import nn
 
-from .reference import in_burn
+from .reference import declared
 from .terms import Array, Layer, Named
 
 NUMPY: dict[str, Any] = {
@@ -163,7 +163,7 @@ class Content:
     @property
     def burn(self) -> Named:
         """The tensors as Burn has them."""
-        return in_burn(self.layers)
+        return {f"{each.burn}.{name}": array for each in self.layers for name, array in declared(each)[0].items()}
 
     def kinds(self) -> dict[str, str]:
         return {each.path: each.kind for each in self.layers}
@@ -349,7 +349,7 @@ def burn_model(model: Content) -> Any:
     """Return the model as a `burnstore.nn` model in Burn's layout."""
     root = BurnNet()
     for each in model.layers:
-        own = {name.removeprefix(f"{each.burn}."): array for name, array in in_burn([each]).items()}
+        own = declared(each)[0]
         *around, name = each.burn.split(".")
         inside: Any = root
         for segment in around:

@@ -14,17 +14,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .terms import Array, Expected, File, Known, Layer, Named, Options, Place, Refused, kind_of, negated
+from .terms import Array, Expected, File, Known, Layer, Named, Options, Place, Refused, kind_of, negated, same
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
-DIGITS = {"F64": (53, -1074), "F32": (24, -149), "F16": (11, -24), "BF16": (8, -133)}
-"""How many binary digits a float has, and the exponent of the smallest step."""
-_EXTRA = {np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)}
-_FLOATS = {np.dtype(each): DIGITS[name] for name, each in FLOATS.items()}
-BURN_DTYPES = {*_FLOATS, np.dtype(np.bool_), *(np.dtype(f"{sign}{n}") for sign in "iu" for n in "1248")}
-SAFE_DTYPES = BURN_DTYPES | _EXTRA | {np.dtype(np.complex64)}
+_INTEGERS = [f"{sign}{n}" for sign in "iu" for n in "1248"]
+BURN_DTYPES = {np.dtype(each) for each in (*FLOATS.values(), np.bool_, *_INTEGERS)}
+SAFE_DTYPES = BURN_DTYPES | {np.dtype(each) for each in ("c8", ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)}
 ZEROED = "became 0"
 
 
@@ -37,8 +34,8 @@ def cast(array: Array, dtype: np.dtype[Any], noted: list[str]) -> Array:
             raise Refused("an integer does not fit")
         return array.astype(dtype)
     wide = array.astype(np.float64)  # exact: every float dtype here has fewer bits
-    digits, least = _FLOATS.get(dtype, DIGITS["F64"])
-    step = np.maximum(np.frexp(wide)[1] - digits, least)
+    limits = ml_dtypes.finfo(dtype)
+    step = np.maximum(np.frexp(wide)[1] - 1, limits.minexp) - limits.nmant  # the exponent of the last binary digit
     with np.errstate(all="ignore"):
         narrow = np.ldexp(np.rint(np.ldexp(wide, -step)), step).astype(dtype)
     if (np.isfinite(wide) & ~np.isfinite(narrow.astype(np.float64))).any():
@@ -49,20 +46,12 @@ def cast(array: Array, dtype: np.dtype[Any], noted: list[str]) -> Array:
 
 def blended(one: Array, other: Array, t: float) -> Array:
     """Return a linear blend; integers and bools must be equal, unless one of them has no weight."""
-    if not t:
+    if not t or (kind_of(one.dtype) != "f" and same(one, other)):
         return one
     if kind_of(one.dtype) != "f":
-        if not same(one, other):
-            raise Refused("integers have no mean")
-        return one
+        raise Refused("integers have no mean")
     wide = np.dtype(np.float32 if one.dtype.itemsize <= 2 else np.float64)
     return cast(one.astype(wide) * wide.type(1 - t) + other.astype(wide) * wide.type(t), one.dtype, [])
-
-
-def same(one: Array, other: Array) -> bool:
-    """Return whether two arrays have one dtype, shape and bits."""
-    is_alike = one.dtype == other.dtype and one.shape == other.shape
-    return is_alike and np.ascontiguousarray(one).tobytes() == np.ascontiguousarray(other).tobytes()
 
 
 # --- modules: the names and axes of one kind in both frameworks -------------------------------------------------------
@@ -74,6 +63,7 @@ CONSTANTS = {"gamma": 1.0, "beta": 0.0}
 BURN_KINDS = {"PReLU": "PRelu", "RMSNorm": "RmsNorm", "InstanceNorm1d": "InstanceNorm", "BatchNorm1d": "BatchNorm"}
 BURN_KINDS |= {"LSTM": "Lstm", "GRU": "Gru", "MultiheadAttention": "MultiHeadAttention"}
 
+Verdict = tuple[str | None, str | None]  # a layout, and why a refusal is right too
 Parts = dict[str, tuple[str, int, int, bool]]
 """For each tensor of Burn's module: torch's tensor, which of how many equal parts it is, and whether it is turned."""
 
@@ -91,7 +81,6 @@ def _gates(*gates: str) -> Parts:
     }
 
 
-_BATCH_NORM = _whole({**NORM, "running_mean": "running_mean", "running_var": "running_var"})
 PARTS: dict[str, Parts] = {
     "Linear": _whole(PLAIN, turned="weight"),
     "Embedding": _whole({"weight": "weight"}),
@@ -99,7 +88,7 @@ PARTS: dict[str, Parts] = {
     "PReLU": _whole({"alpha": "weight"}),
     "RMSNorm": _whole({"gamma": "weight"}),
     **dict.fromkeys(("LayerNorm", "GroupNorm", "InstanceNorm1d"), _whole(NORM)),
-    **dict.fromkeys(("BatchNorm1d", "BatchNorm2d"), _BATCH_NORM),
+    "BatchNorm1d": _whole({**NORM, "running_mean": "running_mean", "running_var": "running_var"}),
     "LSTM": _gates("input", "forget", "cell", "output"),
     "GRU": _gates("reset", "update", "new"),
     "MultiheadAttention": {
@@ -111,12 +100,10 @@ PARTS: dict[str, Parts] = {
 }
 AXES = {"Linear": 2, "Conv1d": 3, "Conv2d": 4, "ConvTranspose1d": 3}
 FUSED = ("LSTM", "GRU", "MultiheadAttention")
-FILLED = ("LayerNorm", "RMSNorm", "BatchNorm1d", "BatchNorm2d")
+FILLED = ("LayerNorm", "RMSNorm", "BatchNorm1d")
 """The norms that Burn always has with gamma (and beta): ones and zeros, where torch's has none."""
-TORCH_NAMES = {
-    kind: {torch for torch, *_ in parts.values()} | ({COUNT} if kind.startswith("BatchNorm") else set())
-    for kind, parts in PARTS.items()
-}
+TORCH_NAMES = {kind: {torch for torch, *_ in parts.values()} for kind, parts in PARTS.items()}
+TORCH_NAMES["BatchNorm1d"].add(COUNT)
 
 
 def module_to_burn(each: Layer, own: Named, declares: Iterable[str] | None) -> tuple[Named, list[str]]:
@@ -130,15 +117,13 @@ def module_to_burn(each: Layer, own: Named, declares: Iterable[str] | None) -> t
     for burn, (torch, at, count, turned) in PARTS[kind].items():
         if torch in own:
             array = own[torch]
-            if array.ndim == 0 or array.shape[0] % count or (turned and array.ndim != 2):
-                raise Refused(f"{torch} has no {count} parts, or is no matrix")
-            if kind in FUSED and not turned and array.ndim != 1:
-                raise Refused(f"{torch} is a bias with {array.ndim} axes")
-            size = array.shape[0] // count
-            part = array[at * size : (at + 1) * size]
+            axes = 2 if turned else 1 if kind in FUSED else max(array.ndim, 1)
+            if array.ndim != axes or array.shape[0] % count:
+                raise Refused(f"{torch} has not {axes} axes, or no {count} equal parts")
+            part = np.split(array, count)[at]
             made[burn] = part.T if turned else part
     there = own if declares is None else declares  # None: only what is here is known
-    if kind.startswith("BatchNorm") and "running_mean" not in there:
+    if kind == "BatchNorm1d" and "running_mean" not in there:
         raise Refused("Burn's BatchNorm has statistics")
     absent = [burn for burn in NORM if burn in PARTS[kind] and PARTS[kind][burn][0] not in there]
     if kind == "LayerNorm" and absent == ["beta"]:
@@ -157,38 +142,40 @@ def declared(each: Layer) -> tuple[Named, list[str]]:
     return module_to_burn(each, each.tensors, each.tensors)
 
 
-def without_constants(each: Layer, own: Named) -> Named:
-    """Return Burn's tensors without those that torch's module does not have; refused if they are no constants."""
-    filled = declared(each)[1]
-    if any(not (own[name].astype(np.float64) == CONSTANTS[name]).all() for name in filled if name in own):
-        raise Refused("a constant of the layer has another value")
-    return {name: array for name, array in own.items() if name not in filled}
-
-
 def parts_to_burn(each: Layer, own: Named) -> Named:
     """Return the tensors of a module of a Burn model from a file with torch's axes, whose names may be Burn's."""
+    if each.kind == "Own":
+        return dict(own)
+    if stray := set(own) - used_names(each, own):
+        raise Refused(f"{each.kind} has no {min(stray)}")
     parts, known = PARTS[each.kind], TORCH_NAMES[each.kind]
     if each.kind in FUSED and not known & set(own):  # a torch model that has the parts as modules of their own
-        return {name: array.T if array.ndim == 2 else array for name, array in own.items() if name in parts}
+        return {name: array.T if array.ndim == 2 else array for name, array in own.items()}
     if each.kind not in FUSED:
         names = {burn: torch for burn, (torch, *_) in parts.items() if torch not in own}
         own = {names.get(name, name): array for name, array in own.items()}
     return module_to_burn(each, {name: array for name, array in own.items() if name in known}, known)[0]
 
 
-def is_used(kind: str, name: str, own: Named) -> bool:
-    """Return whether a module of a Burn model uses a tensor of a file with torch's axes."""
-    return name in TORCH_NAMES[kind] or (name in PARTS[kind] and PARTS[kind][name][0] not in own)
+def used_names(each: Layer, own: Named) -> set[str]:
+    """Return the names that a module of a Burn model uses in a file with torch's axes."""
+    if each.kind == "Own":
+        return set(each.tensors)
+    return TORCH_NAMES[each.kind] | {burn for burn, (torch, *_) in PARTS[each.kind].items() if torch not in own}
 
 
-def module_to_torch(kind: str, own: Named, declares: Iterable[str] = ()) -> tuple[Named, list[str], bool]:
+def module_to_torch(each: Layer, own: Named, is_declared: bool | None) -> tuple[Named, list[str], bool]:
     """Return the tensors of torch's module that Burn's make, those that lack a part, and if zeros stand for biases."""
-    if kind == "Own":
+    if each.kind == "Own":
         return dict(own), [], False
-    parts = PARTS[kind]
+    filled = declared(each)[1] if is_declared else []  # torch's module has none of these
+    if any(not (own[name].astype(np.float64) == CONSTANTS[name]).all() for name in filled if name in own):
+        raise Refused("a constant of the layer has another value")
+    own = {name: array for name, array in own.items() if name not in filled}
+    parts, declares = PARTS[each.kind], each.tensors if is_declared is None else ()
     biases = [name for name in parts if name.endswith("bias")]
     zeros = []
-    if kind == "MultiheadAttention" and any(name in own for name in biases):  # torch has all biases or none
+    if each.kind == "MultiheadAttention" and any(name in own for name in biases):  # torch has all biases or none
         zeros = [name for name in biases if name not in own and parts[name][0] not in declares]
         weights = {name: own.get(name.replace("bias", "weight")) for name in zeros}
         own = own | {name: np.zeros(a.shape[1:], a.dtype) for name, a in weights.items() if a is not None}
@@ -208,11 +195,6 @@ def module_to_torch(kind: str, own: Named, declares: Iterable[str] = ()) -> tupl
         elif given:
             broken.append(torch)
     return whole, broken, bool(zeros)
-
-
-def in_burn(layers: Iterable[Layer]) -> Named:
-    """Return layers as Burn has them."""
-    return {f"{each.burn}.{name}": array for each in layers for name, array in declared(each)[0].items()}
 
 
 def own_of(tensors: Named, path: str, layers: Sequence[Layer], layout: str) -> Named:
@@ -245,24 +227,17 @@ def new_names(names: Sequence[str], rename: Mapping[str, str] | Sequence[str] | 
 
 
 def renamed(file: File, place: Place | None, options: Options) -> tuple[Named, list[str]]:
-    """Return a file's tensors under their new names, and the renames that matched none.
-
-    Where a Burn model has no gaps in the numbers of ``seq``, those of a PyTorch file are closed.
-    """
+    """Return a PyTorch file's tensors as a Burn model numbers them, without gaps in ``seq``; the idle renames."""
     names, unmatched = new_names(list(file.tensors), options.rename)
-    given = dict(zip(names, file.tensors.values(), strict=True))
-    if place is None or file.format != "pytorch" or place.layout == "torch":
-        return given, unmatched
-    entry = re.compile(r"^seq\.(\d+)\.")
-    numbers, there = (
-        sorted({int(found[1]) for name in each if (found := entry.match(name))}) for each in (given, place.tensors)
-    )
-    if numbers in (list(range(len(numbers))), there):
-        return given, unmatched
-    if there and there[-1] >= len(numbers):
-        raise Refused("nothing says which entries of the list the file has")
-    closed = [entry.sub(lambda found: f"seq.{numbers.index(int(found[1]))}.", name) for name in given]
-    return dict(zip(closed, given.values(), strict=True)), unmatched
+    if place is not None and file.format == "pytorch" and place.layout == "burn":
+        entry = re.compile(r"^seq\.(\d+)\.")
+        entries = [[int(found[1]) for name in each if (found := entry.match(name))] for each in (names, place.tensors)]
+        numbers, there = (sorted(set(each)) for each in entries)
+        if numbers not in (list(range(len(numbers))), there):
+            if there and there[-1] >= len(numbers):
+                raise Refused("nothing says which entries of the list the file has")
+            names = [entry.sub(lambda found: f"seq.{numbers.index(int(found[1]))}.", name) for name in names]
+    return dict(zip(names, file.tensors.values(), strict=True)), unmatched
 
 
 def adapted(array: Array, options: Options, noted: list[str], *, is_converted: bool) -> Array:
@@ -276,9 +251,7 @@ def adapted(array: Array, options: Options, noted: list[str], *, is_converted: b
     return cast(array, np.dtype(FLOATS[options.cast or ""]), noted) if is_cast else array
 
 
-def layout_of(
-    file: File, given: Named, place: Place | None, layers: Sequence[Layer], options: Options, noted: list[str]
-) -> tuple[str | None, str | None]:
+def layout_of(file: File, given: Named, place: Place | None, options: Options, noted: list[str]) -> Verdict:
     """Return the layout that is stated, or proved by the model's layers, and why a refusal is right too."""
     layout = options.layout or file.layout
     if file.layout not in (None, layout):
@@ -287,12 +260,12 @@ def layout_of(
         noted.append("says so")
     if layout is not None or place is None:
         return layout, None
-    layout, loose = ("torch", None) if place.layout == "torch" else proved(given, layers, options)
-    noted += ["does not state its layout"] if layout else []
-    return layout, loose
+    found = ("torch", None) if place.layout == "torch" else proved(given, place.layers, options)
+    noted += ["does not state its layout"] if found[0] else []
+    return found
 
 
-def proved(tensors: Named, layers: Sequence[Layer], options: Options) -> tuple[str | None, str | None]:
+def proved(tensors: Named, layers: Sequence[Layer], options: Options) -> Verdict:
     """Return the layout that names and shapes prove for the layers of a Burn model, and why a refusal is right too."""
     proofs: set[str] = set()
     undecided = counted = False
@@ -315,13 +288,11 @@ def proved(tensors: Named, layers: Sequence[Layer], options: Options) -> tuple[s
                 elif shape == in_torch and options.keeps(ours):
                     undecided = True
         counted = counted or (each.kind != "Own" and f"{each.burn}.{COUNT}" in tensors)
-    if len(proofs) > 1:
-        raise Refused("names and shapes contradict each other")
-    if not proofs and undecided:
-        if counted:
-            return "torch", "only a counter says that it is torch's"
-        raise Refused("the layout is not stated, and nothing proves it")
-    return (proofs.pop() if proofs else None), None
+    if len(proofs) > 1 or (undecided and not proofs and not counted):
+        raise Refused("nothing states or proves the layout, or names and shapes contradict each other")
+    if undecided and not proofs:
+        return "torch", "only a counter says that it is torch's"
+    return next(iter(proofs), None), None
 
 
 def ruled(layers: Sequence[Layer], options: Options, layout: str, *, is_converted: bool = True) -> list[Layer]:
@@ -331,11 +302,9 @@ def ruled(layers: Sequence[Layer], options: Options, layout: str, *, is_converte
         for at, each in enumerate(found):
             if not re.search(pattern, each.at(layout)):
                 continue
-            try:
-                check_shapes(kind, each.tensors, layout)
-            except Refused:
+            if not fits(kind, each.tensors, layout):
                 if is_converted and options.keeps_any(each.at(layout), each.tensors):
-                    raise
+                    raise Refused("the shapes contradict the rule")
                 continue  # it takes no part
             is_turned = layout == "burn" and kind == "Linear"  # values under torch's names are kept as torch's
             tensors = {name: array.T if is_turned else array for name, array in each.tensors.items()}
@@ -343,15 +312,14 @@ def ruled(layers: Sequence[Layer], options: Options, layout: str, *, is_converte
     return found
 
 
-def check_shapes(kind: str, own: Named, layout: str) -> None:
-    """Refuse a rule that the shapes contradict."""
+def fits(kind: str, own: Named, layout: str) -> bool:
+    """Return whether the shapes do not contradict a rule."""
     if "weight" not in own or kind not in AXES:
-        return
+        return True
     weight = own["weight"].shape
     bias = own["bias"].shape if "bias" in own and kind != "ConvTranspose1d" else None
     rows = -1 if kind == "Linear" and layout == "burn" else 0
-    if len(weight) != AXES[kind] or bias not in (None, (weight[rows],)):
-        raise Refused("the shapes contradict the rule")
+    return len(weight) == AXES[kind] and bias in (None, (weight[rows],))
 
 
 def convert_layers(tensors: Named, known: Known, own: str, noted: list[str], options: Options) -> Named:
@@ -363,13 +331,17 @@ def convert_layers(tensors: Named, known: Known, own: str, noted: list[str], opt
         inside = own_of(tensors, path, known.layers, own)
         left -= {f"{path}.{name}" for name in inside}
         try:
-            if not (known.is_declared or options.guess or (own == "torch" and known.is_declared is None)):
-                check_shapes(each.kind, inside, own)
+            is_ruled = not (known.is_declared or options.guess or (own == "torch" and known.is_declared is None))
+            if is_ruled and not fits(each.kind, inside, own):
+                raise Refused("the shapes contradict the rule")
             if each.kind == "Own":
                 noted += ["unknown kind"] if options.keeps_any(path, inside) else []
                 found = inside
+            elif own == "torch" and known.is_declared is None:
+                found = parts_to_burn(each, inside)
             elif own == "torch":
-                found = layer_to_burn(each, inside, known, noted, options)
+                found, filled = module_to_burn(each, inside, each.tensors if known.is_declared else None)
+                noted += ["constant"] if options.keeps_any(each.burn, filled) else []
             else:
                 found = layer_to_torch(each, inside, known, noted, options)
         except Refused:
@@ -382,25 +354,14 @@ def convert_layers(tensors: Named, known: Known, own: str, noted: list[str], opt
     return made
 
 
-def layer_to_burn(each: Layer, inside: Named, known: Known, noted: list[str], options: Options) -> Named:
-    if known.is_declared is None:
-        if stray := [name for name in inside if not is_used(each.kind, name, inside)]:
-            raise Refused(f"{each.kind} has no {stray[0]}")
-        return parts_to_burn(each, inside)
-    found, filled = module_to_burn(each, inside, each.tensors if known.is_declared else None)
-    noted += ["constant"] if options.keeps_any(each.burn, filled) else []
-    return found
-
-
 def layer_to_torch(each: Layer, inside: Named, known: Known, noted: list[str], options: Options) -> Named:
-    own = without_constants(each, inside) if known.is_declared else inside
-    stray = {name for name in own if name not in PARTS[each.kind] and options.keeps(f"{each.burn}.{name}")}
-    found, broken, zeros = module_to_torch(each.kind, own, each.tensors if known.is_declared is None else ())
+    stray = {name for name in inside if name not in PARTS[each.kind] and options.keeps(f"{each.burn}.{name}")}
+    found, broken, zeros = module_to_torch(each, inside, known.is_declared)
     noted += ["constant"] if zeros else []
     needs = broken if known.is_declared is not False else [*broken, *found] if broken else []  # else all or nothing
     if stray or options.keeps_any(each.path, needs) or (zeros and known.is_declared is False):
         raise Refused(f"{sorted(stray) or broken} has no counterpart")
-    if each.kind.startswith("BatchNorm") and own:
+    if each.kind == "BatchNorm1d" and found:
         count = f"{each.path}.{COUNT}"
         found[COUNT] = np.array(known.counts.get(count, 0), np.int64)
         noted += [COUNT] if count not in known.counts and options.keeps(count) else []
@@ -416,28 +377,29 @@ def load(file: File, place: Place, options: Options) -> Expected:
     noted += options.idle(place.tensors)
     own = options.adapter == "own"
     stated = options.layout or file.layout
-    is_needed = not own and (stated or ("torch" if place.layout == "torch" else None)) != place.layout
-    layers = ruled(place.layers, options, place.layout, is_converted=False) if is_needed else place.layers
+    layers = ruled(place.layers, options, place.layout, is_converted=False)
     if stated is None and not own and place.layout == "torch":
         for name in given:
             weight = re.sub(r"\.(gamma|beta|alpha)$", ".weight", name)
             if weight not in given and weight in place.tensors:
                 raise Refused(f"{name} is Burn's name for a tensor of a torch model")
-    layout, loose = layout_of(file, given, None if own else place, layers, options, noted)
+    layout, loose = layout_of(file, given, None if own else replace(place, layers=layers), options, noted)
     known, used, lost = given, set(given) & set(place.tensors), set[str]()
     is_converted = layout not in (None, place.layout) and not own
     if is_converted and not place.layers:  # plain containers: nothing states a kind
         noted += ["unknown kind"] if place.tensors else []
     elif is_converted:
         place = replace(place, layers=ruled(place.layers, options, place.layout))
-        known, used, lost = into_model(given, place, noted, options)
+        known, used = into_model(given, place, noted, options)
+        counters = {f"{each.path}.{COUNT}": f"{each.path}." for each in place.layers if COUNT in each.tensors}
+        lost = {path for path, inside in counters.items() if any(name.startswith(inside) for name in known)}
         known |= {path: array for path, array in file.counts.items() if path in lost}
     values = dict(place.tensors)
     taken = [path for path in place.tensors if path in known and options.keeps(path)]
     for path in taken:
         old = place.tensors[path]
         array = adapted(known[path], options, noted, is_converted=is_converted)
-        if kind_of(array.dtype) != kind_of(old.dtype) or array.shape != old.shape:
+        if array.shape != old.shape or kind_of(array.dtype) != kind_of(old.dtype):
             raise Refused(f"{path} does not fit")
         if place.kind == "torch" and array.dtype != old.dtype:
             noted.append("cast from")
@@ -459,27 +421,24 @@ def load(file: File, place: Place, options: Options) -> Expected:
     return Expected(values, place.layout, noted, sorted(set(given) - used), loose)
 
 
-def into_model(given: Named, place: Place, noted: list[str], options: Options) -> tuple[Named, set[str], set[str]]:
-    """Return a file's tensors in the layout of a model that declares its layers; the names used; torch's counters."""
+def into_model(given: Named, place: Place, noted: list[str], options: Options) -> tuple[Named, set[str]]:
+    """Return a file's tensors in the layout of a model that declares its layers, and the names used."""
     known: Named = {}
     used: set[str] = set()
-    lost: set[str] = set()
     is_torch = place.layout == "torch"
     for each in place.layers:
         inside = own_of(given, each.burn, place.layers, "burn")
-        is_copied = each.kind == "Own"
-        uses = declared(each)[0] if is_torch or is_copied else [n for n in inside if is_used(each.kind, n, inside)]
+        uses = set(declared(each)[0]) if is_torch else used_names(each, inside)
         own = {name: inside[name] for name in inside if name in uses}
         taken = set(own)
         zeros = False
         try:
             if is_torch:
-                made, broken, zeros = module_to_torch(each.kind, without_constants(each, own))
+                made, broken, zeros = module_to_torch(each, own, is_declared=True)
                 taken -= {burn for burn, part in PARTS.get(each.kind, {}).items() if part[0] in broken}
             else:
-                made = own if is_copied else parts_to_burn(each, own)
-                absent = {name for name in made if f"{each.burn}.{name}" not in place.tensors}
-                taken -= absent  # a bias where the model has none
+                made = parts_to_burn(each, own)
+                taken -= {name for name in made if f"{each.burn}.{name}" not in place.tensors}  # a bias it has not
         except Refused:
             if is_torch or any(options.keeps(path) for path in place.tensors if path.startswith(f"{each.burn}.")):
                 raise
@@ -487,11 +446,10 @@ def into_model(given: Named, place: Place, noted: list[str], options: Options) -
             taken = {name for name in own if f"{each.burn}.{name}" in place.tensors or name not in PARTS[each.kind]}
         used |= {f"{each.burn}.{name}" for name in taken}
         known |= {f"{each.at(place.layout)}.{name}": array for name, array in made.items()}
-        noted += ["unknown kind"] if is_copied and each.tensors else []
+        noted += ["unknown kind"] if each.kind == "Own" and each.tensors else []
         noted += [COUNT] if COUNT in own else []
         noted += ["constant"] if zeros and options.keeps_any(each.path, [n for n in made if n.endswith("bias")]) else []
-        lost |= {f"{each.path}.{COUNT}"} if COUNT in each.tensors and made else set()
-    return known, used, lost
+    return known, used
 
 
 def written(rows: Named, options: Options, format: str, noted: list[str], *, is_converted: bool) -> Named:
@@ -529,7 +487,7 @@ def convert(file: File, format: str, options: Options) -> Expected:
     given, unmatched = renamed(file, like, options)
     if unmatched:
         raise Refused("a rename matches nothing")
-    own, loose = layout_of(file, given, like, like.layers if like else (), replace(options, filter=None), noted)
+    own, loose = layout_of(file, given, like, replace(options, filter=None), noted)
     is_same = options.layout is None and file.layout is None and file.format == format
     wanted = options.target_layout or ("burn" if format == "burnpack" and not is_same else own)
     wanted = own if options.keep_layout else wanted
@@ -546,7 +504,10 @@ def convert(file: File, format: str, options: Options) -> Expected:
         known = replace(known_layers(file, given, options, own or ""), counts=file.counts)
         rows = convert_layers(given, known, own or "", noted, options)
     if like is not None:
-        loose = check_like(given, rows, like, own, wanted, options) or loose
+        found = given if own in (None, like.layout) else rows
+        if own not in (None, like.layout) and wanted != like.layout:
+            found = convert_layers(given, like.known, own or "", [], options)
+        loose = check_like(found, like, options) or loose
     if options.idle(rows):
         raise Refused("a filter matches nothing")
     rows = {path: array for path, array in rows.items() if options.keeps(path)}
@@ -599,7 +560,7 @@ def kind_by_shapes(own: Named) -> str:
         ("MultiheadAttention", "in_proj_weight" in own),
         ("LSTM", len(hidden) == 2 and hidden[0] == 4 * hidden[-1]),
         ("GRU", "weight_hh_l0" in own),
-        ("BatchNorm2d", "running_mean" in own),
+        ("BatchNorm1d", "running_mean" in own),
         ("Own", "weight" not in own and "bias" not in own),
         ("", "weight" not in own or set(own) - {"weight", "bias"}),
         ("Conv1d", len(weight) in (3, 4, 5)),
@@ -610,23 +571,15 @@ def kind_by_shapes(own: Named) -> str:
     return next(kind for kind, fits in kinds if fits)
 
 
-def check_like(
-    given: Named, rows: Named, like: Place, own: str | None, wanted: str | None, options: Options
-) -> str | None:
+def check_like(found: Named, like: Place, options: Options) -> str | None:
     """Refuse tensors that only one of ``like`` and the file has, and other shapes; or say why refusing is right too."""
-    found = given if own in (None, like.layout) else rows
-    if own not in (None, like.layout) and wanted != like.layout:
-        found = convert_layers(given, like.known, own or "", [], options)
-    if odd := [name for name in set(found) ^ set(like.tensors) if options.keeps(name)]:
-        raise Refused(f"only one of like and the file has {min(odd)}")
-    loose = None
-    for name in set(found) & set(like.tensors):
-        array, wants = found[name], like.tensors[name]
-        if array.shape != wants.shape or kind_of(array.dtype) != kind_of(wants.dtype):
-            loose = f"like has {name} in another shape or dtype"
-            if options.keeps(name):
-                raise Refused(loose)
-    return loose
+    if lone := [name for name in set(found) ^ set(like.tensors) if options.keeps(name)]:
+        raise Refused(f"only one of like and the file has {min(lone)}")
+    pairs = [(name, found[name], slot) for name, slot in like.tensors.items() if name in found]
+    odd = [name for name, one, slot in pairs if one.shape != slot.shape or kind_of(one.dtype) != kind_of(slot.dtype)]
+    if any(options.keeps(name) for name in odd):
+        raise Refused(f"like has one of {odd} in another shape or dtype")
+    return "like has what the filter leaves out in another shape or dtype" if odd else None
 
 
 def diff(first: File, second: File, layers: Sequence[Layer] | None) -> Expected:

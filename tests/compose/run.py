@@ -19,8 +19,8 @@ import numpy as np
 import burnstore as bs
 
 from .cases import Case, convert_case, load_case, save_case
-from .reference import ZEROED, same
-from .terms import Array, Expected, Named, Refused, kind_of
+from .reference import ZEROED
+from .terms import Array, Expected, Named, Refused, kind_of, same
 from .verbs import bool_case, cli_case, diff_case, mapping_case, merge_case, pickle_case
 
 VERBS: list[tuple[Callable[[Random], Case], int]] = [

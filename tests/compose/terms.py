@@ -129,6 +129,13 @@ def kind_of(dtype: np.dtype[Any]) -> str:
     return {"V": "f", "u": "i"}.get(dtype.kind, dtype.kind)  # NumPy calls floats that it does not know V
 
 
+def same(one: Array, other: Array) -> bool:
+    """Return whether two arrays have one dtype, shape and bits."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return np.ascontiguousarray(one).tobytes() == np.ascontiguousarray(other).tobytes()
+
+
 def negated(array: Array) -> Array:
     """Return what the adapter ``negate`` returns: floats with the other sign, NaN included; other values unchanged."""
     if kind_of(array.dtype) != "f":
