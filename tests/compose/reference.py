@@ -300,15 +300,13 @@ def ruled(layers: Sequence[Layer], options: Options, layout: str, *, is_converte
     found = list(layers)
     for pattern, kind in (options.rules or {}).items():
         for at, each in enumerate(found):
-            if not re.search(pattern, each.at(layout)):
-                continue
-            if not fits(kind, each.tensors, layout):
-                if is_converted and options.keeps_any(each.at(layout), each.tensors):
-                    raise Refused("the shapes contradict the rule")
-                continue  # it takes no part
-            is_turned = layout == "burn" and kind == "Linear"  # values under torch's names are kept as torch's
-            tensors = {name: array.T if is_turned else array for name, array in each.tensors.items()}
-            found[at] = replace(each, kind=kind, tensors=tensors)
+            is_meant = re.search(pattern, each.at(layout))
+            if is_meant and fits(kind, each.tensors, layout):
+                is_turned = layout == "burn" and kind == "Linear"  # values under torch's names are kept as torch's
+                tensors = {name: array.T if is_turned else array for name, array in each.tensors.items()}
+                found[at] = replace(each, kind=kind, tensors=tensors)
+            elif is_meant and is_converted and options.keeps_any(each.at(layout), each.tensors):
+                raise Refused("the shapes contradict the rule")
     return found
 
 
@@ -341,7 +339,9 @@ def convert_layers(tensors: Named, known: Known, own: str, noted: list[str], opt
                 found = parts_to_burn(each, inside)
             elif own == "torch":
                 found, filled = module_to_burn(each, inside, each.tensors if known.is_declared else None)
-                noted += ["constant"] if options.keeps_any(each.burn, filled) else []
+                unkept = [name for name in filled if not options.keeps(f"{each.burn}.{name}")]
+                noted += ["constant"] if len(unkept) < len(filled) else []
+                found = {name: array for name, array in found.items() if name not in unkept}
             else:
                 found = layer_to_torch(each, inside, known, noted, options)
         except Refused:
@@ -376,13 +376,11 @@ def load(file: File, place: Place, options: Options) -> Expected:
     given, noted = renamed(file, place, options)
     noted += options.idle(place.tensors)
     own = options.adapter == "own"
-    stated = options.layout or file.layout
     layers = ruled(place.layers, options, place.layout, is_converted=False)
-    if stated is None and not own and place.layout == "torch":
-        for name in given:
-            weight = re.sub(r"\.(gamma|beta|alpha)$", ".weight", name)
-            if weight not in given and weight in place.tensors:
-                raise Refused(f"{name} is Burn's name for a tensor of a torch model")
+    if (options.layout or file.layout) is None and not own and place.layout == "torch":
+        weights = {re.sub(r"\.(gamma|beta|alpha)$", ".weight", name) for name in given}
+        if odd := (weights - set(given)) & set(place.tensors):
+            raise Refused(f"the file has Burn's name for {min(odd)} of a torch model")
     layout, loose = layout_of(file, given, None if own else replace(place, layers=layers), options, noted)
     known, used, lost = given, set(given) & set(place.tensors), set[str]()
     is_converted = layout not in (None, place.layout) and not own
@@ -391,8 +389,8 @@ def load(file: File, place: Place, options: Options) -> Expected:
     elif is_converted:
         place = replace(place, layers=ruled(place.layers, options, place.layout))
         known, used = into_model(given, place, noted, options)
-        counters = {f"{each.path}.{COUNT}": f"{each.path}." for each in place.layers if COUNT in each.tensors}
-        lost = {path for path, inside in counters.items() if any(name.startswith(inside) for name in known)}
+        counting = [each.path for each in place.layers if COUNT in each.tensors]
+        lost = {f"{path}.{COUNT}" for path in counting if own_of(known, path, (), place.layout)}
         known |= {path: array for path, array in file.counts.items() if path in lost}
     values = dict(place.tensors)
     taken = [path for path in place.tensors if path in known and options.keeps(path)]
@@ -473,8 +471,6 @@ def save(place: Place, format: str, options: Options) -> Expected:
         layers = ruled(place.layers, options, place.layout)
         how = options if place.layout == "torch" else Options()  # what Burn's parts make is one tensor, kept or not
         rows = convert_layers(rows, replace(place.known, layers=layers), place.layout, noted, how)
-        made_up = {f"{each.burn}.{name}" for each in layers for name in declared(each)[1]}
-        rows = {path: array for path, array in rows.items() if path not in made_up or options.keeps(path)}
     rows = written(rows, options, format, noted, is_converted=is_converted)
     names, unmatched = new_names(list(rows), options.rename)
     return Expected(dict(zip(names, rows.values(), strict=True)), wanted, noted + unmatched)
@@ -488,9 +484,8 @@ def convert(file: File, format: str, options: Options) -> Expected:
     if unmatched:
         raise Refused("a rename matches nothing")
     own, loose = layout_of(file, given, like, replace(options, filter=None), noted)
-    is_same = options.layout is None and file.layout is None and file.format == format
-    wanted = options.target_layout or ("burn" if format == "burnpack" and not is_same else own)
-    wanted = own if options.keep_layout else wanted
+    is_kept = options.keep_layout or (options.layout is None and file.layout is None and file.format == format)
+    wanted = options.target_layout or ("burn" if format == "burnpack" and not is_kept else own)
     replaced = options.adapter == "own"
     is_converted = own != wanted and not replaced
     if is_converted and own is None:
