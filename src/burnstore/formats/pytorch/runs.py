@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -30,27 +31,30 @@ from ..codec.pickle import Run
 from ..codec.pickle_values import Symbol
 from .tensors import ITEM_SIZES, PickledTensor, Storage, Storages, check_view, storage_dtype
 
-_GET = rb"(h.|j....)"
+_FETCH = rb"(?:h.|j....)"
+_GET = rb"(" + _FETCH + rb")"
 _MEMO = rb"r(....)"
 _INT = rb"(?:K.|M..|J...[\x00-\x7f])"
 _TUPLE = rb"(" + _INT + rb"\x85|" + _INT + rb"{2}\x86|" + _INT + rb"{3}\x87|\(" + _INT + rb"{4,64}t)"
 _ENTRY = re.compile(
     (
-        rb"X(.)\0\0\0([ -~]{1,255})" + _MEMO + _GET + rb"\(\(" + _GET + _GET
+        rb"X(.)\0\0\0([ -~]{1,255})" + _MEMO + rb"(" + _FETCH + rb"\(\(" + _FETCH + _FETCH + rb")"
         # The key of a storage, or a fetch of one that came before.
         + rb"(?:X(.)\0\0\0([0-9]{1,20})" + _MEMO + rb"|" + _GET + rb")"
         + _GET + rb"(" + _INT + rb")t" + _MEMO + rb"Q(" + _INT + rb")"
         # Size and stride; those of a tensor without axes are not memoized.
         + rb"(?:" + _TUPLE + _MEMO + _TUPLE + _MEMO + rb"|\)\))"
-        + rb"([\x88\x89])" + _GET + rb"\)R" + _MEMO + rb"t" + _MEMO + rb"R" + _MEMO
+        + rb"([\x88\x89])" + _GET + rb"\)R(r....tr....Rr....)"
     ),
     re.DOTALL,
 )  # fmt: skip
+_HEAD = re.compile(_GET + rb"\(\(" + _GET + _GET, re.DOTALL)
+_LAST_MEMOS = np.dtype({"names": ["a", "b", "c"], "formats": ["<u4"] * 3, "offsets": [1, 7, 13], "itemsize": 17})
 _NUMBER = re.compile(rb"K(.)|M(..)|J(....)", re.DOTALL)
 _MAX_RUN = 4096
 
 _StorageKind = tuple[str, DType | None]
-_Geometry = tuple[int, int, Shape, Shape]
+_Geometry = tuple[str, DType, int, int, Shape, Shape]
 
 
 class TensorRuns:
@@ -59,6 +63,8 @@ class TensorRuns:
     def __init__(self, storages: Storages) -> None:
         self._storages = storages
         self._geometries: dict[tuple[Any, ...], _Geometry] = {}
+        self._memo: dict[int, Any] = {}
+        self._known = self._highest = 0
 
     def recognise(self, data: bytes, position: int, memo: dict[int, Any]) -> Run | None:
         """Return the run of entries from here on, or None where the next bytes are not in torch's form."""
@@ -74,20 +80,20 @@ class TensorRuns:
 
     def _run(self, rows: list[tuple[bytes, ...]], end: int, memo: dict[int, Any]) -> Run | None:
         columns = list(zip(*rows, strict=True))
-        name_lengths, names, name_memo, functions, tags, classes = columns[:6]
-        key_lengths, keys, key_memo, key_gets, places = columns[6:11]
-        counts, id_memo, offsets, sizes, size_memo, strides, stride_memo = columns[11:18]
-        grads, dicts, *last_memos = columns[18:]
-        numbers = _memo_numbers((name_memo, key_memo, id_memo, size_memo, stride_memo, *last_memos))
+        name_lengths, names, name_memo, heads, key_lengths, keys, key_memo, key_gets, places = columns[:9]
+        counts, id_memo, offsets, sizes, size_memo, strides, stride_memo, grads, dicts, last_memos = columns[9:]
+        ends = np.frombuffer(b"".join(last_memos), _LAST_MEMOS)
+        numbers = _memo_numbers((name_memo, key_memo, id_memo, size_memo, stride_memo), ends)
         first, last = int(numbers[0]), int(numbers[0]) + len(numbers)
         if b"".join(name_lengths) != bytes(map(len, names)) or not np.array_equal(numbers, np.arange(first, last)):
             return None
         own = [key for key in keys if key]
         if b"".join(key_lengths) != bytes(map(len, own)):
             return None
-        gets = [set(column) for column in (functions, tags, classes, places, dicts)]
+        fetches = {head: _HEAD.findall(head)[0] for head in set(heads)}
+        gets = [*map(set, zip(*fetches.values(), strict=True)), set(places), set(dicts)]
         fetched = _fetched(memo, set().union(*gets))
-        if fetched is None or not memo.keys().isdisjoint(range(first, last)):
+        if fetched is None or not self._are_new(range(first, last), memo):
             return None
         if not (
             all(_is_symbol(fetched[get], "torch._utils", "_rebuild_tensor_v2") for get in gets[0])
@@ -99,35 +105,41 @@ class TensorRuns:
         texts, own_texts = _texts(names), _texts(own)
         own_keys = dict(zip(_numbers(key_memo), own_texts, strict=True))
         try:
-            kinds = {get: storage_dtype(fetched[get]) for get in gets[2]}
+            kinds = {head: storage_dtype(fetched[get]) for head, (_, _, get) in fetches.items()}
             all_keys = own_texts
             if len(own) != len(rows):
                 rest = iter(own_texts)
                 all_keys = [
                     next(rest) if key else _key(get, memo, own_keys) for key, get in zip(keys, key_gets, strict=True)
                 ]
-            entries = zip(
-                all_keys, map(kinds.__getitem__, classes), counts, offsets, sizes, strides, grads, strict=True
-            )
-            tensors = self._tensors(entries)
+            forms = zip(map(kinds.__getitem__, heads), counts, offsets, sizes, strides, strict=True)
+            tensors = self._tensors(all_keys, forms, grads)
         except (BurnstoreError, LookupError):
             return None  # The machine will find the error and report its place.
         memo.update(zip(_numbers(name_memo), texts, strict=True))
         memo.update(own_keys)
-        memo.update(zip(_numbers(last_memos[-1]), tensors, strict=True))
+        memo.update(zip(ends["c"].tolist(), tensors, strict=True))
         values: list[Any] = [None] * (2 * len(rows))
         values[::2], values[1::2] = texts, tensors
         return end, values, last - first - 2 * len(rows) - len(own_keys)
 
-    def _tensors(self, columns: Iterable[tuple[Any, ...]]) -> list[PickledTensor]:
+    def _are_new(self, numbers: range, memo: dict[int, Any]) -> bool:
+        """Return whether a memo has no entry of these numbers; a memo only grows, so what it had is not asked again."""
+        if memo is not self._memo:
+            self._memo, self._known, self._highest = memo, 0, -1
+        self._highest = max(self._highest, max(islice(reversed(memo), len(memo) - self._known), default=-1))
+        self._known = len(memo)
+        return self._highest < numbers[0] or memo.keys().isdisjoint(numbers)
+
+    def _tensors(
+        self, keys: Sequence[str], forms: Iterable[tuple[Any, ...]], grads: Sequence[bytes]
+    ) -> list[PickledTensor]:
         geometries, by_key, tensors = self._geometries, self._storages.by_key, []
-        for key, kind, *raw, grad in columns:
-            form = (kind, *raw)
+        for key, form, grad in zip(keys, forms, grads, strict=True):
             geometry = geometries.get(form)
             if geometry is None:
                 geometry = geometries[form] = _geometry(*form)
-            elements, start, shape, steps = geometry
-            class_name, dtype = kind
+            class_name, dtype, elements, start, shape, steps = geometry
             storage = by_key.get(key)
             if storage is None:
                 storage = by_key[key] = Storage(key, class_name, dtype, elements)
@@ -138,12 +150,13 @@ class TensorRuns:
 
 
 def _geometry(kind: _StorageKind, count: bytes, offset: bytes, size: bytes, stride: bytes) -> _Geometry:
-    if kind[1] is None:
-        raise LookupError(kind[0])  # torch writes untyped storages in another form.
-    item = ITEM_SIZES[kind[1]]
+    class_name, dtype = kind
+    if dtype is None:
+        raise LookupError(class_name)  # torch writes untyped storages in another form.
+    item = ITEM_SIZES[dtype]
     (elements,), (start,), shape, steps = _integers(count), _integers(offset), _integers(size), _integers(stride)
     check_view(elements * item, item, start, shape, steps)
-    return elements, start, shape, steps
+    return class_name, dtype, elements, start, shape, steps
 
 
 def _integers(raw: bytes) -> Shape:
@@ -157,12 +170,16 @@ def _texts(raw: Sequence[bytes]) -> list[str]:
     return b"\n".join(raw).decode("ascii").split("\n") if raw else []
 
 
-def _memo_numbers(columns: Sequence[tuple[bytes, ...]]) -> np.ndarray[Any, np.dtype[np.uint32]]:
-    """Return the numbers of all memo entries in the order in which they are made."""
+def _memo_numbers(
+    columns: Sequence[tuple[bytes, ...]], ends: np.ndarray[Any, Any]
+) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    """Return the numbers of all memo entries in the order in which they are made; each entry ends with three."""
     joined = [b"".join(column) for column in columns]
     if len({len(column) for column in joined}) == 1:  # Every entry of the run has all of them.
-        return np.stack([np.frombuffer(column, "<u4") for column in joined], axis=1).reshape(-1)
-    return np.frombuffer(b"".join(b"".join(row) for row in zip(*columns, strict=True)), "<u4")
+        numbers = [np.frombuffer(column, "<u4") for column in joined]
+        return np.stack([*numbers, ends["a"], ends["b"], ends["c"]], axis=1).reshape(-1)
+    tails = (end.tobytes() for end in np.stack([ends["a"], ends["b"], ends["c"]], axis=1))
+    return np.frombuffer(b"".join(b"".join(row) for row in zip(*columns, tails, strict=True)), "<u4")
 
 
 def _numbers(column: tuple[bytes, ...]) -> list[int]:
