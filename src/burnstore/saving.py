@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from .checkpoint import Checkpoint
@@ -142,10 +142,10 @@ def serialize(
     return written
 
 
-def _metadata(given: Mapping[str, str] | None) -> Mapping[str, str] | None:
+def _metadata(given: Mapping[str, str] | None) -> Callable[[Any], Mapping[str, str] | None]:
     if given is not None and not isinstance(given, Mapping):
         raise TypeError(f"metadata must map str to str, got {type(given).__name__}")
-    return given
+    return lambda layout: given
 
 
 def _limits(given: Limits | None) -> Limits | None:

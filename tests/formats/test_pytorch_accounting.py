@@ -160,6 +160,11 @@ def test_every_tensor_is_named(kind: str, writer: str) -> None:
         assert all(f[name].numpy().all() for name in f)
 
 
+def test_an_array_that_was_saved_alone_is_not_said_to_be_left_out() -> None:
+    with bs.open(saved(np.ones(3))) as f:
+        assert f.notes == ("the file is one tensor without a name; it is called 'tensor'",)
+
+
 LEFT_OUT: dict[str, tuple[Callable[[], Any], str]] = {
     "a masked array": (lambda: np.ma.array([1.0, 2.0], mask=[0, 1]), "left out: x: a masked NumPy array"),
     "a record array": (lambda: np.array([(1, 2.0)], [("a", "i4"), ("b", "f4")]), "left out: x: a numpy.ndarray whose"),
@@ -169,6 +174,7 @@ LEFT_OUT: dict[str, tuple[Callable[[], Any], str]] = {
     "an array of dates": (lambda: np.array(["2020-01-01"], "M8[D]"), "left out: x: a numpy.ndarray whose dtype"),
     "a storage": (lambda: ones(3).untyped_storage(), "left out: x: a storage without a tensor"),
     "a tensor as a key": (lambda: {ones(2): 1}, "left out: x.torch.Tensor: a key of a dictionary"),
+    "a lazy parameter": (lambda: torch.nn.LazyLinear(2).weight, "left out: x: of a lazy module that was never used"),
     "bytes of an unknown class": (lambda: WithArguments(bytes(300)), "left out: x: bytes in an object of the class"),
 }
 

@@ -495,7 +495,7 @@ def test_deep_models_are_saved_up_to_the_longest_name_and_refused_beyond(tmp_pat
         return model
 
     deep, fresh = nested(5_000), nested(5_000)
-    store = bs.BurnpackStore.from_file(tmp_path / "deep.bpk")
+    store = bs.BurnpackStore.from_file(tmp_path / "deep.bpk").layout("burn")
     store.save(deep)
     assert store.load(fresh).applied == [".".join("0" * 5_000)]
     with pytest.raises(LimitError, match="name of more than 65536 bytes"):

@@ -577,3 +577,26 @@ def test_other_missing_names_get_no_such_hint(file: Path) -> None:
     with pytest.raises(bs.errors.MissingTensorsError) as caught:
         load(nn.Linear(2, 2), file)
     assert caught.value.hint == "load with allow_partial if they may be missing"
+
+
+class WithOwnLoad(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+
+    def _load_from_state_dict(self, *args):
+        super()._load_from_state_dict(*args)
+        self.fc.bias.data.mul_(3)
+
+
+def test_code_of_a_class_for_load_state_dict_is_noted_as_not_run():
+    hooked = nn.Sequential(nn.Linear(2, 2))
+    hooked[0]._register_load_state_dict_pre_hook(lambda state, prefix, *args: state[prefix + "bias"].mul_(2))
+    for model, name in ((WithOwnLoad(), "WithOwnLoad"), (hooked, "Linear")):
+        notes = bs.load(model, bs.serialize(model, format="safetensors")).notes
+        assert [note for note in notes if "load_state_dict" in note] == [
+            f"code for load_state_dict was not run, of {name}; load into model.state_dict() and call load_state_dict "
+            "to run it"
+        ]
+    plain = nn.Sequential(nn.BatchNorm1d(2), nn.utils.spectral_norm(nn.Linear(2, 2)), nn.LSTM(2, 2))
+    assert not bs.load(plain, bs.serialize(plain, format="safetensors")).notes

@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import datetime
 import decimal
+import enum
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,6 +55,28 @@ class Slotted(nn.Linear):  # type: ignore[misc, name-defined]
     __slots__ = ("cache",)
 
 
+class Hidden:
+    __slots__ = ("__cache", "w")
+
+    def __init__(self) -> None:
+        self.w, self.__cache = ones(), ones(3)
+
+
+class Script(nn.Module):  # type: ignore[misc, name-defined]
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+        self.loose = torch.ones(2)
+        self.cache = [torch.ones(2)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(x) + self.loose + self.cache[0]  # type: ignore[no-any-return]
+
+
+class Key(str, enum.Enum):
+    A = "weight"
+
+
 def unsaved_buffer() -> Any:
     module = nn.Linear(2, 2)
     module.register_buffer("cache", torch.ones(2), persistent=False)
@@ -91,6 +115,7 @@ ATTRIBUTE = "in an attribute that is no parameter, buffer or module"
                 "mask": "1 tensor in a buffer that is not persistent",
             },
         ),
+        (Hidden(), {"_Hidden__cache": "1 tensor in a private attribute"}),
         (nn.Sequential(nn.LSTM(2, 2), nn.BatchNorm1d(2)), {}),
         *(
             (
@@ -109,6 +134,7 @@ def test_what_is_not_written_is_named_with_the_reason(given: Any, expected: dict
     done = bs.save(given, tmp_path / "x.safetensors", durable=False, overwrite=True)
     assert done.left_out == expected
     assert len(done.tensors) >= 1
+    assert bs.SafetensorsStore.from_bytes(None).save(given).left_out == expected
 
 
 @pytest.mark.parametrize("value", [3, 0.5, "text", b"raw", True, 1j, np.float64(1), [1, 2]])
@@ -116,6 +142,49 @@ def test_a_number_or_text_in_a_nested_mapping_is_refused(value: Any, tmp_path: P
     with pytest.raises(TypeError, match=r"'m\.x(\.\d)?' is a \w+, which is neither a tensor"):
         bs.save({"m": {"w": ones(), "x": value}}, tmp_path / "x.bpk")
     assert not list(tmp_path.iterdir())
+    for given in ({"m": {"w": ones(), "x": value}}, {"w": ones(), "x": value}):  # A model of a store may have settings.
+        done = bs.BurnpackStore.from_bytes(None).save(given)
+        assert done.tensors[0].endswith("w")
+        assert len(done.tensors) == 1
+        assert done.left_out
+        assert all(re.fullmatch(r"(m\.)?x(\.\d)?", name) for name in done.left_out)
+
+
+@pytest.mark.parametrize("given", [{"a": ones()}, {"a": {"b": ones()}}, [ones()], {"a": {}, "b": [ones()]}])
+@pytest.mark.parametrize("store", [bs.BurnpackStore, bs.SafetensorsStore])
+def test_a_store_states_no_layout_of_arrays_without_a_model(store: Any, given: Any) -> None:
+    for layout in (None, "torch", "burn"):
+        built = store.from_bytes(None) if layout is None else store.from_bytes(None).layout(layout)
+        assert built.save(given).layout == layout
+        assert bs.open(built.get_bytes()).layout == layout
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit
+def test_attributes_of_a_script_are_named() -> None:
+    done = bs.SafetensorsStore.from_bytes(None).save(torch.jit.script(Script()))
+    assert done.left_out == {"loose": f"1 tensor {ATTRIBUTE}", "cache": f"1 tensor {ATTRIBUTE}"}
+
+
+def test_a_mapping_that_contains_itself_is_refused(tmp_path: Path) -> None:
+    for inner in ({}, []):
+        given = {"a": ones(), "m": {"inner": inner}}
+        inner.update(m=given) if isinstance(inner, dict) else inner.append(given)
+        with pytest.raises(bs.BurnstoreError, match="contains itself"):
+            bs.save(given, tmp_path / "x.bpk")
+        with pytest.raises(bs.BurnstoreError, match="contains itself"):
+            bs.BurnpackStore.from_bytes(None).save(given)
+
+
+def test_a_member_of_an_enum_of_strings_is_the_key_that_it_equals() -> None:
+    for given in (
+        {Key.A: ones()},
+        {Key.A: torch.ones(2)},
+        {"m": {Key.A: ones()}},
+        nn.ParameterDict({Key.A: torch.ones(2)}),
+    ):
+        done = bs.SafetensorsStore.from_bytes(None).save(given)
+        assert [type(name) for name in done.tensors] == [str]
+        assert done.tensors[0].endswith("weight")
 
 
 def test_the_search_for_hidden_tensors_visits_each_object_once() -> None:

@@ -328,6 +328,8 @@ def _hidden(value: Any, own: Sequence[Child]) -> Iterator[_HiddenValue]:
     held = getattr(value, "__dict__", {})
     is_module = "_parameters" in held and "_modules" in held
     names = [name for name in held if not is_module or name not in MODULE_ATTRIBUTES]
+    if is_module and "_concrete_type" in held:  # a script: Python does not hold its attributes
+        names += held["_concrete_type"].get_attributes()
     found = [(name, getattr(value, name, None)) for name in (*names, *_SLOT_NAMES[type(value)])]
     found = [(name, child) for name, child in found if _KINDS[type(child)] is not None]
     visible = {id(child) for _, _, child, _ in own} if found else set()
@@ -539,7 +541,12 @@ def _items(value: Mapping[Any, Any]) -> Children:
     for key, child in value.items():
         if not isinstance(key, str):
             raise ModelError(f"dict keys must be strings, got {key!r}")
-        yield key, "Dict", child, None if put is None else functools.partial(put, key)
+        yield as_text(key), "Dict", child, None if put is None else functools.partial(put, key)
+
+
+def as_text(key: str) -> str:
+    """Return the characters of a key: a member of an enum of strings has another text in messages than as a key."""
+    return key if type(key) is str else str.__str__(key)
 
 
 def _elements(value: Sequence[Any]) -> Children:
@@ -561,8 +568,10 @@ def _slots_of(kind: type) -> tuple[str, ...]:
     names: list[str] = []
     for owner in reversed(kind.__mro__):
         slots = owner.__dict__.get("__slots__", ())
-        names += [slots] if isinstance(slots, str) else list(slots)
-    return tuple(names)
+        own = [slots] if isinstance(slots, str) else list(slots)
+        mangled = "_" + owner.__name__.lstrip("_")
+        names += [mangled + name if name.startswith("__") and not name.endswith("__") else name for name in own]
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
 
 
 def _attribute_setter(owner: Any, name: str) -> Setter:

@@ -32,17 +32,17 @@ from .wrappers import strip_rule, wrapper_hint
 _NO_STEPS: tuple[Operation, ...] = ()
 
 
-def compile_load(source: Input, target: Target, pipeline: Pipeline, *, notes: Iterable[str] = ()) -> Plan:
+def compile_load(source: Input, target: Target, pipeline: Pipeline) -> Plan:
     """Return the plan of a load of named tensors into the slots of a target.
 
     Where the layouts of source and target differ, the target is viewed in the source's layout, unless an adapter
     converts layouts itself.
     """
-    plan = _Load(source, target, pipeline).compiled([*source.notes, *notes])
+    plan = _Load(source, target, pipeline).compiled([*source.notes, *target.notes])
     rule = strip_rule(plan.result.missing, plan.result.unused) if plan.result.missing else None
     if rule is not None:  # the file was saved from a wrapped model: only its names keep it from fitting
         stripped = pipeline.replace(rename=(pipeline.rename or KeyRemapper()) + KeyRemapper.from_patterns([rule]))
-        again = _Load(source, target, stripped).compiled([*source.notes, *notes])
+        again = _Load(source, target, stripped).compiled([*source.notes, *target.notes])
         if not again.result.missing:
             again.result.notes.append("the file was saved from a wrapped model: stripped the wrapper from its names")
             return again

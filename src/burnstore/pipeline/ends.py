@@ -131,6 +131,8 @@ class Target:
     is_whole: bool = True
     """Whether the source must have every tensor of it."""
 
+    notes: Sequence[str] = ()
+
     def lacks(self, path: str) -> ModelError:
         """Return the error about a tensor of a source that has no place here."""
         hint = "a filter leaves it out, a rename gives it the name that it has there"
@@ -139,13 +141,15 @@ class Target:
 
 def target_of_model(model: Any, *, skip_enum_variants: bool = False, rules: Mapping[str, str] | None = None) -> Target:
     """Return a model as a target; DuplicateNameError if two of its tensors have one path."""
-    slots = list(binding_for(model).walk(model, skip_enum_variants=skip_enum_variants))
+    binding = binding_for(model)
+    slots = list(binding.walk(model, skip_enum_variants=skip_enum_variants))
     check_distinct(slots)
+    notes = getattr(binding, "load_notes", lambda model: ())(model)
 
     def view(present: Iterable[str] | None) -> LayoutView:
         return view_of_model(model, slots, skip_enum_variants=skip_enum_variants, rules=rules, present=present)
 
-    return Target(slots, layout_of(model), view, type(model).__name__)
+    return Target(slots, layout_of(model), view, type(model).__name__, notes=notes)
 
 
 def with_full_paths(target: Target, model: Any) -> Target:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..checkpoint import Checkpoint
-from ..errors import BurnstoreWarning, located
+from ..errors import BurnstoreWarning, ModelError, located
 from ..formats.base import (
     LAYOUT_KEY,
     STAMPS,
@@ -27,7 +27,7 @@ from ..formats.write import batches, write_file
 from ..io.gc_pause import gc_paused
 from ..limits import Limits
 from ..models.bindings import binding_for
-from ..models.plain import hidden_tensors
+from ..models.plain import as_text, hidden_tensors
 from ..progress import Progress
 from ..tensor.data import TensorData
 from ..tensor.snapshot import TensorSnapshot
@@ -162,23 +162,34 @@ def _save_shards(
 
 
 def plan_of(
-    tensors: Any, chosen: Format, metadata: Mapping[str, str] | None, pipeline: Pipeline, options: Mapping[str, Any]
+    tensors: Any,
+    chosen: Format,
+    metadata_for: Callable[[Layout | None], Mapping[str, str] | None],
+    pipeline: Pipeline,
+    options: Mapping[str, Any],
+    *,
+    with_settings: bool = False,
 ) -> tuple[Plan, Mapping[str, str] | None]:
-    """Return the plan of saving a model, a mapping of arrays, snapshots or an open file, and the metadata to write."""
+    """Return the plan of saving a model, a mapping of arrays, snapshots or an open file, and the metadata to write.
+
+    ``metadata_for`` returns the caller's metadata beside tensors of a layout. Numbers and strings in a mapping are
+    refused, or ``with_settings`` listed as left out.
+    """
     if isinstance(tensors, Iterator):
         tensors = list(tensors)
-    named = _named_tensors(tensors)
+    named = _named_tensors(tensors, _TENSOR_TYPES if with_settings else _FLAT_TYPES)
     if named is None:
-        left_out, is_unstated = _check_mapping(tensors)
+        left_out, is_unstated = _check_mapping(tensors, () if with_settings else _REFUSED_TYPES)
         is_unstated = is_unstated and pipeline.rules is None and pipeline.recipe is None
         plan = compile_save(tensors, None if is_unstated else pipeline.layout or written_layout(chosen), pipeline)
-        if not plan.moves and not plan.fates:
+        if not plan.moves and not plan.fates and not with_settings:
             raise TypeError(f"this {type(tensors).__name__} has no tensors: nothing would be saved")
         plan.fates |= getattr(binding_for(tensors), "left_out", _nothing)(tensors) | left_out
         if is_unstated and (pipeline.adapter is None or pipeline.adapter.gives_layout is None):
             plan.layout = pipeline.layout
+            metadata = metadata_for(plan.layout)
             return plan, _metadata_of_named(chosen, plan.layout, metadata, options, is_empty=not plan.moves)
-        return plan, metadata_for_save(chosen, plan, metadata, pipeline, options)
+        return plan, metadata_for_save(chosen, plan, metadata_for(plan.layout or "burn"), pipeline, options)
     if pipeline.rules is not None or pipeline.recipe is not None:
         raise TypeError("rules are for models: the kinds of named tensors are given to burnstore.convert")
     filtered, own = Plan(), pipeline.layout or named.layout
@@ -187,6 +198,7 @@ def plan_of(
     plan.layout, plan.fates, plan.notes = own, filtered.fates | plan.fates, filtered.notes + plan.notes
     if isinstance(tensors, Mapping) and type(tensors) is not dict and not isinstance(tensors, Checkpoint):
         plan.fates |= hidden_tensors(tensors)
+    metadata = metadata_for(own)
     if metadata is None and source.metadata:
         lost = [key for key in source.metadata if key not in (*STAMPS, LAYOUT_KEY, SET_KEY)]
         plan.notes += (
@@ -202,12 +214,12 @@ def _nothing(model: Any) -> dict[str, str]:
     return {}
 
 
-def _named_tensors(tensors: Any) -> Input | None:
+def _named_tensors(tensors: Any, types: tuple[type, ...]) -> Input | None:
     """Return named tensors as an input; None if a model was given."""
     if isinstance(tensors, Checkpoint):
         return input_of_file(tensors)
     if isinstance(tensors, Mapping):
-        if any(not isinstance(value, _FLAT_TYPES) for value in tensors.values()):
+        if any(not isinstance(value, types) for value in tensors.values()):
             return None
         snapshots = [_snapshot(name, tensor) for name, tensor in tensors.items()]
         return Input("<tensors>", snapshots, _common_layout(snapshots))
@@ -244,12 +256,14 @@ def _metadata_of_named(
 
 
 _REFUSED_TYPES = (bool, int, float, complex, str, bytes, np.generic)
-_FLAT_TYPES = (np.ndarray, TensorData, TensorSnapshot, type(None), *_REFUSED_TYPES)
+_TENSOR_TYPES = (np.ndarray, TensorData, TensorSnapshot)
+_FLAT_TYPES = (*_TENSOR_TYPES, type(None), *_REFUSED_TYPES)
 
 
 def _snapshot(name: str, tensor: Any) -> TensorSnapshot:
     if not isinstance(name, str):
         raise TypeError(f"the name of a tensor must be a str, got {type(name).__name__} ({name!r})")
+    name = as_text(name)
     if type(tensor) is np.ndarray:
         return TensorSnapshot.from_numpy(name, tensor)
     if isinstance(tensor, TensorSnapshot):
@@ -263,7 +277,7 @@ def _snapshot(name: str, tensor: Any) -> TensorSnapshot:
     raise TypeError(f"tensor {name!r} must be a NumPy array, TensorSnapshot or TensorData, got {type(tensor).__name__}")
 
 
-def _check_mapping(given: Any) -> tuple[dict[str, str], bool]:
+def _check_mapping(given: Any, refused: tuple[type, ...]) -> tuple[dict[str, str], bool]:
     """Refuse numbers and strings in a nested mapping, which no file would hold; return what is None.
 
     Also return whether all else are arrays in mappings and lists: then nothing states whose layout they have.
@@ -271,22 +285,32 @@ def _check_mapping(given: Any) -> tuple[dict[str, str], bool]:
     left_out: dict[str, str] = {}
     are_arrays, count = declared_layout(given) is None, 0
     todo: list[tuple[str, Any]] = [("", given)]
+    open_containers: set[int] = set()
     while todo:
         path, value = todo.pop()
-        if isinstance(value, Mapping):
-            todo += [(f"{path}.{key}" if path else str(key), held) for key, held in value.items()]
-        elif isinstance(value, (list, tuple)):
-            todo += [(f"{path}.{at}", held) for at, held in enumerate(value)]
+        if value is _END:
+            open_containers.discard(todo.pop()[1])
+        elif isinstance(value, (Mapping, list, tuple)):
+            if id(value) in open_containers:
+                raise ModelError("the model contains itself here", tensor=path)
+            open_containers.add(id(value))
+            items = value.items() if isinstance(value, Mapping) else enumerate(value)
+            todo += [("", id(value)), ("", _END)]
+            todo += [(f"{path}.{key}" if path else str(key), held) for key, held in items]
         elif value is None:
             left_out[path] = "it is None"
-        elif isinstance(value, _REFUSED_TYPES) and isinstance(given, Mapping):
+        elif isinstance(value, refused) and isinstance(given, Mapping):
             raise TypeError(
                 f"{path!r} is a {type(value).__name__}, which is neither a tensor nor a part of a model; remove it, or "
                 "store it as metadata"
             )
-        else:
+        elif not isinstance(value, _REFUSED_TYPES):
             are_arrays, count = are_arrays and isinstance(value, (np.ndarray, TensorData)), count + 1
     return left_out, are_arrays and count > 0
+
+
+_END = object()
+"""Marks the end of a container among the values that are still to be visited; its identity is below it."""
 
 
 def collect(

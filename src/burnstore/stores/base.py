@@ -20,10 +20,8 @@ from ..formats.registry import format_for_path, format_named
 from ..io.gc_pause import gc_paused
 from ..limits import Limits
 from ..models.result import ApplyResult
-from ..pipeline.compile_file import compile_save
 from ..pipeline.ends import Input, input_of_file
 from ..pipeline.load import load_input
-from ..pipeline.metadata import metadata_for_save, written_layout
 from ..pipeline.names import name_tensors
 from ..pipeline.options import (
     AdapterLike,
@@ -35,7 +33,7 @@ from ..pipeline.options import (
     as_filter,
     as_remapper,
 )
-from ..pipeline.save import SaveResult, WriteOptions, save_plan
+from ..pipeline.save import SaveResult, WriteOptions, plan_of, save_plan
 from ..tensor.snapshot import TensorSnapshot
 from ..transforms.adapters import ModuleAdapter
 from ..transforms.filter import PathFilter, Predicate
@@ -140,8 +138,7 @@ class Store:
         options = self._save_options()
         stated = {key: value for key, value in options.items() if key != "max_shard_size"}
         with gc_paused():
-            plan = compile_save(model, pipeline.layout or written_layout(chosen), pipeline)
-            metadata = metadata_for_save(chosen, plan, self._metadata_for(plan.layout or "burn"), pipeline, stated)
+            plan, metadata = plan_of(model, chosen, self._metadata_for, pipeline, stated, with_settings=True)
         self._reset()
         how = WriteOptions(overwrite=self._overwrite, durable=self._durable, limits=self._limits, **options)
         if self._in_memory:
@@ -353,8 +350,8 @@ class Store:
     def _save_options(self) -> dict[str, Any]:
         return {}
 
-    def _metadata_for(self, layout: str) -> Mapping[str, str] | None:
-        """Return the metadata to write beside tensors of this layout; None for the format's own."""
+    def _metadata_for(self, layout: str | None) -> Mapping[str, str] | None:
+        """Return the metadata to write beside tensors of this layout (None: unstated); None for the format's own."""
         return self._metadata
 
     def _checkpoint(self) -> Checkpoint:

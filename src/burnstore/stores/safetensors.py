@@ -59,8 +59,8 @@ class SafetensorsStore(Store):
         self._max_shard_size = size
         return self
 
-    def _metadata_for(self, layout: str) -> Mapping[str, str]:
-        return {**(stamp(layout) if self._stamped else {}), **(self._metadata or {})}
+    def _metadata_for(self, layout: str | None) -> Mapping[str, str]:
+        return {**(stamp(layout) if self._stamped and layout is not None else {}), **(self._metadata or {})}
 
     def _save_options(self) -> dict[str, Any]:
         sharded = self._max_shard_size is not None and not self._in_memory

@@ -88,7 +88,7 @@ def find_tensors(file: PickledFile, top_level_key: str | None, limits: Limits) -
             raise CorruptError(problem if top_level_key else _no_dict(chosen), rule="PT-23")
     elif _leaf(root) is not None:
         found.notes.append(f"the file is one tensor without a name; it is called {ROOT_NAME!r}")
-        chosen = {ROOT_NAME: root}
+        root = chosen = {ROOT_NAME: root}
     else:
         if not (isinstance(root, (dict, list, tuple)) or _is_object(root)):
             raise CorruptError(_no_dict(root), rule="PT-23", hint="burnstore reads state dicts and what contains them")
@@ -196,6 +196,8 @@ def _why_unread(value: Any) -> str | None:
         return f"a {kind_of(value)} without values"
     if isinstance(value, Unread) or (isinstance(value, NumpyArray) and value.items is None):
         return value.reason
+    if isinstance(value, Call) and kind_of(value).startswith("torch.nn.parameter.Uninitialized"):
+        return "of a lazy module that was never used, so it has no values"
     if isinstance(value, Call) and any(isinstance(p, bytes) and len(p) >= _UNKNOWN_BYTES for p in _raw_parts(value)):
         return f"bytes in an object of the class {kind_of(value)}, which is not known here"
     return None

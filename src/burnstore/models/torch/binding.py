@@ -54,6 +54,7 @@ Module = Any
 _ID = "burn_param_id"
 _PART_IDS = "burn_param_ids"
 _STATE_METHODS = ("state_dict", "_save_to_state_dict", "get_extra_state")
+_LOAD_METHODS = ("load_state_dict", "_load_from_state_dict", "set_extra_state")
 
 
 class TensorSlot:
@@ -378,10 +379,11 @@ def _held_by(module: Module, container: str) -> plain.Children:
     for name, tensor in tensors:
         if tensor is not None:
             # Not by the dict itself: an LSTM keeps a second list of its parameters, which __setattr__ updates.
-            yield name, container, tensor, functools.partial(setattr, module, name) if tensor.is_meta else None
+            put = functools.partial(setattr, module, name) if tensor.is_meta else None
+            yield plain.as_text(name), container, tensor, put
     for name, child in module._modules.items():
         if child is not None:
-            yield name, container, child, None
+            yield plain.as_text(name), container, child, None
 
 
 def _overlaps(tensor: Tensor) -> bool:
@@ -453,6 +455,25 @@ def _check_state_dict(path: str, module: Module, tensors: dict[str, Tensor]) -> 
             tensor=path or None,
             hint="use the state dict: bs.save(model.state_dict(), ...), or load into it and call load_state_dict",
         )
+
+
+def load_notes(model: Any) -> list[str]:
+    """Return a note if classes have code of their own for ``load_state_dict``: a load does not run it."""
+    found: dict[type, bool] = {}
+    names: dict[str, None] = {}
+    for _, module in modules(model):
+        kind = type(module)
+        if kind not in found:
+            found[kind] = any(_is_foreign(getattr(kind, name)) for name in _LOAD_METHODS)
+        hooks = (module._load_state_dict_pre_hooks, module._load_state_dict_post_hooks)
+        if found[kind] or any(_is_foreign(getattr(hook, "hook", hook)) for held in hooks for hook in held.values()):
+            names[class_name(module)] = None
+    hint = "load into model.state_dict() and call load_state_dict to run it"
+    return [f"code for load_state_dict was not run, of {', '.join(names)}; {hint}"] if names else []
+
+
+def _is_foreign(code: Any) -> bool:
+    return not (getattr(code, "__module__", None) or type(code).__module__).startswith("torch.")
 
 
 def _is_same(given: Any, found: Tensor) -> bool:
