@@ -158,7 +158,7 @@ def _part(given: str) -> tuple[str, tuple[int, int, int] | None]:
     return given[: found.start()], (int(found[1]), int(found[2]), int(found[3] or 1))
 
 
-def _rows(*lines: str) -> tuple[Row, ...]:
+def rows(*lines: str) -> tuple[Row, ...]:
     rows = []
     for line in lines:
         source, target, kind = line.rsplit(maxsplit=2)
@@ -169,7 +169,7 @@ def _rows(*lines: str) -> tuple[Row, ...]:
 MODELS = [
     Model(
         "distilbert",
-        _rows(
+        rows(
             "distilbert.embeddings.word_embeddings embeddings.token Embedding",
             "distilbert.embeddings.position_embeddings embeddings.position Embedding",
             "distilbert.embeddings.LayerNorm embeddings.norm LayerNorm",
@@ -194,7 +194,7 @@ MODELS = [
     ),
     Model(
         "convnext",
-        _rows(
+        rows(
             "convnext.embeddings.patch_embeddings stem.conv Conv2d",
             "convnext.embeddings.layernorm stem.norm LayerNorm",
             "convnext.encoder.stages.{i}.downsampling_layer.0 stages.{i}.downsample.norm LayerNorm",
@@ -212,7 +212,7 @@ MODELS = [
     ),
     Model(
         "mobilenet",
-        _rows(
+        rows(
             "features.0.0 stem.conv Conv2d",
             "features.0.1 stem.norm BatchNorm",
             "features.1.conv.0.0 blocks.0.depthwise.conv Conv2d",
@@ -240,7 +240,7 @@ MODELS = [
     ),
     Model(
         "mistral",
-        _rows(
+        rows(
             "model.embed_tokens embed Embedding",
             "model.layers.{i}.input_layernorm layers.{i}.norm_1 RmsNorm",
             "model.layers.{i}.self_attn.q_proj layers.{i}.attn.wq Linear",
@@ -259,7 +259,7 @@ MODELS = [
     ),
     Model(
         "swin",
-        _rows(
+        rows(
             "swin.embeddings.patch_embeddings.projection patch_embed.proj Conv2d",
             "swin.embeddings.norm patch_embed.norm LayerNorm",
             "swin.encoder.layers.{i}.blocks.{j}.layernorm_before stages.{i}.blocks.{j}.norm1 LayerNorm",
@@ -282,7 +282,7 @@ MODELS = [
     ),
     Model(
         "wav2vec2",
-        _rows(
+        rows(
             "masked_spec_embed mask_embedding Param",
             "feature_extractor.conv_layers.{i}.conv features.layers.{i}.conv Conv1d",
             "feature_extractor.conv_layers.{i}.layer_norm features.layers.{i}.norm GroupNorm",
@@ -304,7 +304,7 @@ MODELS = [
     ),
     Model(
         "unet",
-        _rows(
+        rows(
             *(
                 f"{source}.double_conv.{place} {target}.{name} {kind}"
                 for source, target in (
@@ -327,7 +327,7 @@ MODELS = [
     ),
     Model(
         "efficientnet",
-        _rows(
+        rows(
             "features.0.0 stem.conv Conv2d",
             "features.0.1 stem.norm BatchNorm",
             *(
@@ -373,7 +373,7 @@ _GATES = ("input_gate", "forget_gate", "cell_gate", "output_gate")
 LATER = [
     Model(
         "albert",
-        _rows(
+        rows(
             "albert.embeddings.word_embeddings embeddings.word Embedding",
             "albert.embeddings.position_embeddings embeddings.position Embedding",
             "albert.embeddings.token_type_embeddings embeddings.token_type Embedding",
@@ -401,7 +401,7 @@ LATER = [
     ),
     Model(
         "electra",
-        _rows(
+        rows(
             "electra.embeddings.word_embeddings embeddings.tokens Embedding",
             "electra.embeddings.position_embeddings embeddings.positions Embedding",
             "electra.embeddings.token_type_embeddings embeddings.types Embedding",
@@ -420,7 +420,7 @@ LATER = [
     ),
     Model(
         "deit",
-        _rows(
+        rows(
             "deit.embeddings.cls_token cls_token Param",
             "deit.embeddings.distillation_token dist_token Param",
             "deit.embeddings.position_embeddings pos_embed Param",
@@ -447,7 +447,7 @@ LATER = [
     ),
     Model(
         "bart",
-        _rows(
+        rows(
             "model.shared embedding Embedding",
             *(
                 line
@@ -488,7 +488,7 @@ LATER = [
     ),
     Model(
         "gpt_neox",
-        _rows(
+        rows(
             "gpt_neox.embed_in embedding Embedding",
             *(
                 f"gpt_neox.layers.{{i}}.{source} blocks.{{i}}.{target}"
@@ -511,7 +511,7 @@ LATER = [
     ),
     Model(
         "densenet",
-        _rows(
+        rows(
             "features.conv0 stem.conv Conv2d",
             "features.norm0 stem.norm BatchNorm",
             *(
@@ -533,7 +533,7 @@ LATER = [
     ),
     Model(
         "mobilenet_v3",
-        _rows(
+        rows(
             "features.0.0 stem.conv Conv2d",
             "features.0.1 stem.norm BatchNorm",
             *(
@@ -557,7 +557,7 @@ LATER = [
     ),
     Model(
         "tagger",
-        _rows(
+        rows(
             "embedding embedding Embedding",
             *(
                 f"lstm.*_{short}_l{{i}}{suffix}[{at}/4] lstm.{{i}}.{side}.{gate}.{field} Linear"

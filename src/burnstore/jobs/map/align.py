@@ -248,6 +248,8 @@ def _sections(paths: Sequence[str]) -> tuple[str, ...]:
     found = {word for path in paths for word in meaning(path)}
     if "attention" not in found:
         return ()
+    if any({"post", "ffn", "norm"} <= meaning(path).keys() for path in paths):
+        return ("in blocks with norms after", "in blocks")
     return ("in cross blocks", "in blocks") if {"cross", "3"} <= found else ("in blocks",)
 
 
