@@ -158,7 +158,10 @@ THIRD = [
                     *(
                         (f"layer.{at}.{given}", f"{field}{at + 1} {kind}")
                         for at in range(3)
-                        for given, field, kind in (("convolution", "conv", "Conv2d"), ("normalization", "bn", "BatchNorm"))
+                        for given, field, kind in (
+                            ("convolution", "conv", "Conv2d"),
+                            ("normalization", "bn", "BatchNorm"),
+                        )
                     ),
                     ("shortcut.convolution", "downsample.conv Conv2d"),
                     ("shortcut.normalization", "downsample.bn BatchNorm"),
@@ -232,7 +235,11 @@ THIRD = [
         {
             "encoder.layers.{i}": "BiGru",
             **{f"encoder.layers.{{i}}.{side}": "Gru" for side in ("forward", "reverse")},
-            **{f"encoder.layers.{{i}}.{side}.{gate}": "GateController" for side in ("forward", "reverse") for gate in _GATES},
+            **{
+                f"encoder.layers.{{i}}.{side}.{gate}": "GateController"
+                for side in ("forward", "reverse")
+                for gate in _GATES
+            },
             "decoder.layers.{i}": "Gru",
             **{f"decoder.layers.{{i}}.{gate}": "GateController" for gate in _GATES},
         },

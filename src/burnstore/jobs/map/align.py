@@ -22,17 +22,15 @@ MARGIN = 0.12
 """How much better than any other an assignment must be to count as decided by names."""
 
 _SAME_SIZE = 0.9
-_LETTERS = "ijklmn"
 
 
 class Pair(NamedTuple):
-    """Two units that belong together, why, and their paths with placeholders for numbers."""
+    """Two units that belong together, why, and the kind of block they are in: the path around them without numbers."""
 
     source: Unit
     target: Unit
     evidence: str
-    forms: tuple[tuple[str, str], tuple[str, str]]
-    """The paths of the modules around them, each with its form: ``(("h.0", "h.{i}"), ("blocks.0", "blocks.{i}"))``."""
+    block: str
 
 
 class Question(NamedTuple):
@@ -44,13 +42,10 @@ class Question(NamedTuple):
 
 
 class _Around(NamedTuple):
-    """The modules within which units are paired: paths, their forms, and how many numbers these have."""
+    """The modules within which units are paired."""
 
     source: str = ""
     target: str = ""
-    source_form: str = ""
-    target_form: str = ""
-    depth: int = 0
 
 
 _ROOT = _Around()
@@ -78,14 +73,12 @@ class Alignment:
         taken_sources: set[int] = set()
         taken_targets: set[int] = set()
         for run, other, offset in self._matched_runs(sources, targets, around):
-            forms = _run_forms(run, other, offset, around)
             for at in range(len(other.numbers)):
                 ones = _below(sources, run.entry(at + offset))
                 others = _below(targets, other.entry(at))
                 taken_sources.update(map(id, ones))
                 taken_targets.update(map(id, others))
-                inside = _Around(run.entry(at + offset), other.entry(at), *forms, around.depth + 1)
-                self.align(ones, others, inside)
+                self.align(ones, others, _Around(run.entry(at + offset), other.entry(at)))
         self._pair(
             [unit for unit in sources if id(unit) not in taken_sources],
             [unit for unit in targets if id(unit) not in taken_targets],
@@ -131,13 +124,13 @@ class Alignment:
         key = tuple(source_paths), tuple(target_paths), tuple(map(_shapes, (*sources, *targets)))
         if key not in self.known or is_last:
             paths = [*one_based(source_paths), *one_based(target_paths)]
-            sections = _sections(paths) if around.depth else ()
+            sections = _sections(paths) if around != _ROOT else ()
             words = [meaning(path, sections=sections, is_flat=is_last) for path in paths]
             for at, unit in enumerate(targets, len(sources)):
                 if unit.kind == "Embedding":  # whatever its name
                     words[at] = {word: held for word, held in words[at].items() if word != "head"} | {"embedding": 1.0}
             self.known[key] = _decide(sources, targets, words[: len(sources)], words[len(sources) :])
-        forms = (around.source, around.source_form), (around.target, around.target_form)
+        block = re.sub(r"\d+", "#", around.source)
         used_sources, used_targets = set(), set()
         open_: dict[str, list[tuple[int, int]]] = {}
         for one, other, evidence in self.known[key]:
@@ -147,7 +140,7 @@ class Alignment:
                 open_.setdefault(evidence[1:], []).append((one, other))
             else:
                 made = self.late if is_last else self.pairs
-                made.append(Pair(sources[one], targets[other], evidence, forms))
+                made.append(Pair(sources[one], targets[other], evidence, block))
         for why, members in open_.items():
             self.questions.append(
                 Question(
@@ -285,19 +278,3 @@ def _below(units: Sequence[Unit], path: str) -> list[Unit]:
 
 def _is_below(path: str, owner: str) -> bool:
     return not owner or path.startswith(f"{owner}.")
-
-
-def _run_forms(run: Run, other: Run, offset: int, around: _Around) -> tuple[str, str]:
-    """Return the forms of a run's entries on both sides, with one placeholder more."""
-    letter = _LETTERS[min(around.depth, len(_LETTERS) - 1)]
-    shift = run.numbers[offset] - other.numbers[0]
-    steps = {
-        number - wanted
-        for number, wanted in zip(run.numbers[offset : offset + len(other.numbers)], other.numbers, strict=True)
-    }
-    before = around.source_form + run.path[len(around.source) :], around.target_form + other.path[len(around.target) :]
-    if len(steps) > 1 or around.depth >= len(_LETTERS):
-        return "", ""  # numbers that are not in step have no form
-    placeholder = f"{{{letter}{shift:+d}}}" if shift else f"{{{letter}}}"
-    source = f"{before[0]}.{run.stem}{placeholder}" if before[0] else f"{run.stem}{placeholder}"
-    return source, f"{before[1]}.{{{letter}}}" if before[1] else f"{{{letter}}}"

@@ -22,6 +22,7 @@ from ...models.outline import Outline, outline_of
 from ...tensor.data import Shape
 from ...transforms.recipe import Recipe, recipe_from, template
 from .align import Alignment, Pair, Question
+from .rules import Row, families_of, rules_of, toml
 from .units import Part, TargetSide, Unit, pairs_of, source_units, target_side
 from .words import meaning, table
 
@@ -80,8 +81,9 @@ class MapResult:
         for rule in self.rules["tensors"]:
             first = rule.get("target", "")
             form = template(first if isinstance(first, str) else first[0])
-            why = next((evidence[target] for target in evidence if form.match(target) is not None), "")
-            lines.append(f"  {_toml(rule)},{f'  # {why}' if why and not rule.get('tie') else ''}")
+            whys = [why for target, why in evidence.items() if form.match(target) is not None]
+            why = "order" if "order" in whys else next(iter(whys), "")
+            lines.append(f"  {toml(rule)},{f'  # {why}' if why and not rule.get('tie') else ''}")
         return "\n".join([*lines, "]", ""])
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
@@ -209,20 +211,6 @@ def _config(path: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-class _Row(NamedTuple):
-    """A tensor on its way: names, forms of the names, and what is done."""
-
-    sources: tuple[str, ...]
-    target: str
-    source_forms: tuple[str, ...]
-    target_form: str
-    cut: tuple[int, int, int] | None
-    steps: tuple[tuple[str, Any], ...]
-    evidence: str
-    heads: int = 0
-    """Of a part: the number of heads within which the parts lie; 0 if they are one after the other."""
-
-
 class _Completed:
     """A mapping with everything that pairs alone do not say."""
 
@@ -245,7 +233,7 @@ class _Completed:
         self.qkv = qkv
         self.dropped = dict(buffers)
         self.questions = list(alignment.questions)
-        self.ties: list[_Row] = []
+        self.ties: list[Row] = []
         self.turned = self._orientation()
 
     def result(self) -> MapResult:
@@ -259,8 +247,8 @@ class _Completed:
             rows = [row for row in rows if row.sources not in asked]
         self._check_recurrent()
         names = list(self.source), list(self.side.shapes)
-        rules = [*_rules(rows, *names), *_rules(self.ties, *names, tie=True)]
-        for source, why in _families(self.dropped):
+        rules = [*rules_of(rows, *names), *rules_of(self.ties, *names, tie=True)]
+        for source, why in families_of(self.dropped):
             same = why.removeprefix("equal to ")
             rules.append({"source": source, "drop": why, **({} if same == why else {"equals": same})})
         left = dict.fromkeys(part.names for unit, _ in self.alignment.sources for part in unit.tensors.values())
@@ -276,7 +264,7 @@ class _Completed:
 
     # --- pairs
 
-    def _late_rows(self) -> list[_Row]:
+    def _late_rows(self) -> list[Row]:
         """Return the pairs of what was left elsewhere; questions where more is left, as after the loss of a tensor."""
         late = self.alignment.late
         if not (self.alignment.sources or self.alignment.targets or self.alignment.questions):
@@ -286,7 +274,7 @@ class _Completed:
             self.questions.append(Question((target.path,), (source.path,), why))
         return []
 
-    def _rows(self, pairs: Sequence[Pair]) -> Iterator[_Row]:
+    def _rows(self, pairs: Sequence[Pair]) -> Iterator[Row]:
         for pair in pairs:
             heads = self._heads(pair)
             for given, wanted, done in pairs_of(pair.source, pair.target):
@@ -300,13 +288,11 @@ class _Completed:
                 is_square = done == "square"
                 if is_square and given.cut is not None:
                     is_square, done = False, "transpose" if given.cut[0] == 0 else ""
-                if done == "transpose" or (is_square and self.turned.get(pair.forms[0][1], True)):
+                if done == "transpose" or (is_square and self.turned.get(pair.block, True)):
                     steps.append(("transpose", True))
                 if done == "reshape":
                     steps.append(("reshape", {"from": list(given.shape), "to": list(wanted.shape)}))
-                forms = tuple(_formed(name, pair.forms[0]) for name in given.names)
-                form = _formed(wanted.names[0], pair.forms[1])
-                yield _Row(given.names, wanted.names[0], forms, form, given.cut, tuple(steps), pair.evidence)
+                yield Row(given.names, wanted.names[0], given.cut, tuple(steps), pair.evidence)
 
     def _orientation(self) -> dict[str, bool]:
         """Return for each kind of block whether its square matrices are transposed, as its other matrices are."""
@@ -317,11 +303,11 @@ class _Completed:
                 if not pair.target.is_transposed or len(wanted.shape) != 2:
                     continue
                 if given.cut is not None:
-                    seen.setdefault(pair.forms[0][1], set()).add(given.cut[0] == 0)
+                    seen.setdefault(pair.block, set()).add(given.cut[0] == 0)
                 elif done == "square":
-                    square.setdefault(pair.forms[0][1], []).append(wanted.names[0])
+                    square.setdefault(pair.block, []).append(wanted.names[0])
                 else:
-                    seen.setdefault(pair.forms[0][1], set()).add(done == "transpose")
+                    seen.setdefault(pair.block, set()).add(done == "transpose")
         everywhere = {each for found in seen.values() for each in found}
         turned = {}
         for form, names in square.items():
@@ -381,11 +367,11 @@ class _Completed:
         )
         return hidden // heads if heads else None
 
-    def _fused(self, rows: Iterable[_Row]) -> Iterator[_Row]:
+    def _fused(self, rows: Iterable[Row]) -> Iterator[Row]:
         """Yield the rows with the order of fused queries, keys and values; ask for it where nothing states it."""
         kind = "timm" if "pretrained_cfg" in self.config else self.kind
         order = self.qkv or next((order for order, kinds in table()["fused order"].items() if kind in kinds), None)
-        asked: dict[str, list[_Row]] = {}
+        asked: dict[str, list[Row]] = {}
         for row in rows:
             words = meaning(row.target.rpartition(".")[0].rpartition(".")[2])
             is_fused = row.cut is not None and not words.keys().isdisjoint(("query", "key", "value"))
@@ -429,7 +415,7 @@ class _Completed:
         order = self.rope or ("halves" if self.kind in table()["rotates halves"] else None)
         return order == "halves" and self._rotates
 
-    def _without_gaps(self, rows: Sequence[_Row]) -> list[_Row]:
+    def _without_gaps(self, rows: Sequence[Row]) -> list[Row]:
         """Return the rows without parts of tensors of which other parts found no place."""
         covered: dict[str, int] = {}
         for row in rows:
@@ -445,7 +431,7 @@ class _Completed:
                 self.questions.append(Question((row.target,), (name,), why))
         return kept
 
-    def _ask_for_rope(self, rows: Sequence[_Row]) -> bool:
+    def _ask_for_rope(self, rows: Sequence[Row]) -> bool:
         """Ask for the order of rotary features where nothing states it; return whether it is open."""
         is_known = self.rope is not None or self.kind in table()["rotates halves"]
         names = [row.target for row in rows if _is_attention_input(row.target)]
@@ -462,7 +448,7 @@ class _Completed:
             return False
         return True
 
-    def _tie(self, rows: Sequence[_Row]) -> None:
+    def _tie(self, rows: Sequence[Row]) -> None:
         """Tie a head that the source leaves out to the embedding, where only one fits and config.json allows it."""
         left = []
         for unit, around in self.alignment.targets:
@@ -475,11 +461,10 @@ class _Completed:
                 self.questions.append(Question(part.names, (f"tie = true, source = {fitting[0]}",), why))
             else:
                 steps = (("transpose", True),) if unit.is_transposed else ()
-                names = (fitting[0],)
-                self.ties.append(_Row(names, part.names[0], names, part.names[0], None, steps, "tied to the embedding"))
+                self.ties.append(Row((fitting[0],), part.names[0], None, steps, "tied to the embedding"))
         self.alignment.targets = left
 
-    def _embeddings(self, part: Part, unit: Unit, rows: Sequence[_Row]) -> list[str]:
+    def _embeddings(self, part: Part, unit: Unit, rows: Sequence[Row]) -> list[str]:
         if not any(word in meaning(unit.shown) for word in ("head", "output", "vocab", "embedding")):
             return []
         wanted = part.shape[::-1] if unit.is_transposed else part.shape
@@ -494,75 +479,3 @@ class _Completed:
 def _is_attention_input(target: str) -> bool:
     words = meaning(target.rpartition(".")[0])
     return ("query" in words or "key" in words) and "cross" not in words
-
-
-# --- rules ------------------------------------------------------------------------------------------------------------
-
-
-def _formed(name: str, form: tuple[str, str]) -> str:
-    """Return a name with the placeholders of the module that it is in."""
-    path, formed = form
-    return formed + name[len(path) :] if formed and name.startswith(path) else name
-
-
-def _rules(
-    rows: Sequence[_Row], sources: Sequence[str], targets: Sequence[str], *, tie: bool = False
-) -> list[dict[str, Any]]:
-    """Return rows as rules, one for all that differ in numbers only."""
-    grouped: dict[tuple[Any, ...], list[_Row]] = {}
-    for row in rows:
-        key = (row.source_forms, row.target_form, row.cut, row.heads, json.dumps(row.steps))
-        grouped.setdefault(key, []).append(row)
-    found: list[tuple[tuple[str, ...], str, _Row]] = []
-    for members in grouped.values():
-        first = members[0]
-        given, wanted = template(first.source_forms[0]), template(first.target_form)
-        matched = {name for name in sources if given.match(name) is not None}
-        reached = {name for name in targets if wanted.match(name) is not None}
-        if matched == {row.sources[0] for row in members} and reached == {row.target for row in members}:
-            found.append((first.source_forms, first.target_form, first))
-        else:  # another tensor has the same form, and goes elsewhere or comes from elsewhere
-            found += [(row.sources, row.target, row) for row in members]
-    parts: dict[tuple[Any, ...], list[tuple[str, _Row]]] = {}
-    for sources, target, row in found:
-        alike = [step for step in row.steps if step[0] != "permute_rope"]
-        own: tuple[Any, ...] = (sources, json.dumps(alike)) if row.cut is not None else (sources, target)
-        parts.setdefault(own, []).append((target, row))
-    return [_rule(key[0], members, tie=tie) for key, members in parts.items()]
-
-
-def _rule(sources: tuple[str, ...], members: list[tuple[str, _Row]], *, tie: bool) -> dict[str, Any]:
-    row = members[0][1]
-    rule: dict[str, Any] = {"source": sources[0] if len(sources) == 1 else list(sources)}
-    if row.cut is None:
-        rule["target"] = members[0][0]
-    else:
-        members.sort(key=lambda member: member[1].cut[1])  # type: ignore[index]  # all of them are parts
-        rule["target"] = [target for target, _ in members]
-        sizes = [each.cut[2] - each.cut[1] for _, each in members if each.cut is not None]
-        rule |= {"axis": row.cut[0]} if row.cut[0] else {}
-        rule |= {"heads": row.heads} if row.heads else {}
-        rule |= {"sizes": sizes} if len(set(sizes)) > 1 else {}
-        heads = [dict(each.steps).get("permute_rope", {"heads": 0})["heads"] for _, each in members]
-        rule |= {"permute_rope": {"heads": heads}} if any(heads) else {}
-    rule |= {key: value for key, value in row.steps if key not in rule}
-    return {**rule, "tie": True} if tie else rule
-
-
-def _families(dropped: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Return what is dropped, by the last name where it is a buffer."""
-    seen: set[tuple[str, str]] = set()
-    for name, why in dropped.items():
-        leaf = name.rpartition(".")[2]
-        form = name if why.startswith("equal") or leaf == name else f"*.{leaf}"
-        if (form, why) not in seen:
-            seen.add((form, why))
-            yield form, why
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return f"{{ {', '.join(f'{key} = {_toml(held)}' for key, held in value.items())} }}"
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_toml, value))}]"
-    return json.dumps(value, ensure_ascii=False)
