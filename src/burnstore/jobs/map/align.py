@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -42,10 +42,11 @@ class Question(NamedTuple):
 
 
 class _Around(NamedTuple):
-    """The modules within which units are paired."""
+    """The modules within which units are paired, and whether they are one of several with a number."""
 
     source: str = ""
     target: str = ""
+    is_block: bool = False
 
 
 _ROOT = _Around()
@@ -70,30 +71,30 @@ class Alignment:
         if not targets:
             self.sources += [(unit, around) for unit in sources]
             return
-        taken_sources: set[int] = set()
-        taken_targets: set[int] = set()
+        for inside in _matched_modules(sources, targets, around):
+            sources, targets = self._align_inside(inside, sources, targets)
         for run, other, offset in self._matched_runs(sources, targets, around):
             for at in range(len(other.numbers)):
-                ones = _below(sources, run.entry(at + offset))
-                others = _below(targets, other.entry(at))
-                taken_sources.update(map(id, ones))
-                taken_targets.update(map(id, others))
-                self.align(ones, others, _Around(run.entry(at + offset), other.entry(at)))
-        self._pair(
-            [unit for unit in sources if id(unit) not in taken_sources],
-            [unit for unit in targets if id(unit) not in taken_targets],
-            around,
-        )
+                inside = _Around(run.entry(at + offset), other.entry(at), True)
+                sources, targets = self._align_inside(inside, sources, targets)
+        self._pair(sources, targets, around)
+
+    def _align_inside(
+        self, inside: _Around, sources: Sequence[Unit], targets: Sequence[Unit]
+    ) -> tuple[list[Unit], list[Unit]]:
+        """Pair the units within two modules; return those that are not in them."""
+        ones, others = _below(sources, inside.source), _below(targets, inside.target)
+        self.align(ones, others, inside)
+        taken = {id(unit) for unit in (*ones, *others)}
+        return [unit for unit in sources if id(unit) not in taken], [unit for unit in targets if id(unit) not in taken]
 
     # --- numbered modules
 
     def _matched_runs(
         self, sources: Sequence[Unit], targets: Sequence[Unit], around: _Around
     ) -> list[tuple[Run, Run, int]]:
-        inside = [run for run in self.side.runs if _is_below(run.path, around.target)]
-        runs = [
-            run for run in inside if not any(_is_below(run.path, other.path) for other in inside if other is not run)
-        ]
+        inside = [run for run in self.side.runs if _is_below(run.entry(0), around.target)]
+        runs = [run for run in inside if not any(other.holds(run) for other in inside)]
         given = [(run, offset) for run in source_runs(sources, around.source) for offset in range(len(run.numbers))]
         sizes = {run: _sizes(targets, run) for run in runs}
         own = {run: _sizes(sources, run) for run, _ in given}
@@ -106,7 +107,7 @@ class Alignment:
                     min(pair) >= least * max(pair) for pair in zip(found, sizes[wanted], strict=True)
                 ):
                     path = self.side.shown.get(wanted.path, wanted.path)
-                    names = meaning(f"{run.path}.{run.stem}"), meaning(path)
+                    names = meaning(f"{run.path}.{run.stem}"), meaning(f"{path}.{wanted.stem}")
                     rarity = dict.fromkeys((*names[0], *names[1]), 1.0)
                     fitting[at, row] = likeness(*names, rarity)
         decided = [pair for pair in assign(fitting) if pair.margin >= MARGIN]
@@ -124,7 +125,7 @@ class Alignment:
         key = tuple(source_paths), tuple(target_paths), tuple(map(_shapes, (*sources, *targets)))
         if key not in self.known or is_last:
             paths = [*one_based(source_paths), *one_based(target_paths)]
-            sections = _sections(paths) if around != _ROOT else ()
+            sections = _sections(paths) if around.is_block else ()
             words = [meaning(path, sections=sections, is_flat=is_last) for path in paths]
             for at, unit in enumerate(targets, len(sources)):
                 if unit.kind == "Embedding":  # whatever its name
@@ -163,6 +164,27 @@ class Alignment:
             self._pair(sources, targets, _ROOT, is_last=True)
 
 
+def _matched_modules(sources: Sequence[Unit], targets: Sequence[Unit], around: _Around) -> list[_Around]:
+    """Return the modules of several layers that have one name and one size on both sides, such as an encoder."""
+    given, wanted = _modules(sources, around.source), _modules(targets, around.target)
+    return [
+        _Around(path, other, around.is_block)
+        for name, (path, size, count) in given.items()
+        for other, wanted_size, wanted_count in [wanted.get(name, ("", 0, 0))]
+        if size == wanted_size and min(count, wanted_count) > 1 and not name.isdecimal()
+    ]
+
+
+def _modules(units: Sequence[Unit], above: str) -> dict[str, tuple[str, int, int]]:
+    """Return the modules below a path by name: their paths, and how many elements and layers they have."""
+    found: dict[str, tuple[str, int, int]] = {}
+    for unit in units:
+        name = unit.path[len(above) + 1 if above else 0 :].partition(".")[0]
+        _, size, count = found.get(name, ("", 0, 0))
+        found[name] = f"{above}.{name}" if above else name, size + unit.numel, count + 1
+    return found
+
+
 def _decide(
     sources: Sequence[Unit],
     targets: Sequence[Unit],
@@ -196,7 +218,52 @@ def _decide(
             found.append((one, other, f"names: {', '.join(shared[:3])}"))
         else:
             unsure.append((one, other))
-    return found + _by_number(unsure, sources, targets, fitting)
+    beside = list(_beside(found, unsure, sources, targets, fitting))
+    ones, others = {one for one, *_ in beside}, {other for _, other, _ in beside}
+    left = {pair: value for pair, value in fitting.items() if pair[0] not in ones and pair[1] not in others}
+    return found + beside + _by_number([pair for pair in unsure if pair in left], sources, targets, left)
+
+
+def _beside(
+    found: Sequence[tuple[int, int, str]],
+    unsure: Sequence[tuple[int, int]],
+    sources: Sequence[Unit],
+    targets: Sequence[Unit],
+    fitting: Mapping[tuple[int, int], float],
+) -> Iterator[tuple[int, int, str]]:
+    """Yield pairs of layers that stand beside layers that are decided: the norm of a convolution."""
+    near = [_companions(units) for units in (sources, targets)]
+    ones, others = {one for one, _ in unsure}, {other for _, other in unsure}
+    made: dict[tuple[int, int], str] = {}
+    for one, other, _ in found:
+        for mine in near[0][one]:
+            for theirs in near[1][other]:
+                fits = [pair for pair in fitting if pair[0] in ones & mine and pair[1] in others & theirs]
+                if len(mine) == len(theirs) and len(fits) == 1:
+                    made[fits[0]] = f"beside {targets[other].shown.rpartition('.')[2]}"
+    for (one, other), why in made.items():
+        if sum(pair[0] == one or pair[1] == other for pair in made) == 1:
+            yield one, other, why
+
+
+def _companions(units: Sequence[Unit]) -> list[list[set[int]]]:
+    """Return the layers beside each unit: those of its module, and those with its number (``conv3``, ``bn3``).
+
+    A number counts only where names are those of their kinds, and a module only if it holds nothing else.
+    """
+    groups: dict[tuple[str, str], set[int]] = {}
+    keys: list[list[tuple[str, str]]] = []
+    for at, unit in enumerate(units):
+        owner, _, name = unit.shown.rpartition(".")
+        weight = unit.tensors.get("weight")
+        is_norm = weight is not None and len(weight.shape) == 1
+        number = re.fullmatch(r"\D+(\d+)", name)
+        own = [(owner, "")] if owner else []
+        own += [(owner, number[1])] if number is not None and ("norm" in meaning(name)) == is_norm else []
+        keys.append(own)
+        for key in own:
+            groups.setdefault(key, set()).add(at)
+    return [[groups[key] for key in own if 1 < len(groups[key]) < 4] for own in keys]
 
 
 def _stands_out(one: int, other: int, fitting: Mapping[tuple[int, int], float]) -> bool:
@@ -225,15 +292,22 @@ def _by_number(
         if len({re.sub(r"\d+", "#", targets[other].shown) for other in others}) == 1:  # numbers, not declarations
             others.sort(key=lambda at: natural(targets[at].shown))
         names = {re.sub(r"\d+", "#", sources[one].shown) for one in ones}
-        is_even = (
-            len({round(fitting[one, other], 6) for one in ones for other in others if (one, other) in fitting}) == 1
-        )
+        is_even = _is_even([[fitting.get((one, other), -1.0) for other in others] for one in ones])
         rivals = {one for one, other in fitting if other in others}  # sources that fit and found no partner count, too
         if len(names) == 1 and is_even and tuple(sorted(others)) == partners and rivals == set(ones):
             found += [(one, other, "order") for one, other in zip(ones, others, strict=True)]
         else:
             found += [(one, other, "?shapes and names fit several ways") for one, other in members]
     return found
+
+
+def _is_even(values: Sequence[Sequence[float]]) -> bool:
+    """Return whether every assignment of rows to columns has the same sum: names prefer none."""
+    return all(
+        abs(value - row[0] - first + values[0][0]) < 1e-6
+        for row in values
+        for value, first in zip(row, values[0], strict=True)
+    )
 
 
 def _sections(paths: Sequence[str]) -> tuple[str, ...]:
@@ -243,7 +317,7 @@ def _sections(paths: Sequence[str]) -> tuple[str, ...]:
         return ()
     if any({"post", "ffn", "norm"} <= meaning(path).keys() for path in paths):
         return ("in blocks with norms after", "in blocks")
-    return ("in cross blocks", "in blocks") if {"cross", "3"} <= found else ("in blocks",)
+    return ("in cross blocks", "in blocks") if {"cross", "norm 3"} <= found else ("in blocks",)
 
 
 def _rarity(all_words: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -67,6 +67,11 @@ class Run(NamedTuple):
         name = f"{self.stem}{self.numbers[at]}"
         return f"{self.path}.{name}" if self.path else name
 
+    def holds(self, other: Run) -> bool:
+        """Return whether another run is in one of the entries."""
+        entries = [self.entry(at) for at in range(len(self.numbers))]
+        return self is not other and any(f"{other.entry(0)}.".startswith(f"{entry}.") for entry in entries)
+
 
 # --- the source -------------------------------------------------------------------------------------------------------
 
@@ -265,12 +270,16 @@ def target_side(shapes: Mapping[str, Shape], outline: Outline) -> TargetSide:
         kind = None if "" in tensors else kinds[path].name
         is_turned = kind == "Linear" and outline.layouts.get(path) != "Col"
         units.append(Unit(path, tensors, kind, shown[path], is_turned))
-    numbers: dict[str, list[int]] = {}
-    for path in outline.modules:
+    numbers: dict[tuple[str, str, str], list[int]] = {}
+    for path, kind in outline.modules.items():
         owner, _, name = path.rpartition(".")
+        found = _NUMBER.fullmatch(name)
         if name.isdecimal() and outline.modules.get(owner) in ("Vec", "Array", "Tuple"):
-            numbers.setdefault(owner, []).append(int(name))
-    return TargetSide(units, [Run(path, "", tuple(found)) for path, found in numbers.items()], shapes, outline, shown)
+            numbers.setdefault((owner, "", ""), []).append(int(name))
+        elif found is not None and not _is_layer(kinds.get(path)):  # block_1, block_2 of one type
+            numbers.setdefault((owner, found[1], kind), []).append(int(found[2]))
+    runs = [Run(*key[:2], tuple(found)) for key, found in numbers.items() if len(found) > 1 or not key[2]]
+    return TargetSide(units, runs, shapes, outline, shown)
 
 
 def _is_layer(kind: ModuleKind | None) -> bool:

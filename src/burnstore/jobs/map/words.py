@@ -63,9 +63,11 @@ def meaning(path: str, *, sections: tuple[str, ...] = (), is_flat: bool = False)
     weight = _LAST
     for segment in reversed(text.split(" / ")):
         words = segment.split()
+        before = ""
         for word in words[1:] if words and words[0].isdecimal() else words:  # a place in a list is no name
             word = word[:-1] if re.search(r"[^su]s$", word) and len(word) > 3 else word  # a plural
-            weights[word] = max(weights.get(word, 0.0), weight)
+            word = f"{before} {word}".strip() if word.isdecimal() else word  # fc2 and norm2 have no 2 in common
+            weights[word], before = max(weights.get(word, 0.0), weight), word
         weight *= 1.0 if is_flat else _ABOVE
     return weights
 
