@@ -22,13 +22,22 @@ from burnstore.jobs.map.words import meaning
 from burnstore.models.outline import OUTLINE_KEY
 from burnstore.transforms.recipe import Template
 from map_models import LATER, MODELS, Model, Truth
+from map_models_third import THIRD
 
-ALL = [*MODELS, *LATER]
-BY_ORDER = {"mobilenet", "unet", "efficientnet", "mobilenet_v3"}
+ALL = [*MODELS, *LATER, *THIRD]
+BY_ORDER = {"unet", "mlp_mixer"}
 """Models of which layers are numbered in PyTorch and named in Burn; nothing else hangs on order."""
 
-ASKED = {"albert": {"block.attention_norm", "block.output_norm"}}
-"""What is asked of the models that are not solved: two norms of a block that is not one of several."""
+ASKED = {
+    "albert": {"block.attention_norm", "block.output_norm"},
+    "segformer": {
+        f"encoder.stages.{i}.blocks.{j}.{name}"
+        for i in range(3)
+        for j in range(2)
+        for name in ("norm1", "norm2", "attn.reduction_norm")
+    },
+}
+"""What is asked of the models that are not solved: norms of which several are called by the attention."""
 
 
 def _wrong(found: MapResult, truth: Mapping[str, Truth]) -> list[str]:
@@ -44,7 +53,7 @@ def _wrong(found: MapResult, truth: Mapping[str, Truth]) -> list[str]:
 
 @pytest.mark.parametrize("model", ALL, ids=lambda model: model.name)
 def test_a_model_is_mapped_without_a_line_of_the_user(model: Model, tmp_path: Path) -> None:
-    """Of the eight that were declared later, three were solved before the changes that they led to."""
+    """Of each eight that were declared later, three were solved before the changes that they led to."""
     source, outline, truth = model.write(tmp_path)
     found = map_names(source, like=outline)
     assert _wrong(found, truth) == []
@@ -56,29 +65,34 @@ def test_a_model_is_mapped_without_a_line_of_the_user(model: Model, tmp_path: Pa
     assert {each.target for each in found.tensors} == truth.keys() - open_
 
 
-def _rotated(model: Model, target: str, values: Any) -> Any:
-    """Return the features of a query or key in the order of Burn's rotary encoding, if the model has one."""
+def _stored(model: Model, target: str, values: Any) -> Any:
+    """Return values as Burn stores them: rotary features in the order of its encoding, Gemma's norms plus one."""
+    if model.name == "gemma" and target.endswith("gamma"):
+        return values + np.float32(1)
     attributes = next(iter(model.attributes.values()), {})
     name = target.split(".")[-2] if "." in target else ""
-    if "rope" not in model.types or name not in ("wq", "wk", "query", "key"):
+    keys = "wk", "key", "k_proj"
+    if "rope" not in model.types or name not in ("wq", "query", "q_proj", *keys):
         return values
-    heads = int(attributes.get("n_kv_heads" if name in ("wk", "key") else "n_heads", attributes["n_heads"]))
+    heads = int(attributes.get("n_kv_heads" if name in keys else "n_heads", attributes["n_heads"]))
     return values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
 
 
-@pytest.mark.parametrize("model", [each for each in ALL if each.name not in ASKED], ids=lambda model: model.name)
+@pytest.mark.parametrize("model", ALL, ids=lambda model: model.name)
 def test_the_rules_lead_to_the_outline_and_back(model: Model, tmp_path: Path) -> None:
+    """What is open is in the file as a comment; the suggestions happen to be right in these models."""
     pytest.importorskip("tomllib")
     source, outline, truth = model.write(tmp_path)
-    found = map_names(source, like=outline)
-    found.save(tmp_path / "rules.toml")
+    text = map_names(source, like=outline).text
+    assert ("\n  # {" in text) == (model.name in ASKED)
+    (tmp_path / "rules.toml").write_text(text.replace("\n  # {", "\n  {"), encoding="utf-8")
     done = bs.convert(source, tmp_path / "model.bpk", rules=tmp_path / "rules.toml", like=outline)
     with bs.open(tmp_path / "model.bpk") as file, bs.open(outline) as wanted, bs.open(source) as given:
         assert {name: file[name].shape for name in file} == {name: wanted[name].shape for name in wanted}
         for target, true in truth.items():
             if len(true.names) == 1:
                 rows = true._replace(is_turned=False).of(given[true.names[0]].numpy())
-                values = _rotated(model, target, rows)
+                values = _stored(model, target, rows)
                 values = values.T if true.is_turned else values
                 np.testing.assert_array_equal(file[target].numpy(), values, err_msg=target)
     bs.convert(tmp_path / "model.bpk", tmp_path / "back.safetensors", rules=tmp_path / "rules.toml", invert=True)
@@ -86,7 +100,8 @@ def test_the_rules_lead_to_the_outline_and_back(model: Model, tmp_path: Path) ->
         assert set(given) - set(back) == done.left_out.keys()
         for name in back:
             if "original" not in name:  # weight norm comes back as another pair of the same weight
-                np.testing.assert_array_equal(back[name].numpy(), given[name].numpy(), err_msg=name)
+                tolerance = {"rtol": 0, "atol": 1e-6 if model.name == "gemma" else 0}  # 1 + w - 1 rounds
+                np.testing.assert_allclose(back[name].numpy(), given[name].numpy(), err_msg=name, **tolerance)
 
 
 _WORDS = (
@@ -206,6 +221,43 @@ def test_what_fits_several_ways_is_asked_with_the_choices(tmp_path: Path) -> Non
     assert not found.is_complete
     assert set(found.questions[0].targets) == {"upper", "lower"}
     assert set(found.questions[0].choices) == {"ante", "post"}
+
+
+def test_a_number_means_nothing_without_its_word(tmp_path: Path) -> None:
+    found = _norms(tmp_path, ["norm1", "norm2"], ["core2", "channel_norm"])
+    assert set(found.by_order) == {"core2.gamma", "channel_norm.gamma"}
+
+
+def test_the_norm_of_a_convolution_is_found_beside_it(tmp_path: Path) -> None:
+    """Shapes decide the convolutions only; order would say otherwise."""
+    fields = {"conv2": "layer.0.convolution", "bn2": "layer.0.normalization"}
+    fields |= {"conv1": "layer.1.convolution", "bn1": "layer.1.normalization"}
+    tensors, wanted, modules = {}, {}, {}
+    for name, source in fields.items():
+        is_conv = name.startswith("conv")
+        shape = [4, 4, int(name[-1]), 1] if is_conv else [4]
+        modules[name] = "Struct:Conv2d" if is_conv else "Struct:BatchNorm"
+        leaves = {"weight": "weight"} if is_conv else {"weight": "gamma", "bias": "beta"}
+        leaves |= {} if is_conv else {"running_mean": "running_mean", "running_var": "running_var"}
+        for leaf, burn in leaves.items():
+            tensors[f"{source}.{leaf}"] = wanted[f"{name}.{burn}"] = shape
+    found = map_names(_checkpoint(tmp_path, tensors), like=_outline(tmp_path, modules, wanted))
+    assert found.is_certain
+    pairs = {each.target: (each.sources[0], each.evidence) for each in found.tensors}
+    assert pairs["bn1.gamma"] == ("layer.1.normalization.weight", "beside conv1")
+    assert pairs["bn2.gamma"] == ("layer.0.normalization.weight", "beside conv2")
+
+
+def test_stacked_recurrent_layers_share_their_rules(tmp_path: Path) -> None:
+    tagger = next(model for model in LATER if model.name == "tagger")
+    source, outline, _ = tagger.write(tmp_path)
+    sources = [rule["source"] for rule in map_names(source, like=outline).rules["tensors"]]
+    assert [name for name in sources if name.startswith("lstm.")] == [
+        f"lstm.{leaf}_{part}_l{{i}}{side}"
+        for side in ("", "_reverse")
+        for part in ("ih", "hh")
+        for leaf in ("weight", "bias")
+    ]
 
 
 def test_numbers_from_zero_are_those_from_one(tmp_path: Path) -> None:

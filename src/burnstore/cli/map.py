@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator
 
+from ..jobs.map.align import Question
 from ..jobs.map.map import MapResult, map_names
 from ..pipeline.write import check_apart
 from .arguments import add_option, add_options
@@ -69,9 +71,14 @@ def run(arguments: argparse.Namespace) -> int:
 def _lines(found: MapResult, arguments: argparse.Namespace) -> Iterator[str]:
     if arguments.output is None:
         yield escape_controls(found.text.rstrip("\n").replace("\n", "\0")).replace("\\x00", "\n")
+    alike: dict[str, list[Question]] = {}
     for question in found.questions:
+        alike.setdefault(re.sub(r"\d+", "#", repr(question)), []).append(question)
+    for question, *others in alike.values():
         yield f"open: {', '.join(map(escape, question.targets))}: {question.why}"
         yield from (f"  maybe {escape(choice)}" for choice in question.choices)
+        if others:
+            yield f"  {counted(len(others), 'question')} more with other numbers"
     for name in found.left_targets:
         yield f"open: {escape(name)}: nothing was found for it"
     for name in found.left_sources:

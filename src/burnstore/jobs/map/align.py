@@ -11,7 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from .assign import assign
@@ -62,6 +62,9 @@ class Alignment:
     """Pairs of what was left elsewhere: they count only if nothing is left after them."""
 
     questions: list[Question] = field(default_factory=list)
+    likeliest: list[Pair] = field(default_factory=list)
+    """The best of the assignments that a question is about."""
+
     sources: list[tuple[Unit, _Around]] = field(default_factory=list)
     targets: list[tuple[Unit, _Around]] = field(default_factory=list)
     known: dict[object, list[tuple[int, int, str]]] = field(default_factory=dict)
@@ -73,6 +76,7 @@ class Alignment:
             return
         for inside in _matched_modules(sources, targets, around):
             sources, targets = self._align_inside(inside, sources, targets)
+        sources = self._gathered(sources, targets, around)
         for run, other, offset in self._matched_runs(sources, targets, around):
             for at in range(len(other.numbers)):
                 inside = _Around(run.entry(at + offset), other.entry(at), True)
@@ -90,11 +94,35 @@ class Alignment:
 
     # --- numbered modules
 
+    def _runs(self, around: _Around) -> list[Run]:
+        inside = [run for run in self.side.runs if _is_below(run.entry(0), around.target)]
+        return [run for run in inside if not any(other.holds(run) for other in inside)]
+
+    def _gathered(self, sources: Sequence[Unit], targets: Sequence[Unit], around: _Around) -> Sequence[Unit]:
+        """Return lists side by side (``norm.0``, ``block.0``) as one list, where the model has one of their size."""
+        wanted = [_sizes(targets, run) for run in self._runs(around)]
+        lists: dict[tuple[str, tuple[int, ...]], list[Run]] = {}
+        for run in source_runs(sources, around.source):
+            owner, _, name = run.path.rpartition(".")
+            if name and not (run.stem or name.isdecimal()):
+                lists.setdefault((owner, run.numbers), []).append(run)
+        for (owner, _), members in lists.items():
+            sizes = [_sizes(sources, run) for run in members]
+            if len(members) > 1 and list(map(sum, zip(*sizes, strict=True))) in wanted:
+                moved = []
+                for unit in sources:
+                    if any(_is_below(unit.path, run.path) for run in members):
+                        name, number, *rest = unit.path[len(owner) + 1 if owner else 0 :].split(".")
+                        path = ".".join([*([owner] if owner else []), number, name, *rest])
+                        unit = replace(unit, path=path, shown=path)
+                    moved.append(unit)
+                sources = moved
+        return sources
+
     def _matched_runs(
         self, sources: Sequence[Unit], targets: Sequence[Unit], around: _Around
     ) -> list[tuple[Run, Run, int]]:
-        inside = [run for run in self.side.runs if _is_below(run.entry(0), around.target)]
-        runs = [run for run in inside if not any(other.holds(run) for other in inside)]
+        runs = self._runs(around)
         given = [(run, offset) for run in source_runs(sources, around.source) for offset in range(len(run.numbers))]
         sizes = {run: _sizes(targets, run) for run in runs}
         own = {run: _sizes(sources, run) for run, _ in given}
@@ -139,6 +167,7 @@ class Alignment:
             used_targets.add(other)
             if evidence.startswith("?"):
                 open_.setdefault(evidence[1:], []).append((one, other))
+                self.likeliest.append(Pair(sources[one], targets[other], "", block))
             else:
                 made = self.late if is_last else self.pairs
                 made.append(Pair(sources[one], targets[other], evidence, block))
@@ -146,7 +175,7 @@ class Alignment:
             self.questions.append(
                 Question(
                     tuple(targets[other].path for _, other in members),
-                    tuple(sources[one].path for one, _ in members),
+                    tuple(sources[one].name for one, _ in members),
                     why,
                 )
             )
@@ -202,11 +231,20 @@ def _decide(
                 continue
             fitting[one, other] = likeness(source_words[one], target_words[other], rarity)
     pairings = assign(fitting)
+    partners = dict(pair[:2] for pair in pairings)
+    alone = {pair for pair in fitting if pair[0] not in partners or pair[1] not in partners.values()}
     # A pair that stands for want of another would follow from a wrong one: then nothing of its group is decided.
     doubtful = {
         pair.group
         for pair in pairings
-        if pair.margin < MARGIN or (pair.margin < math.inf and not _stands_out(pair.one, pair.other, fitting))
+        if pair.margin < MARGIN
+        or (pair.margin < math.inf and not _stands_out(pair.one, pair.other, fitting))
+        or any(  # what has no partner shares as much: perhaps its partner is lost
+            source_words[pair.one].keys() & target_words[pair.other].keys()
+            <= source_words[one].keys() & target_words[other].keys()
+            for one, other in alone
+            if pair.one == one or pair.other == other
+        )
     }
     found: list[tuple[int, int, str]] = []
     unsure: list[tuple[int, int]] = []

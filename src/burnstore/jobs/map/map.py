@@ -55,6 +55,8 @@ class MapResult:
     dropped: Mapping[str, str]
     rules: Mapping[str, Any] = field(repr=False)
     comments: Sequence[str] = field(default=(), repr=False)
+    suggested: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
+    """Rules for what the questions are about, the likeliest of those that fit; `text` has them as comments."""
 
     @property
     def by_order(self) -> list[str]:
@@ -84,6 +86,9 @@ class MapResult:
             whys = [why for target, why in evidence.items() if form.match(target) is not None]
             why = "order" if "order" in whys else next(iter(whys), "")
             lines.append(f"  {toml(rule)},{f'  # {why}' if why and not rule.get('tie') else ''}")
+        if self.suggested:
+            lines.append("  # Open: these rules are the likeliest of several that fit. Correct them, and remove the #.")
+        lines += [f"  # {toml(rule)}," for rule in self.suggested]
         return "\n".join([*lines, "]", ""])
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
@@ -122,6 +127,7 @@ class MapResult:
             "left_targets": self.left_targets,
             "dropped": dict(self.dropped),
             "rules": self.rules,
+            "suggested": self.suggested,
         }
 
 
@@ -242,7 +248,8 @@ class _Completed:
         self._tie(rows)
         rows += self._late_rows()
         rows = self._without_gaps(list(self._fused(rows)))
-        if self._ask_for_rope(rows):  # rules leave out what is asked
+        is_rope_open = self._ask_for_rope(rows)
+        if is_rope_open:  # rules leave out what is asked
             asked = {row.sources for row in rows if _is_attention_input(row.target)}
             rows = [row for row in rows if row.sources not in asked]
         self._check_recurrent()
@@ -251,15 +258,21 @@ class _Completed:
         for source, why in families_of(self.dropped):
             same = why.removeprefix("equal to ")
             rules.append({"source": source, "drop": why, **({} if same == why else {"equals": same})})
+        questions = list(self.questions)
+        likeliest = self._rows(self.alignment.likeliest)
+        suggested = [
+            row for row in likeliest if row.cut is None and not (is_rope_open and _is_attention_input(row.target))
+        ]
         left = dict.fromkeys(part.names for unit, _ in self.alignment.sources for part in unit.tensors.values())
         return MapResult(
             [MappedTensor(row.target, row.sources, row.evidence) for row in (*rows, *self.ties)],
-            self.questions,
+            questions,
             [name for names in left for name in names if name not in self.dropped],
             [part.names[0] for unit, _ in self.alignment.targets for part in unit.tensors.values()],
             self.dropped,
             {"source_layout": "torch", "target_layout": "burn", "tensors": rules},
             (f"{os.path.basename(self.source.path)} → a Burn model, found by burnstore map",),
+            rules_of(suggested, *names),
         )
 
     # --- pairs
@@ -271,7 +284,7 @@ class _Completed:
             return list(self._rows(late))
         for source, target, _, _ in late:
             why = "it fits only outside of the module where it belongs, and other tensors have no place"
-            self.questions.append(Question((target.path,), (source.path,), why))
+            self.questions.append(Question((target.path,), (source.name,), why))
         return []
 
     def _rows(self, pairs: Sequence[Pair]) -> Iterator[Row]:

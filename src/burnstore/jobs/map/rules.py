@@ -34,6 +34,8 @@ def rules_of(
         skeletons = [_NUMBER.sub("#", name) for name in (*row.sources, row.target)]
         grouped.setdefault((*skeletons, row.cut, row.heads, json.dumps(row.steps)), []).append(row)
     found = [family for alike in grouped.values() for family in _families(alike, sources, targets)]
+    order = {row.target: at for at, row in enumerate(rows)}
+    found.sort(key=lambda family: order[family[2].target])
     parts: dict[tuple[Any, ...], list[tuple[str, Row]]] = {}
     for sources, target, row in found:
         alike = [step for step in row.steps if step[0] != "permute_rope"]

@@ -50,6 +50,12 @@ class Unit:
         """The number of elements."""
         return sum(math.prod(part.shape) for part in self.tensors.values())
 
+    @property
+    def name(self) -> str:
+        """The layer in the file, wherever it was moved to."""
+        names = [part.names[0] for part in self.tensors.values()]
+        return names[0] if "" in self.tensors else names[0].rpartition(".")[0] or names[0]
+
     def below(self, prefix: str) -> str:
         """Return the shown path relative to a module."""
         return self.shown[len(prefix) + 1 :] if prefix else self.shown
