@@ -79,7 +79,7 @@ def save(
     chosen_pipeline = pipeline_of(locals())
     refuse_unused(chosen_pipeline, "save", "part", "keep_layout", "target_layout", "guess")
     with located(path=path), progress_from(progress) as report:
-        chosen = format_for_path(path) if format is None else format_named(format)
+        chosen = format_for_path(path, format)
         how = WriteOptions(
             overwrite=overwrite,
             durable=durable,

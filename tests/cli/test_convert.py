@@ -209,7 +209,7 @@ def test_nothing_tells_the_modules(here: Path) -> None:
 def test_two_sources_have_the_same_names(here: Path) -> None:
     bs.save({"fc.bias": rand(4)}, "other.safetensors", metadata={"format": "pt"})
     err = refused("fc.bias", "model.safetensors", "other.safetensors", "x.safetensors")
-    assert "both model.safetensors and other.safetensors have it" in err and "merge" in err
+    assert "both model.safetensors and other.safetensors have this tensor" in err and "merge" in err
 
 
 @pytest.mark.matrix(every=3)

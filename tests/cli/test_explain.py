@@ -67,7 +67,7 @@ def test_a_file_alone(folder: Path, capsys: Captured) -> None:
         "  layout torch: pytorch files have it",
         "  into burn's layout: the kinds of its modules: --like a model, or --rules; or --guess, because names and "
         "shapes decide all 1 modules",
-        "  into torch's layout: nothing, it is in it",
+        "  into torch's layout: nothing, the file has this layout",
     ]
 
 

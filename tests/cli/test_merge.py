@@ -60,7 +60,7 @@ def test_part_of_one_source_goes_over_another(folder: Path, capsys: Captured) ->
     arguments = ["--only", "2", r"^encoder\.", "--conflicts", "last", "--metadata", "by=me"]
     code, out, _ = run_here(capsys, "merge", "a.bpk", "b.bpk", "out.bpk", *arguments)
     assert code == 0 and values("out.bpk") == {"encoder.w": [3, 6], "head.w": [4]}
-    assert "CONFLICT" in out and "2 sources have it: a.bpk, b.bpk" in out
+    assert "CONFLICT" in out and "2 sources have this tensor: a.bpk, b.bpk" in out
     code, _, _ = run_here(capsys, "merge", "a.bpk", "b.bpk", "two.bpk", "--rename", "2", "^=>other.")
     assert code == 0 and list(values("two.bpk")) == ["encoder.w", "head.w", "other.encoder.w", "other.head.w"]
 
@@ -70,13 +70,13 @@ def test_json_has_every_tensor(folder: Path, capsys: Captured) -> None:
     told = json.loads(out)
     assert code == 0 and (told["schema"], told["sources"], told["target"]) == (1, ["a.bpk", "b.bpk"], "out.bpk")
     assert [row["name"] for row in told["tensors"]] == ["encoder.w", "head.w"]
-    assert told["notes"] == ["with no arc between them, blended linearly: encoder.w, head.w"]
+    assert told["notes"] == ["blended linearly, because there is no arc between them: encoder.w, head.w"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["a.bpk", "b.bpk", "out.bpk"], "tensor 'encoder.w': 2 sources have it: a.bpk, b.bpk"),
+        (["a.bpk", "b.bpk", "out.bpk"], "tensor 'encoder.w': 2 sources have this tensor: a.bpk, b.bpk"),
         (["a.bpk", "out.bpk", "--weights", "0.5"], "the weights add up to 0.5, not to 1"),
         (["a.bpk", "b.bpk", "out.bpk", "--weights", "1"], "expected 2 weights (one per source), got 1"),
         (["a.bpk", "c.bpk", "out.bpk", "--method", "linear"], "tensor 'encoder.w': missing in c.bpk"),

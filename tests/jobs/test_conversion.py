@@ -471,16 +471,16 @@ def test_several_sources_make_one_target(torch_file: Path, tmp_path: Path) -> No
 def test_two_sources_with_one_name_or_of_two_layouts_are_refused(torch_file: Path, tmp_path: Path) -> None:
     bs.convert(torch_file, tmp_path / "a.safetensors", filter="^fc")
     with pytest.raises(
-        bs.errors.DuplicateNameError, match=r"both .*torch\.safetensors and .*a\.safetensors have it"
+        bs.errors.DuplicateNameError, match=r"both .*torch\.safetensors and .*a\.safetensors have this tensor"
     ) as caught:
         bs.convert([torch_file, tmp_path / "a.safetensors"], tmp_path / "x.safetensors")
     assert caught.value.tensor == "fc.bias" and "merge" in str(caught.value)
     with pytest.raises(bs.errors.DuplicateNameError):
         bs.convert([torch_file, torch_file], tmp_path / "x.safetensors")
     bs.save({"other": rand(3)}, tmp_path / "b.bpk", layout="burn")
-    with pytest.raises(bs.errors.ModelError, match="do not have one layout"):
+    with pytest.raises(bs.errors.ModelError, match="have different layouts"):
         bs.convert([torch_file, tmp_path / "b.bpk"], tmp_path / "x.safetensors")
-    with pytest.raises(ValueError, match="no source"):
+    with pytest.raises(ValueError, match="expected at least one source"):
         bs.convert([], tmp_path / "x.safetensors")
 
 

@@ -79,7 +79,7 @@ def test_a_rename_names_the_rule_that_did_it_and_closed_indices_are_told(tmp_pat
     assert by_target(plan)["layers.0.weight"].steps == ("renamed by ^h => layers",)
     assert by_target(plan)["layers.1.weight"].steps == (
         "renamed by ^h => layers",
-        "indices closed up to layers.1.weight",
+        "renumbered without gaps to layers.1.weight",
     )
     assert by_target(plan)["layers.1.weight"].sources == ("h.2.weight",)
 
@@ -225,7 +225,7 @@ def test_evidence_for_a_layout_is_shown_where_the_file_does_not_tell(tmp_path: P
     assert plan.layout is None
     assert plan.evidence == [
         "layout unknown: the file does not state it",
-        "1 names are those of burn: norm.gamma",
+        "1 names that only burn uses: norm.gamma",
     ]
     assert "pass layout= to state which layout" in change_of(plan, "torch").needs
     bs.save({"w": rand(3)}, tmp_path / "b.safetensors", metadata={"format": "pt"})

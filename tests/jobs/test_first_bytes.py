@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import burnstore as bs
-from burnstore.jobs.inspect.first_bytes import read_first_bytes
+from burnstore.jobs.inspect.inspect import read_first_bytes
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 EVERY = sorted(

@@ -136,7 +136,7 @@ def test_parameters_get_other_names_and_their_state_follows(how: dict[str, Any],
 
 def test_state_is_not_renamed_without_the_paths_of_its_parameters(tmp_path: Path) -> None:
     _adam(tmp_path / "optim.mpk", nn.Linear(3, 2))
-    with pytest.raises(bs.errors.ModelError, match="nothing states the paths") as caught:
+    with pytest.raises(bs.errors.ModelError, match="paths of this optimizer's parameters are not known") as caught:
         bs.migrate(tmp_path / "optim.mpk", tmp_path / "optim.bpk", rename={"weight": "kernel"})
     assert "--model" in str(caught.value.hint)
     assert not (tmp_path / "optim.bpk").exists()
@@ -294,7 +294,7 @@ def test_a_folder_is_migrated_whole_and_what_cannot_go_is_told(training: Path, t
     fine = bs.migrate(training, tmp_path / "new", scheduler="Noam", overwrite=True, durable=False)
     assert sum(each.error is None for each in fine.records) == 7
     assert fine.tensors == sum(each.tensors for each in fine.records) > 0
-    with pytest.raises(TypeError, match="like and model are for one record"):
+    with pytest.raises(TypeError, match="like and model need a single record"):
         bs.migrate(training, tmp_path / "new", like=nn.Linear(3, 2))
 
 

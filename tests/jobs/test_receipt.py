@@ -334,7 +334,7 @@ def test_a_receipt_is_read_as_strictly_as_a_file(tmp_path: Path) -> None:
     assert len(cases) > 80
     for case in cases:
         (tmp_path / "r.json").write_text(json.dumps(case))
-        with pytest.raises(CorruptError, match="this is not a receipt"):
+        with pytest.raises(CorruptError, match="not a receipt"):
             assert not read_receipt(tmp_path / "r.json"), f"accepted: {case}"
     (tmp_path / "r.json").write_text(json.dumps(_with(good, ("target", "layout"), "x")))
     with pytest.raises(CorruptError, match="expected a layout"):

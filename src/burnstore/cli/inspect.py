@@ -7,10 +7,10 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import BurnstoreError
-from ..jobs.inspect.inspect import SORTS, Inspection, files_of, inspect
+from ..jobs.inspect.inspect import SORTS, FirstBytes, Inspection, files_of, inspect, read_first_bytes
 from ..jobs.inspect.tree import DEEPEST, ModuleTree, TensorRow, Totals
 from ..jobs.json_output import json_text
 from .arguments import add_option, add_options, expand_patterns, module_depth
@@ -18,9 +18,6 @@ from .errors import ERROR, FOUND, JOB_ERRORS, OK, as_burnstore_error, misuse, pr
 from .progress import shown_progress
 from .table import Column, name_column, render
 from .text import SCHEMA, Screen, can_show, counted, dtype_label, escape, figure, shape_label, shorten, size, width
-
-if TYPE_CHECKING:
-    from ..jobs.inspect.first_bytes import FirstBytes
 
 _STATS = {"min": "min", "max": "max", "mean": "mean", "std": "std", "nan": "nan_count", "inf": "inf_count"}
 _STATS |= {"zeros": "zero_count"}
@@ -92,8 +89,6 @@ def run(arguments: argparse.Namespace) -> int:
     for path in _expand(arguments.files):
         try:
             if arguments.hex:
-                from ..jobs.inspect.first_bytes import read_first_bytes  # not at import: only --hex needs it
-
                 output.add_first_bytes(read_first_bytes(path))
                 continue
             found = _inspect(path, arguments)

@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_json({"records": [_facts(each) for each in done]})
         return FOUND if not done else ERROR if failed else OK
     if not done:
-        print(f"no records of Burn below {escape(arguments.source)}")
+        print(f"no Burn records below {escape(arguments.source)}")
         return FOUND
     if len(done) > 1:
         total = sum(each.nbytes for each in done)

@@ -107,8 +107,10 @@ def format_named(name: str) -> Format:
     return entry.load()
 
 
-def format_for_path(path: str) -> Format:
-    """Return the format that files of this suffix have."""
+def format_for_path(path: str, format: str | None = None) -> Format:
+    """Return the format of this name, or without one the format that files of this suffix have."""
+    if format is not None:
+        return format_named(format)
     name = os.path.basename(path).lower()
     best = _with_longest_suffix(name)
     if not best and _register_entry_points():

@@ -409,6 +409,15 @@ def _truncated(name: str, offset: int, length: int, size: int) -> TruncatedError
     return TruncatedError(f"File truncated: {length} bytes needed, the file ends at {size}", path=name, offset=offset)
 
 
+def read_head(path: str | os.PathLike[str], nbytes: int) -> bytes:
+    """Return the first bytes of a file, at most this many."""
+    source = FileSource(path)
+    try:
+        return source.read_at(0, min(nbytes, source.size))
+    finally:
+        source.close()
+
+
 def read_whole(path: str | os.PathLike[str], max_bytes: int) -> bytes:
     """Return all bytes of a small file (rules, receipts, journals); LimitError if it is larger than ``max_bytes``."""
     source = FileSource(path)

@@ -1,1 +1,1 @@
-"""What people come for: convert, merge, diff, verify, inspect, explain, report, scan, migrate, config."""
+"""The operations on files: convert, map, merge, diff, verify, inspect, explain, report, scan, migrate, skeleton."""

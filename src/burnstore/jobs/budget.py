@@ -2,7 +2,8 @@
 
 A pickle of a few kilobytes can describe thousands of views that expand one storage, or that overlap in it. Equal views
 are read once. Other views are read as long as all tensors together have at most four times the bytes behind them, plus
-some megabytes. For those beyond, the bytes behind them are read once: that tells whether their values are finite.
+some megabytes. Beyond that budget only the bytes behind the views are read, once, which shows whether all values are
+finite.
 """
 
 from __future__ import annotations
@@ -73,9 +74,9 @@ class Shared:
 def too_much(tensor: TensorSnapshot) -> UnsupportedError:
     """Return the error of a tensor that is beyond the budget."""
     return UnsupportedError(
-        f"the values are not read: tensors that share bytes exceed {_TIMES} times these bytes",
+        f"values not read: the tensors that share these bytes need more than {_TIMES} times as many",
         tensor=tensor.path,
-        hint="read the tensor to look at its values",
+        hint="read this tensor alone to see its values",
     )
 
 

@@ -1,4 +1,4 @@
-"""Turn results into plain data that every strict JSON reader accepts unchanged."""
+"""Convert results into plain data that every strict JSON reader accepts unchanged."""
 
 from __future__ import annotations
 

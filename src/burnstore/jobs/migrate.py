@@ -1,4 +1,4 @@
-"""Migrate Burn's old records to files that Burn of today loads; each tensor is proved, nothing is deleted."""
+"""Migrate Burn's old records to files that current Burn loads; each tensor is verified, nothing is deleted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..formats.record.reader import is_record
 from ..formats.record.record import Record
 from ..formats.record.training import RecordKind
 from ..formats.registry import HEAD_BYTES, format_for_path, format_named
-from ..io.source import FileSource
+from ..io.source import read_head
 from ..limits import Limits
 from ..pipeline.compile_file import compile_convert
 from ..pipeline.ends import Input
@@ -45,7 +45,7 @@ class Migration(Plain, Tabular):
     nbytes: int = 0
     error: BurnstoreError | OSError | None = None
     paths: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """For a module: the id of each parameter, in decimal, and its path, which an optimizer's new file holds."""
+    """For a module: the id of each parameter, in decimal, and its path, which an optimizer's new file needs."""
     records: Sequence[Migration] = ()
     """For a folder: the outcome for each record below it."""
     left_out: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -87,19 +87,20 @@ def migrate(
     """Write the contents of an old record into a new file, which gets its name after every tensor was compared.
 
     A model becomes a file of the destination's format with the same names, dtypes, values and parameter ids. The state
-    of an optimizer or a scheduler becomes the Burnpack record that Burn 0.22 keeps of it. ``like`` declares the model
-    of a binary record (or names its optimizer), ``model`` is the record of the model that an optimizer belongs to, so
-    that the new file has its parameters' paths, ``scheduler`` names the kind of a scheduler, ``undecided`` the dtype
-    that a Half record of Burn 0.13 leaves open.
+    of an optimizer or a scheduler becomes the Burnpack record that Burn 0.22 reads. ``like`` declares the model of a
+    binary record (or names its optimizer). ``model`` is the record of the model that an optimizer belongs to, from
+    which the new file gets the paths of the parameters. ``scheduler`` names the kind of a scheduler, ``undecided`` the
+    dtype of tensors for which a Half record of Burn 0.13 does not state it.
 
-    ``rename`` and ``rules`` (docs/howto/rules.md) give the parameters of a model other names, as after a refactoring of
-    its struct. The state of an optimizer follows them, for which ``model`` is needed. ModelError where a parameter is
-    cut or joined: then there is no id for the state of its parts.
+    ``rename`` and ``rules`` (docs/howto/rules.md) rename the parameters of a model, for example after a refactoring of
+    its struct. The state of an optimizer follows them; this needs ``model``. ModelError if a parameter is split or
+    joined: its parts have no id for their state.
 
-    If ``source`` is a folder, every record below it goes to the same place below ``destination``: ``model-1.mpk``
-    becomes ``model-1.bpk``, and an optimizer's record finds the paths of its parameters in the model's of the same
-    folder and epoch. The bytes of a file decide whether it is a record; links are left alone. A record that cannot be
-    migrated, or that would get the same new name as another, has its error in ``records`` and does not stop the others.
+    If ``source`` is a folder, every record below it is migrated to the same place below ``destination``:
+    ``model-1.mpk`` becomes ``model-1.bpk``, and an optimizer's record gets the paths of its parameters from the model's
+    record of the same folder and epoch. The bytes of a file decide whether it is a record; links are skipped. A record
+    that cannot be migrated, or whose new name another record would get, too, has its error in ``records`` and does not
+    stop the others.
 
     >>> import tempfile, burnstore as bs
     >>> from burnstore.stores import records
@@ -120,10 +121,11 @@ def migrate(
         with options.open(old) as record:
             return _migrated(record, old, new, paths, options, progress)
     if like is not None or model is not None:
-        raise TypeError("like and model are for one record; a folder has several")
+        raise TypeError("like and model need a single record, and the source is a folder")
     records = tuple(_each(old, new, options, lambda _: progress))
     if not records:
-        raise ReadError("no records of Burn below this folder", path=old, hint=f"looked for {', '.join(SUFFIXES)}")
+        hint = f"records end with {', '.join(SUFFIXES)}; pass their folder"
+        raise ReadError("no Burn records below this folder", path=old, hint=hint)
     nbytes = sum(record.nbytes for record in records)
     return Migration(old, new, None, sum(record.tensors for record in records), nbytes, records=records)
 
@@ -179,7 +181,7 @@ def _each(
         if len(rivals) > 1:
             names = " and ".join(os.path.basename(rival) for rival in rivals)
             message = f"not migrated: {names} would get the same name"
-            hint = "migrate each of them on its own, to names that differ"
+            hint = "migrate each of them separately, to different names"
             yield Migration(old, new, error=SaveError(message, stage="check", path=new, hint=hint))
             continue
         outcome = one(old, new, postpone=True)
@@ -207,9 +209,9 @@ def _migrated(
     with located(path=source):
         if record.nameless:
             raise UnsupportedError(
-                "a binary record has no names, so the new file would have none",
+                "a binary record has no tensor names",
                 rule="BR-18",
-                hint="from Python: burnstore.migrate(old, new, like=Model()) with a declaration of the model",
+                hint="declare the model in Python: burnstore.migrate(old, new, like=Model())",
             )
         kind = record.kind
         if kind == "module":
@@ -260,7 +262,7 @@ def _renamed(given: Input, kind: RecordKind, pipeline: Pipeline) -> tuple[Plan, 
     found = training_plan(given, pipeline)
     if found is None:
         raise ModelError(
-            "nothing states the paths of all parameters of this optimizer, so they cannot be renamed",
+            "the paths of this optimizer's parameters are not known, so they cannot be renamed",
             hint="pass model= (--model), the record of its model before the renames",
         )
     return found
@@ -281,16 +283,10 @@ def _records_below(source: str, destination: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_record_file(path: str) -> bool:
-    if os.path.islink(path):
-        return False
     try:
-        file = FileSource(path)
+        return not os.path.islink(path) and is_record(read_head(path, HEAD_BYTES))
     except OSError:  # a socket, or a file that may not be read
         return False
-    try:
-        return is_record(file.read_at(0, min(HEAD_BYTES, file.size)))
-    finally:
-        file.close()
 
 
 def _stem(name: str) -> str:

@@ -90,7 +90,7 @@ def all_stats(
 ) -> list[TensorStats | BurnstoreError]:
     """Return the statistics of many tensors, or the error for each tensor whose values cannot be read.
 
-    Workers share large tensors in pieces that do not depend on the workers, and neither do the statistics.
+    Workers share large tensors in pieces; the result does not depend on the number of workers.
     ``progress`` is called with the bytes read so far and in total. A file that cannot be read raises its error.
 
     >>> [stats.max for stats in all_stats([TensorSnapshot.from_numpy("x", np.arange(3))])]
@@ -371,7 +371,7 @@ def count_special_values(values: Array) -> tuple[int, int]:
 
 
 def count_specials(raw: bytearray | memoryview | Array, dtype: DType) -> tuple[int, int]:
-    """Return the same of the elements in these bytes, from their bits and at the speed of memory.
+    """Count NaN and infinities among the elements in these bytes, by their bits and at memory speed.
 
     Raises CorruptError for bytes that are not bools.
 

@@ -101,8 +101,11 @@ def input_of_file(file: Checkpoint) -> Input:
     )
 
 
+UNKNOWN_LAYOUT = "layout unknown: the file does not state it"
+
+
 def layout_evidence(file: Checkpoint, given: Layout | None) -> str | None:
-    """Return how the layout of a file is known; None if it is not."""
+    """Return what states the layout of a file; None if nothing does."""
     metadata = file.metadata
     if given is not None:
         return f"layout {given}: given by the caller"

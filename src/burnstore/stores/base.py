@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..errors import ModelError, ReadError
-from ..formats.registry import format_for_path, format_named
+from ..formats.registry import format_for_path
 from ..io.gc_pause import gc_paused
 from ..limits import Limits
 from ..models.result import ApplyResult
@@ -133,7 +133,7 @@ class Store:
                 path=self.path,
                 hint="save the parts with stores of their own, under names of their own",
             )
-        chosen = format_for_path(self.path or "") if self.format is None else format_named(self.format)
+        chosen = format_for_path(self.path or "", self.format)
         pipeline = self.pipeline.replace(adapter=None).replace(adapter=self._to_adapter)
         options = self._save_options()
         stated = {key: value for key, value in options.items() if key != "max_shard_size"}

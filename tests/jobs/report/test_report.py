@@ -15,7 +15,6 @@ import pytest
 
 import burnstore as bs
 from burnstore.cli import main
-from burnstore.jobs.report.report import layout_evidence
 
 from .pages import HOSTILE, arrays
 
@@ -166,35 +165,33 @@ def test_a_path_that_is_no_text_is_shown_all_the_same(tmp_path: Path) -> None:
     assert bs.report(path).html.encode()
 
 
-# --- what speaks for a layout -----------------------------------------------------------------------------------------
+# --- the evidence for a layout ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("metadata", "layout", "told"),
+    ("metadata", "layout", "stated"),
     [
-        ({"format": "pt"}, "torch", "format = pt"),
-        ({"producer": "burn"}, "burn", "producer = burn"),
-        ({"burnstore.layout": "torch", "producer": "burn"}, "torch", "burnstore.layout = torch"),
-        ({"burnstore.layout": "strange"}, None, "not a known layout"),
+        ({"format": "pt"}, "torch", "format=pt"),
+        ({"producer": "burn"}, "burn", "producer=burn"),
+        ({"burnstore.layout": "torch", "producer": "burn"}, "torch", "burnstore.layout=torch"),
+        ({"burnstore.layout": "strange"}, None, "layout unknown: the metadata has burnstore.layout=strange"),
         ({}, None, "does not state"),
     ],
 )
-def test_the_evidence_for_a_layout_is_what_the_file_says(
-    metadata: dict[str, str], layout: str | None, told: str
+def test_the_evidence_for_a_layout_is_what_the_file_states(
+    metadata: dict[str, str], layout: str | None, stated: str
 ) -> None:
     packed = bs.serialize({"w": np.ones(2)}, format="safetensors", metadata=metadata)
-    with bs.open(packed) as opened:
-        assert opened.layout == layout
-        evidence = layout_evidence(opened)
-    assert told in evidence[0] and len(evidence) == 1
+    (file,) = bs.report(packed, stats=False).files
+    assert file.inspection.layout == layout
+    assert stated in file.evidence[0] and len(file.evidence) == 1
 
 
 def test_recorded_modules_are_evidence(tmp_path: Path) -> None:
-    bs.save(bs.nn.Linear(2, 3), tmp_path / "model.bpk")
-    with bs.open(tmp_path / "model.bpk") as opened:
-        assert any("burnstore.modules" in told for told in layout_evidence(opened)) == (
-            "burnstore.modules" in opened.metadata
-        )
+    bs.save({"fc.weight": np.ones((4, 3))}, tmp_path / "a.safetensors", metadata={"format": "pt"})
+    bs.convert(tmp_path / "a.safetensors", tmp_path / "a.bpk", rules={"^fc$": "Linear"})
+    (file,) = bs.report(tmp_path / "a.bpk", stats=False).files
+    assert len(file.evidence) == 2 and "burnstore.modules" in file.evidence[1]
 
 
 # --- writing it -------------------------------------------------------------------------------------------------------

@@ -30,13 +30,12 @@ from typing import Any, Protocol
 
 from ...errors import AlreadyExistsError, BurnstoreError, DuplicateNameError, LimitError, SaveError
 from ...io.atomic import already_exists, atomic_file, remove_files, stale_scratch_files
-from ...io.source import FileSource, read_whole
-from ...limits import Limits
+from ...io.source import read_whole
 from ...progress import Progress
 from ...tensor.snapshot import TensorSnapshot
 from ..base import WritePlan
 from .locate import INDEX_SUFFIX, MOST_SHARDS
-from .read import SET_KEY, read_weight_map
+from .read import SET_KEY, weight_map_at
 
 Plan = Callable[[Sequence[TensorSnapshot], Mapping[str, str]], WritePlan]
 """How the format plans the file of some tensors, with this metadata besides its own."""
@@ -51,8 +50,6 @@ class Write(Protocol):
 _UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
-# Limits for an index that is read only to know which old files it names.
-_OLD_INDEX = Limits().or_defaults(header_bytes=100_000_000, tensors=1_000_000)
 
 
 JOURNAL_SUFFIX = ".burnstore-resume.json"
@@ -259,7 +256,7 @@ def save_shards(
         raise
     unchanged = [name for name, file in old.items() if name not in names and _file_at(folder, name) == file]
     left = remove_files(folder, [base, *unchanged])
-    current = _weight_map(index_path)
+    current = weight_map_at(index_path)
     if current is not None and not set(names) & set(current.values()):
         remove_files(folder, names)  # another save has replaced this one already, and may not know of its shards
     if journal is not None:
@@ -396,19 +393,8 @@ def _names_of(stem: str, suffix: str) -> re.Pattern[str]:
 
 def _named_by(index_path: str, ours: re.Pattern[str]) -> dict[str, object]:
     """Return the shards that an index names, if their names are those of this very set, with the files they are now."""
-    folder, named = os.path.dirname(index_path), set((_weight_map(index_path) or {}).values())
+    folder, named = os.path.dirname(index_path), set((weight_map_at(index_path) or {}).values())
     return {name: _file_at(folder, name) for name in sorted(named) if ours.fullmatch(name)}
-
-
-def _weight_map(index_path: str) -> dict[str, str] | None:
-    """Read an index, None where that is impossible."""
-    with suppress(OSError, BurnstoreError):
-        source = FileSource(index_path)
-        try:
-            return read_weight_map(source, _OLD_INDEX)
-        finally:
-            source.close()
-    return None
 
 
 def _file_at(folder: str, name: str) -> object:
@@ -421,9 +407,5 @@ def _file_at(folder: str, name: str) -> object:
 
 def _holds(path: str, content: bytes) -> bool:
     with suppress(OSError, BurnstoreError):
-        source = FileSource(path)
-        try:
-            return source.read_at(0, source.size) == content
-        finally:
-            source.close()
+        return read_whole(path, len(content)) == content
     return False

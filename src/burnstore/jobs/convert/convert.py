@@ -1,7 +1,6 @@
-"""Convert: read files and write one file of another format or layout, a tensor at a time, proved before it gets its
-name.
+"""Convert files into one file of another format or layout, a tensor at a time; it is verified before it gets its name.
 
-open       the sources; no two of them may have a tensor of one name
+open       the sources; no two of them may have a tensor of the same name
 compile    a plan: each tensor of the target with its sources and operations; nothing is read yet
 assemble   read, transform, write, read back and compare the tensors, by many workers
 receipt    on request: what was read, done and written, with digests, beside the target
@@ -28,7 +27,7 @@ from ...errors import (
     refuse_unknown,
 )
 from ...formats.base import Format
-from ...formats.registry import format_for_path, format_named
+from ...formats.registry import format_for_path
 from ...formats.sharded.write import Journal, byte_count
 from ...io.atomic import already_exists
 from ...io.gc_pause import gc_paused
@@ -127,17 +126,17 @@ def convert(
     """Write the tensors of files into another, whose format follows its suffix unless ``format`` names it.
 
     ``source`` is a file of any format, a folder or an index of shards, or several of them whose tensors together make
-    the target; DuplicateNameError if two have one name. The stages, in this order:
+    the target; DuplicateNameError if two tensors have the same name. The stages, in this order:
 
     * ``rename``: a mapping of whole names, or rules such as ``"^h\\.=>layers."`` one after the other.
-    * The layout. ``layout`` is the source's where it does not state it, ``target_layout`` the target's where the
-      format's own is not wanted, and ``keep_layout=True`` copies names and axes unchanged. A conversion needs the kinds
-      of the modules: from ``like`` (a model, a declaration, or a file that records its modules), from the source's own
-      record, from ``rules`` (a pattern found in a module's path → kind; or the path of a rules file), or with
-      ``guess=True`` from names and shapes where they decide (AmbiguousError with the evidence where not).
-    * ``rules`` may also state what becomes of each tensor (docs/howto/rules.md), instead of the layout stage or before
-      it; ``invert=True`` follows such rules backwards.
-    * ``map=True`` finds these rules, where ``like`` is the outline of a Burn model; ModelError if it is not certain.
+    * The layout. ``layout`` is that of a source that does not state its own, ``target_layout`` that of the target if
+      not the format's own, and ``keep_layout=True`` copies names and axes unchanged. A layout conversion needs the
+      kinds of the modules: from ``like`` (a model, a declaration, or a file that records its modules), from the
+      source's own record, from ``rules`` (a pattern found in a module's path → kind; or the path of a rules file), or
+      with ``guess=True`` from names and shapes (AmbiguousError with the evidence if they are ambiguous).
+    * ``rules`` may also state how each tensor is converted (docs/howto/rules.md), instead of the layout stage or before
+      it; ``invert=True`` applies such rules backwards.
+    * ``map=True`` finds these rules if ``like`` is the outline of a Burn model; ModelError unless all are certain.
     * ``like`` also checks: the target must get every tensor that ``like`` has, of the same shape, and no other.
     * The state of an optimizer, whose tensors are named by ids, follows its parameters to their new names.
     * ``filter``: only tensors whose names in the target match.
@@ -147,15 +146,15 @@ def convert(
     Metadata is kept, apart from keys that state the layout; ``metadata`` adds to it, None removes a key. A converted
     file records its modules, so that the way back needs nothing else.
 
-    The target is written completely or not at all. With ``verify`` (default) every tensor is read back and compared
-    with its source before that. ``receipt=True`` (or a path) writes what was read, done and written, see
-    `check_receipt` and `replay`. ``max_shard_size`` (``"5GB"``) makes shards with an index; with ``resume=True`` such a
-    conversion continues an interrupted one, and keeps its shards if it fails.
+    The target is written completely or not at all. With ``verify`` (default) every tensor is first read back and
+    compared with its source. ``receipt=True`` (or a path) records what was read, done and written, see `check_receipt`
+    and `replay`. ``max_shard_size`` (``"5GB"``) writes shards with an index; with ``resume=True`` such a conversion
+    continues an interrupted one, and keeps its shards if it fails.
 
     At most the largest tensor and some megabytes are in memory. ``executor`` runs the work: threads of this process
     (None), processes (their number), or an object with ``submit``, such as a Dask client; for the latter two, files
-    must have the same paths everywhere. Raises ModelError where a kind is unknown or a tensor does not fit; the target
-    is then unchanged.
+    must have the same paths everywhere. Raises ModelError if a module kind is unknown or a tensor does not fit; the
+    target is then unchanged.
 
     >>> import tempfile, numpy as np, burnstore as bs
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -208,7 +207,7 @@ def _mapped(source: Path | Sequence[Path], like: Any, top_level_key: str | None)
     """Return the rules that lead from a source to an outline."""
     paths = _paths(source)
     if not isinstance(like, (str, os.PathLike)) or len(paths) != 1:
-        raise ValueError("map needs one source, and the outline of a Burn model as like")
+        raise ValueError("map=True needs exactly one source, and like= the path of an outline")
     return map_names(paths[0], like=like, top_level_key=top_level_key).recipe()
 
 
@@ -225,7 +224,7 @@ def plan_of_files(
         if source.layout is None and pipeline.layout is None and all(each.format == chosen.name for each in inputs):
             own = pipeline.target_layout  # an unknown layout stays unknown where nothing else changes
         plan = compile_convert(source, pipeline, own, like)
-        if len(inputs) > 1:  # the plan says which source each tensor comes from
+        if len(inputs) > 1:  # the plan states which source each tensor comes from
             owners = {snapshot.path: at for at, each in enumerate(inputs) for snapshot in each.snapshots}
             for row, move in enumerate(plan.moves):
                 origins = tuple(each._replace(input=owners.get(each.source or "", 0)) for each in move.origins)
@@ -234,7 +233,7 @@ def plan_of_files(
 
 
 def gathered(inputs: Sequence[Input], pipeline: Pipeline) -> Input:
-    """Return several inputs as one; they must have one layout, and no two of them a tensor of one name."""
+    """Return several inputs as one; they must have the same layout, and no tensor name in common."""
     if len(inputs) == 1:
         return inputs[0]
     from ...pipeline.kinds import MODULES_KEY, record_text
@@ -244,15 +243,15 @@ def gathered(inputs: Sequence[Input], pipeline: Pipeline) -> Input:
     if len(set(stated.values())) > 1 and pipeline.layout is None:
         listed = ", ".join(f"{name}: {layout or 'none'}" for name, layout in stated.items())
         raise ModelError(
-            f"the sources do not have one layout ({listed})",
-            hint='convert each separately first, or pass layout="torch" or layout="burn" if all have that one',
+            f"the sources have different layouts ({listed})",
+            hint='convert each separately first, or pass layout="torch" or layout="burn" if all have that layout',
         )
     owners: dict[str, str] = {}
     for each in inputs:
         for snapshot in each.snapshots:
             if snapshot.path in owners:
                 raise DuplicateNameError(
-                    f"both {owners[snapshot.path]} and {each.name} have it",
+                    f"both {owners[snapshot.path]} and {each.name} have this tensor",
                     tensor=snapshot.path,
                     hint="convert one of them, or use merge, which chooses or averages",
                 )
@@ -279,9 +278,9 @@ def scalar_options(inputs: Sequence[Input], chosen: Format, plan: Plan, given: M
 
 @contextmanager
 def like_target(like: Any, source: Input, pipeline: Pipeline, *, is_whole: bool = True) -> Iterator[Target | None]:
-    """Yield what `like` stands for as a target: a model or declaration, or an open file.
+    """Yield the target that ``like`` stands for: a model, a declaration, or an open file.
 
-    ``is_whole``: the source must have every tensor of it.
+    ``is_whole`` requires that the source has every tensor of the target.
     """
     if like is None:
         yield None
@@ -323,10 +322,10 @@ class _WriteOptions:
     def checked_format(self) -> Format:
         """Return the target's format; refuse what cannot be written before anything is opened."""
         if self.receipt is not None and not self.verify:
-            raise ValueError("a receipt states what was proved: it needs verify=True")
+            raise ValueError("receipt needs verify=True: a receipt states only what was proved")
         if self.resume and self.max_shard_size is None:
-            raise ValueError("only a conversion into shards can be resumed: it needs max_shard_size")
-        chosen = format_for_path(self.target) if self.format is None else format_named(self.format)
+            raise ValueError("resume needs max_shard_size: only a conversion into shards can be resumed")
+        chosen = format_for_path(self.target, self.format)
         with located(path=self.target):
             chosen.plan([], {}, self.limits or Limits())
         if self.receipt is not None and not self.overwrite and os.path.lexists(self.receipt):
@@ -406,7 +405,7 @@ def opened_files(
 def _paths(source: Path | Sequence[Path]) -> list[str]:
     several = [source] if isinstance(source, (str, os.PathLike)) else list(source)
     if not several:
-        raise ValueError("there is no source to convert")
+        raise ValueError("expected at least one source, got none")
     return [os.fsdecode(path) for path in several]
 
 
@@ -434,7 +433,7 @@ def _receipt(
         for file in files_read(source):
             file.read_at(0, 0)  # raises if it was changed in place
             if not file.is_current():
-                message = "converted, but without a receipt: the source was replaced meanwhile"
+                message = "converted, but without a receipt: the source was replaced during the conversion"
                 raise ChangedError(message, path=file.name, hint="convert again, or keep the file without a receipt")
     by_path = {file.path: file for file in files}
     return Receipt(
@@ -468,7 +467,7 @@ def replay(
     limits: Limits | None = None,
     progress: ProgressLike | None = None,
 ) -> ConvertResult:
-    """Repeat the conversion of a receipt, and require that every tensor comes out with the same digest.
+    """Repeat the conversion of a receipt, and require that every tensor has the same digest as before.
 
     The sources must be unchanged: their digests are checked first. Then the stored plan is executed. The target is the
     receipt's own, or another. CorruptError where a source or a tensor differs; the target is then unchanged.
@@ -481,9 +480,9 @@ def replay(
     ...     filecmp.cmp(f"{folder}/a.safetensors", f"{folder}/b.safetensors", shallow=False)
     True
     """
-    said = read_receipt(receipt)
+    stated = read_receipt(receipt)
     with located(path=os.fsdecode(receipt)):
-        for each in said.sources:
+        for each in stated.sources:
             for file in each.files:
                 if file_digest(file.path) != file:
                     raise CorruptError(
@@ -492,31 +491,33 @@ def replay(
                         hint="restore the original file, or convert again",
                     )
     how = _WriteOptions(
-        target=said.target if target is None else os.fsdecode(target),
-        format=said.format,
-        max_shard_size=said.max_shard_size,
+        target=stated.target if target is None else os.fsdecode(target),
+        format=stated.format,
+        max_shard_size=stated.max_shard_size,
         overwrite=overwrite,
         durable=durable,
         executor=executor,
         limits=limits,
-        expected={tensor.name: tensor.sha256 for tensor in said.tensors},
+        expected={tensor.name: tensor.sha256 for tensor in stated.tensors},
     )
     chosen = how.checked_format()
     with (
         progress_from(progress) as report,
         opened_files(
-            [each.path for each in said.sources], limits, [each.top_level_key for each in said.sources]
+            [each.path for each in stated.sources], limits, [each.top_level_key for each in stated.sources]
         ) as sources,
     ):
-        check_apart([*sources, receipt], how.target, shards=said.max_shard_size is not None)
+        check_apart([*sources, receipt], how.target, shards=stated.max_shard_size is not None)
         inputs = [input_of_file(file) for file in sources]
-        plan = Plan(layout=_layout(said.layout), source_layout=inputs[0].layout)
+        plan = Plan(layout=_layout(stated.layout), source_layout=inputs[0].layout)
         with located(path=os.fsdecode(receipt)):
-            plan.moves = list(moves_from_json([tensor.move for tensor in said.tensors], sources))
-        options = {**scalar_options(inputs, chosen, plan, said.options), **said.options}
-        done = _converted(plan, _Written(said.metadata, options), sources, chosen, how, report)
-    if len(done.files) == 1 and file_digest(done.files[0]).sha256 != said.files[0].sha256:
-        done.notes.append(f"all tensors are the same; the file around them differs from that of {said.burnstore}")
+            plan.moves = list(moves_from_json([tensor.move for tensor in stated.tensors], sources))
+        options = {**scalar_options(inputs, chosen, plan, stated.options), **stated.options}
+        done = _converted(plan, _Written(stated.metadata, options), sources, chosen, how, report)
+    if len(done.files) == 1 and file_digest(done.files[0]).sha256 != stated.files[0].sha256:
+        done.notes.append(
+            f"all tensors are the same; header or padding differ from the file of burnstore {stated.burnstore}"
+        )
     return done
 
 

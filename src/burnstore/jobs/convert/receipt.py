@@ -65,13 +65,13 @@ class ReceiptTensor:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The names of the source tensors that it was made of."""
+        """The names of the source tensors that it was made from."""
         return tuple(origin[0] for origin in self.move["from"] if origin[0] is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiptSource:
-    """A source of a conversion: the path given, its format, the files that were read, and the part that was taken."""
+    """A source of a conversion: the given path, its format, the files that were read, and its top-level key."""
 
     path: str
     format: str
@@ -79,7 +79,7 @@ class ReceiptSource:
     top_level_key: str | None = None
 
     def to_dict(self, folder: str) -> dict[str, Any]:
-        """Return the source as JSON has it, for a receipt in this folder."""
+        """Return the source as plain data for JSON, with paths relative to this folder."""
         key = {} if self.top_level_key is None else {"top_level_key": self.top_level_key}
         return {
             "path": _from(folder, self.path),
@@ -105,7 +105,7 @@ class Receipt:
     tensors: tuple[ReceiptTensor, ...] = field(repr=False)
 
     def to_dict(self, folder: str) -> dict[str, Any]:
-        """Return the receipt as JSON has it, for a receipt in this folder."""
+        """Return the receipt as plain data for JSON, with paths relative to this folder."""
         return {
             "burnstore": self.burnstore,
             "receipt": _SCHEMA,
@@ -137,9 +137,9 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class ReceiptCheck:
-    """What came of checking a receipt: ``problems`` has a sentence for everything that differs from it.
+    """The outcome of checking a receipt: ``problems`` has a sentence for everything that differs from it.
 
-    ``unchecked`` are sources that are not there any more, which does not count against the target.
+    ``unchecked`` are sources that no longer exist; they are not a problem of the target.
     """
 
     path: str
@@ -149,12 +149,12 @@ class ReceiptCheck:
 
     @property
     def ok(self) -> bool:
-        """Whether the target is what the receipt states, made of what it states."""
+        """Whether sources and target match the receipt."""
         return not self.problems
 
 
 def read_receipt(path: Path) -> Receipt:
-    """Read a receipt; CorruptError if the file is none.
+    """Read a receipt; CorruptError if the file is not one.
 
     >>> import tempfile, numpy as np, burnstore as bs
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -174,19 +174,19 @@ def read_receipt(path: Path) -> Receipt:
             return _receipt(document, os.path.dirname(shown))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise CorruptError(
-                f"this is not a receipt of a conversion: {_why(error)}",
-                hint="convert with receipt=True (--receipt) writes one",
+                f"not a receipt of a conversion: {_why(error)}",
+                hint="write one with convert(..., receipt=True), or --receipt",
             ) from error
 
 
 def check_receipt(
     receipt: Path, *, sources: bool = True, executor: Workers = None, limits: Limits | None = None
 ) -> ReceiptCheck:
-    """Check whether the files of a receipt are as they were when it was written.
+    """Check whether the files of a receipt are unchanged since it was written.
 
-    The target's files and each of its tensors must be there with their digests; so must the sources, unless
-    ``sources=False`` or they are not there any more. Differences are reported, not raised; only a receipt that cannot
-    be read is an error.
+    The target's files and tensors must exist with the recorded digests, and so must the sources, unless
+    ``sources=False`` or they no longer exist. Differences are reported, not raised; only a receipt that cannot be read
+    is an error.
 
     >>> import tempfile, numpy as np, burnstore as bs
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -195,18 +195,18 @@ def check_receipt(
     ...     check_receipt(done.receipt).ok
     True
     """
-    said = read_receipt(receipt)
-    given = [file for each in said.sources for file in each.files] if sources else []
+    stated = read_receipt(receipt)
+    given = [file for each in stated.sources for file in each.files] if sources else []
     gone = tuple(file.path for file in given if not os.path.lexists(file.path))
-    wanted = [*said.files, *(file for file in given if file.path not in gone)]
+    wanted = [*stated.files, *(file for file in given if file.path not in gone)]
     found = zip(wanted, run_tasks(_wrong_file, wanted, executor), strict=True)
     problems = [f"{file.path}: {problem}" for file, problem in found if problem is not None]
     try:
-        with open_checkpoint(said.target, limits=limits) as target:
-            problems += _wrong_tensors(said, target, executor)
+        with open_checkpoint(stated.target, limits=limits) as target:
+            problems += _wrong_tensors(stated, target, executor)
     except (BurnstoreError, OSError) as error:
-        problems.append(f"{said.target}: cannot be opened: {_why(error)}")
-    return ReceiptCheck(os.fsdecode(receipt), len(said.tensors), tuple(problems), gone)
+        problems.append(f"{stated.target}: cannot be opened: {_why(error)}")
+    return ReceiptCheck(os.fsdecode(receipt), len(stated.tensors), tuple(problems), gone)
 
 
 def files_of(paths: Iterable[str], executor: Workers = None) -> list[ReceiptFile]:
@@ -237,26 +237,26 @@ def tensor_digest(tensor: TensorSnapshot) -> str:
     return digest.hexdigest()
 
 
-def _wrong_file(said: ReceiptFile) -> str | None:
-    """Return what is wrong with a file; None if nothing is."""
+def _wrong_file(stated: ReceiptFile) -> str | None:
+    """Return how a file differs from the receipt; None if it does not."""
     try:
-        if os.path.getsize(said.path) != said.size:
-            return f"expected {said.size} bytes, found {os.path.getsize(said.path)}"
-        found = file_digest(said.path)
+        if os.path.getsize(stated.path) != stated.size:
+            return f"expected {stated.size} bytes, found {os.path.getsize(stated.path)}"
+        found = file_digest(stated.path)
     except FileNotFoundError:
         return "the file is missing"
     except (BurnstoreError, OSError) as error:
         return f"cannot be read: {_why(error)}"
-    return None if found.sha256 == said.sha256 else "SHA-256 mismatch with receipt"
+    return None if found.sha256 == stated.sha256 else "SHA-256 mismatch with receipt"
 
 
-def _wrong_tensors(said: Receipt, target: Checkpoint, executor: Workers) -> list[str]:
+def _wrong_tensors(stated: Receipt, target: Checkpoint, executor: Workers) -> list[str]:
     problems = [
-        f"{target.path}: tensor {tensor.name!r} is missing" for tensor in said.tensors if tensor.name not in target
+        f"{target.path}: tensor {tensor.name!r} is missing" for tensor in stated.tensors if tensor.name not in target
     ]
-    names = {tensor.name for tensor in said.tensors}
+    names = {tensor.name for tensor in stated.tensors}
     problems += [f"{target.path}: tensor {name!r} is not in the receipt" for name in target if name not in names]
-    there = [(tensor, target[tensor.name]) for tensor in said.tensors if tensor.name in target]
+    there = [(tensor, target[tensor.name]) for tensor in stated.tensors if tensor.name in target]
     batches = list(in_batches(there, lambda pair: pair[1].nbytes, _TASK_BYTES))
     for wrong in run_tasks(_wrong_in, batches, executor):
         problems += [f"{target.path}: tensor {name!r}: SHA-256 mismatch with receipt" for name in wrong]
@@ -265,9 +265,9 @@ def _wrong_tensors(said: Receipt, target: Checkpoint, executor: Workers) -> list
 
 def _wrong_in(batch: list[tuple[ReceiptTensor, TensorSnapshot]]) -> list[str]:
     return [
-        said.name
-        for said, found in batch
-        if str(found.dtype) != said.dtype or found.shape != said.shape or tensor_digest(found) != said.sha256
+        stated.name
+        for stated, found in batch
+        if str(found.dtype) != stated.dtype or found.shape != stated.shape or tensor_digest(found) != stated.sha256
     ]
 
 
@@ -303,9 +303,9 @@ def _receipt(document: Mapping[str, Any], folder: str) -> Receipt:
         ),
     )
     if len({tensor.name for tensor in receipt.tensors}) < len(receipt.tensors):
-        raise ValueError("two tensors have one name")
+        raise ValueError("two tensors have the same name")
     if not receipt.sources or not receipt.files:
-        raise ValueError("it has no sources or no target")
+        raise ValueError("it lists no sources or no target files")
     return receipt
 
 

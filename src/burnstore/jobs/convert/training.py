@@ -1,8 +1,8 @@
-"""Training state: what an optimizer keeps of each parameter follows the parameter to its new name.
+"""Training state: the state that an optimizer keeps for a parameter follows it to its new name.
 
-Burn's file of an optimizer has tensors named by the id of a parameter (``1234.momentum.moment_1``), and in its metadata
-the path of each id. A conversion renames the paths and does to the state what is done to the parameter: the moments of
-a transposed matrix are transposed. The ids stay, as `convert` keeps them in the model, too.
+Burn's optimizer file has tensors named by the id of a parameter (``1234.momentum.moment_1``), and in its metadata the
+path of each id. A conversion renames the paths and transforms the state like the parameter: the moments of a transposed
+matrix are transposed. The ids stay, because `convert` keeps them in the model, too.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from ...transforms.operations import Add, Operation, PermuteRope, Reshape, Trans
 from ...transforms.view import Origin
 
 _MOVES = (Transpose, PermuteRope, Reshape)
-"""Operations that move elements: what they do to a parameter they do to its state."""
+"""Operations that only move elements, and so apply to the state of a parameter as well."""
 
 
 _RANK = "__rank"
-"""The scalar by which Burn knows the rank of a parameter's state; a state of another rank it would leave out."""
+"""The scalar with the rank of a parameter's state; Burn ignores a state of another rank."""
 
 
 def training_plan(source: Input, pipeline: Pipeline) -> tuple[Plan, Input] | None:
-    """Return the plan for the state of an optimizer whose parameters get other names, and its metadata; or None.
+    """Return the plan for the state of an optimizer whose parameters are renamed, and its metadata; None for others.
 
-    ModelError where a parameter is cut, joined or tied: then there is no id for the state of its parts.
+    ModelError if a parameter is split, joined or tied: its parts have no id for their state.
     """
     paths = {key: path for key, path in source.metadata.items() if key.isdecimal()}
     states: dict[str, dict[str, TensorSnapshot]] = {}
@@ -68,7 +68,7 @@ def training_plan(source: Input, pipeline: Pipeline) -> tuple[Plan, Input] | Non
             plan.moves.append(Move(f"{key}.{rest}", (origin,), (), lower(f"{key}.{rest}", [origin], (), given)))
         plan.fates |= {f"{owners[path]}.{rest}": why for path, why in named.dropped.items()}
     if len(renamed) > len(set(renamed.values())):
-        raise ModelError("two parameters get one name, so their training states cannot be distinguished")
+        raise ModelError("two parameters get the same name, so their training states cannot be distinguished")
     lost = paths.keys() - renamed.keys()
     metadata = {key: text for key, text in source.metadata.items() if key not in lost} | renamed
     scalars = {name: scalar for name, scalar in scalars.items() if name.partition(".")[0] not in lost}
@@ -78,12 +78,12 @@ def training_plan(source: Input, pipeline: Pipeline) -> tuple[Plan, Input] | Non
 
 
 def _only_source(named: Named, name: str) -> tuple[str, Sequence[Operation]]:
-    """Return the parameter that a parameter under its new name was, and how its elements moved."""
+    """Return the old name of a renamed parameter, and how its elements moved."""
     origins, whole = named.traced((Origin(name),), ())
     steps = [step for step in (*(origins[0].operations if origins else ()), *whole) if not isinstance(step, Add)]
     if len(origins) != 1 or origins[0].source is None or not all(isinstance(step, _MOVES) for step in steps):
         raise ModelError(
-            "it is made of parts of parameters, and their training state has no id",
+            "this parameter is made from parts of others, and its training state would have no id",
             tensor=name,
             hint="convert the model alone, and restart the training of this parameter",
         )

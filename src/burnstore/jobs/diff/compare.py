@@ -77,7 +77,7 @@ class Comparison:
         return {row: parts for row, parts in found.items() if not all(part.is_equal for part in parts)}
 
     def differences(self, pieces: Sequence[Sequence[Piece]], tolerance: Tolerance | None) -> list[Difference | str]:
-        """Return the difference of each pair, given by its pieces, or the reason why it cannot be measured."""
+        """Return the difference of each pair, given as its pieces, or the reason why it cannot be measured."""
         rows = [(row, piece) for row, parts in enumerate(pieces) for piece in parts]
         running: list[RunningDifference | str] = [RunningDifference(tolerance) for _ in pieces]
         for (row, piece), found in zip(rows, self._run(_Measurer(self._room, tolerance), rows), strict=True):

@@ -1,7 +1,7 @@
 """Explain: print what a load or a conversion will do, before any tensor is read.
 
-The plan that is shown is the plan that `load` and `convert` execute, so they cannot disagree; only what values decide
-is unknown: whether a number fits a narrower dtype, whether shared tensors are equal in the file.
+`load` and `convert` execute the same plan that is shown, so they cannot disagree. Only what depends on values is
+unknown: whether a number fits a narrower dtype, whether shared tensors are equal in the file.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 from ...checkpoint import Checkpoint, open_checkpoint
 from ...errors import LoadError, ModelError, printable
-from ...formats.registry import format_for_path, format_named
+from ...formats.registry import format_for_path
 from ...limits import Limits
 from ...models.result import ApplyResult
 from ...pipeline.compile import compile_load, is_cast
-from ...pipeline.ends import Input, Target, input_of_file, layout_evidence, target_of_file
+from ...pipeline.ends import UNKNOWN_LAYOUT, Input, Target, input_of_file, layout_evidence, target_of_file
 from ...pipeline.execute import raise_if_refused
 from ...pipeline.kinds import kinds_of_classes, recorded_modules, view_of_kinds, view_of_record
 from ...pipeline.load import model_target
@@ -40,8 +40,8 @@ RATE = 1e9
 
 _READ_IN_PLACE = 64 << 10  # a smaller tensor is read together with its neighbours, and then copied
 _MOST_SHOWN = 3
-# Names that one of the frameworks gives and the other does not.
-_TELLING = {
+# Endings of names that only one of the frameworks uses.
+_TYPICAL_ENDINGS = {
     "burn": (".gamma", ".beta", ".input_transform.weight", ".linear_inner.weight"),
     "torch": (".num_batches_tracked", ".in_proj_weight", ".weight_ih_l0", ".weight_hh_l0"),
 }
@@ -49,7 +49,7 @@ _TELLING = {
 
 @dataclass(frozen=True, slots=True)
 class TensorPlan:
-    """How one tensor of the target will come about: from which tensors of the file, and by which steps."""
+    """How one tensor of the target will be made: from which tensors of the file, and by which steps."""
 
     target: str
     sources: tuple[str, ...]
@@ -73,9 +73,9 @@ class TensorPlan:
 
 @dataclass(frozen=True, slots=True)
 class LayoutChange:
-    """What it takes to have a file in a layout: nothing (it is in it), what the file records, or more than that.
+    """What the conversion of a file into a layout needs, and how many tensors it changes, as far as that is known.
 
-    ``is_known``: no further information is needed. The counts are of tensors, as far as they are known.
+    ``is_known`` states that no further information is needed.
     """
 
     layout: str
@@ -89,11 +89,11 @@ class LayoutChange:
 
 @dataclass(frozen=True, slots=True)
 class Explanation(Tabular):
-    """What a file is, and what a load of it into a model (or a conversion into another file) will do.
+    """What a file is, and what a load into a model (or a conversion into another file) will do.
 
-    ``result`` is what a load will report if all values can be read and held, None where nothing is loaded; ``refusal``
-    is the error that it would raise. ``peak_bytes`` is the memory that it needs beside the model. Bytes, memory and
-    time are estimates: the time is that of reading at ``rate`` bytes a second.
+    ``result`` is what a load will report if all values can be read and cast, None if nothing is loaded; ``refusal`` is
+    the error that it would raise. ``peak_bytes`` is the memory needed besides the model. Bytes, memory and time are
+    estimates: the time is that of reading at ``rate`` bytes per second.
     """
 
     path: str
@@ -122,11 +122,11 @@ class Explanation(Tabular):
 
     @property
     def is_clean(self) -> bool:
-        """Whether every tensor finds a place, every place a tensor, and all fit."""
+        """Whether every tensor has a parameter, every parameter a tensor, and all fit."""
         return self.result is None or not (self.result.errors or self.result.missing or self.result.unused)
 
     def nearest(self, missing: str) -> str | None:
-        """Return the unused tensor that a missing one most probably means."""
+        """Return the unused tensor that most resembles a missing one."""
         return None if self.result is None else self.result.suggestion(missing)
 
     def to_dict(self) -> dict[str, Any]:
@@ -215,12 +215,12 @@ def explain(
 ) -> Explanation:
     """Explain what a load or a conversion of a file (or bytes) would do; no tensor is read, and nothing is changed.
 
-    ``into`` is a model, or the path of a file in whose place the tensors are to go. ``target`` is the path of a file
-    that a conversion is to write. Without either, the explanation is of the file alone: which layout it has and how
-    that is known, and what it takes to have it in another. Options are those of `load` and `convert`, and mean the
-    same; ``rate`` is the number of bytes read per second, for the estimate of time.
+    ``into`` is a model, or the path of a file whose tensors the load would replace. ``target`` is the path of a file
+    that a conversion would write. Without either, the explanation covers the file alone: its layout, the evidence for
+    it, and what a conversion into the other layout needs. Options are those of `load` and `convert`, with the same
+    meaning; ``rate`` is the number of bytes read per second, for the estimate of time.
 
-    Raises what the load would raise before it reads anything, except for tensors that are missing or do not fit: those
+    Raises what the load would raise before it reads anything, except for tensors that are missing or do not fit, which
     are part of the explanation.
 
     >>> import numpy as np, burnstore as bs
@@ -286,7 +286,7 @@ def _explained(
 def _explained_conversion(
     source: Input, path: str, format: str | None, like: Any, pipeline: Pipeline, known: dict[str, Any]
 ) -> Explanation:
-    chosen = format_for_path(path) if format is None else format_named(format)
+    chosen = format_for_path(path, format)
     with like_target(like, source, pipeline) as target:
         plan, _ = plan_of_files([source], pipeline, chosen, target)
     sizes = {each.path: each.nbytes for each in source.snapshots}
@@ -316,7 +316,7 @@ def _peak(plan: Plan, *, in_place: bool) -> int:
     """Return the memory that a load needs beside the model.
 
     All tensors are read before the first is assigned, except large ones of a torch model, which are read into its own
-    memory; of a tensor that is cast both forms exist for a moment.
+    memory. A tensor that is cast exists in both dtypes for a moment.
     """
     held = [0]
     for move in plan.moves:
@@ -367,30 +367,31 @@ def _renames(source: str, plan: Plan, pipeline: Pipeline) -> Iterator[str]:
     yield from (f"renamed by {rule}" for rule, _ in renames)
     name = plan.renames.get(source, source)
     if name != (renames[-1][1] if renames else source):
-        yield f"indices closed up to {name}"
+        yield f"renumbered without gaps to {name}"
 
 
 # --- a file alone -----------------------------------------------------------------------------------------------------
 
 
 def _evidence(file: Checkpoint, given: Layout | None) -> list[str]:
-    """Return how the layout of a file is known, or what speaks for one of them where it is not."""
+    """Return the evidence for the layout of a file: what states it, or names that suggest one."""
     known = layout_evidence(file, given)
     if known is not None:
         return [printable(known)]
-    found = ["layout unknown: the file does not state it"]
-    for layout, endings in _TELLING.items():
+    found = [UNKNOWN_LAYOUT]
+    for layout, endings in _TYPICAL_ENDINGS.items():
         names = [name for name in file if name.endswith(endings)]
         if names:
             shown = ", ".join(printable(name) for name in names[:_MOST_SHOWN])
-            found.append(f"{len(names)} names are those of {layout}: {shown}{' …' if len(names) > _MOST_SHOWN else ''}")
+            more = " …" if len(names) > _MOST_SHOWN else ""
+            found.append(f"{len(names)} names that only {layout} uses: {shown}{more}")
     return found
 
 
 def _change(file: Checkpoint, layout: Layout | None, wanted: Layout) -> LayoutChange:
-    """Return what it takes to have the file in that layout."""
+    """Return what a conversion into that layout needs."""
     if layout == wanted:
-        return LayoutChange(wanted, True, "nothing, it is in it")
+        return LayoutChange(wanted, True, "nothing, the file has this layout")
     if layout is None:
         return LayoutChange(wanted, False, "pass layout= to state which layout the file has")
     recorded = recorded_modules(file.metadata)
@@ -405,8 +406,8 @@ def _change(file: Checkpoint, layout: Layout | None, wanted: Layout) -> LayoutCh
             view = view_of_record(recorded, shapes, layout)
         seen = view.convert({name: file[name] for name in file}, wanted)
     except ModelError as error:
-        why = "the classes that the file names" if recorded is None else "other modules than the file records"
-        return LayoutChange(wanted, False, f"{why}: {error}")
+        why = "the modules of the named classes" if recorded is None else "the recorded modules"
+        return LayoutChange(wanted, False, f"{why} cannot be converted: {error}")
     stated = "names the classes of" if recorded is None else "records"
     return LayoutChange(wanted, True, f"nothing, the file {stated} its modules", **_counts(seen))
 

@@ -1,4 +1,4 @@
-"""Inspect a file: its tensors, metadata and totals as data."""
+"""Inspect a file: its tensors, metadata and totals as data; and the first bytes of any file, with their meaning."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from ...checkpoint import Checkpoint, open_checkpoint
 from ...errors import BurnstoreError, ReadError, UnknownFormatError, located
+from ...formats.base import DescribesHeader, Part
 from ...formats.registry import HEAD_BYTES, format_for_bytes
 from ...formats.sharded.locate import INDEX_SUFFIX, locate
 from ...io.gc_pause import gc_paused
 from ...io.paths import names_in
-from ...io.source import FileSource
+from ...io.source import read_head
 from ...io.workers import Workers, checked_workers
 from ...limits import Limits
 from ...progress import Progress, ProgressLike, progress_from
@@ -139,7 +140,7 @@ def inspect(
 
 
 def files_of(path: str) -> list[str]:
-    """Return the files of a path: the path itself, or every file of tensors in a folder that is not a set of shards.
+    """Return the path itself, or every file of tensors in a folder that is not a set of shards.
 
     >>> files_of("model.bpk")
     ['model.bpk']
@@ -156,14 +157,10 @@ def files_of(path: str) -> list[str]:
 
 
 def _has_known_bytes(file: str) -> bool:
-    source = FileSource(file)
     try:
-        format_for_bytes(source.read_at(0, min(HEAD_BYTES, source.size)))
+        return bool(format_for_bytes(read_head(file, HEAD_BYTES)))
     except UnknownFormatError:
         return False
-    finally:
-        source.close()
-    return True
 
 
 def _rows(checkpoint: Checkpoint) -> list[TensorRow]:
@@ -213,3 +210,50 @@ def _add_stats(
         replace(row, problem=each.message) if isinstance(each, BurnstoreError) else replace(row, stats=each)
         for row, each in zip(rows, found, strict=True)
     ]
+
+
+# --- the first bytes --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FirstBytes:
+    """The first bytes of a file in the parts that its format names; one part if the format is unknown."""
+
+    path: str
+    size: int
+    format: str | None
+    head: bytes
+    parts: Sequence[Part]
+
+    def bytes_of(self, part: Part) -> bytes:
+        """Return the bytes of a part, as far as they were read."""
+        return self.head[part.offset : part.offset + part.nbytes]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON; bytes are hexadecimal."""
+        parts = [
+            {"offset": part.offset, "nbytes": part.nbytes, "meaning": part.meaning, "hex": self.bytes_of(part).hex()}
+            for part in self.parts
+        ]
+        return {"size": self.size, "format": self.format, "parts": parts}
+
+
+def read_first_bytes(path: str | os.PathLike[str]) -> FirstBytes:
+    """Read the first bytes of a file, or of the index of a set of shards.
+
+    >>> import tempfile, numpy as np, burnstore as bs
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     saved = bs.save({"bias": np.zeros(3)}, f"{folder}/x.bpk")
+    ...     [(part.offset, part.meaning) for part in read_first_bytes(f"{folder}/x.bpk").parts[:2]]
+    [(0, 'magic: NRUB'), (4, 'version: 1')]
+    """
+    file, _ = locate(os.fsdecode(path))
+    head, size = read_head(file, HEAD_BYTES), os.path.getsize(file)
+    known, parts = None, [Part(0, size, "unknown format" if size else "empty file")]
+    with suppress(UnknownFormatError):
+        found = format_for_bytes(head)
+        known = found.name
+        parts = [Part(0, size, found.name)]
+        if isinstance(found, DescribesHeader):
+            parts = found.describe_header(head, size)
+    return FirstBytes(file, size, known, head, parts)

@@ -1,6 +1,6 @@
-"""Combining: for every name that several files have, which of their tensors it gets, or which blend of them.
+"""Combine: decide for every name which source's tensor, or which blend of them, the merged file gets.
 
-All of it is lazy; only for the arcs of a slerp, and where a policy is given for integers, tensors are read here.
+Tensors stay unread, except for the angles of a slerp, and for integers where a policy decides conflicts.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _TASK_BYTES = 32 << 20  # read by one task: enough to be worth a file that is op
 
 @dataclass(frozen=True, slots=True)
 class MergedTensor:
-    """How one tensor came about: which sources it is of (counted from 0), and with which weights it was blended.
+    """How one tensor was made: from which sources (counted from 0), and blended with which weights.
 
-    ``weights`` is None where it was copied unchanged. ``conflict`` states what the policy decided, if anything.
+    ``weights`` is None if it was copied unchanged. ``conflict`` is the conflict that the policy decided, if any.
     """
 
     name: str
@@ -45,7 +45,7 @@ class MergedTensor:
 
 @dataclass(frozen=True, slots=True)
 class Blend:
-    """Which weights the tensors are blended with; an overlay has none."""
+    """The weights that tensors are blended with; an overlay has none."""
 
     method: Method
     weights: tuple[float, ...]
@@ -70,11 +70,11 @@ def checked_blend(
         raise MergeError(f"method must be one of {', '.join(map(repr, METHODS))}, got {method!r}")
     if method == "overlay":
         if weights is not None or t is not None or tensor_weights:
-            raise MergeError('an overlay has no weights; the methods "linear" and "slerp" have')
+            raise MergeError('an overlay takes no weights; pass method="linear" or method="slerp"')
         return Blend(method, (), ())
     if method == "lora":
         if sources < 2 or t is not None or tensor_weights or normalize:
-            raise MergeError("lora takes a base, then adapters; weights, if given, are one for each adapter")
+            raise MergeError("lora takes a base, then adapters, and optionally one weight per adapter")
         own = tuple(map(float, (1.0,) * (sources - 1) if weights is None else weights))
         if len(own) != sources - 1 or not all(map(math.isfinite, own)):
             raise MergeError(f"expected {sources - 1} finite weights (one per adapter), got {len(own)}")
@@ -83,7 +83,7 @@ def checked_blend(
         raise MergeError(f"slerp needs two sources, got {sources}")
     if t is not None:
         if weights is not None or sources != 2:
-            raise MergeError("t stands for the weights of two sources, so there cannot be others, or other weights")
+            raise MergeError("t needs exactly two sources and excludes weights: it stands for the weights 1 - t and t")
         weights = (1 - t, t)
     given = [1 / sources] * sources if weights is None else weights
     checked = _checked_weights(given, sources, "", normalize=normalize)
@@ -114,7 +114,7 @@ def _checked_weights(given: Sequence[float], sources: int, what: str, *, normali
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one file gives: its name for messages, and its tensors by the names that they are merged under."""
+    """The tensors of one file, by the names under which they are merged, and its path for messages."""
 
     path: str
     tensors: Mapping[str, TensorSnapshot]
@@ -122,7 +122,7 @@ class Contribution:
 
 @dataclass(slots=True)
 class Combined:
-    """The tensors of the merged file, how each came about, which names were left out and why, and what else to say."""
+    """The tensors of the merged file, how each was made, the names left out with the reason, and notes."""
 
     snapshots: list[TensorSnapshot] = field(default_factory=list)
     rows: list[MergedTensor] = field(default_factory=list)
@@ -137,7 +137,7 @@ class Combined:
         weights: tuple[float, ...] | None = None,
         conflict: str | None = None,
     ) -> None:
-        """Another tensor."""
+        """Add a tensor."""
         self.snapshots.append(snapshot)
         self.rows.append(MergedTensor(snapshot.path, tuple(sources), weights, conflict))
 
@@ -169,7 +169,7 @@ def combine(
 
 @dataclass(frozen=True, slots=True)
 class _Arc:
-    """A tensor that is to be blended along an arc, for whose weights both sources must be read."""
+    """A pair of tensors to blend along an arc; its weights depend on the values of both."""
 
     first: TensorSnapshot
     second: TensorSnapshot
@@ -187,7 +187,7 @@ def _weights_of(arcs: Sequence[_Arc]) -> list[tuple[float, float] | None]:
 
 
 class _Combining:
-    """Finds for every name what the merged file has under it."""
+    """Decide for every name what the merged file gets."""
 
     def __init__(
         self,
@@ -220,7 +220,7 @@ class _Combining:
                     self._mix(name, arcs)
         if arcs and None in arcs.values():
             straight = [printable(name) for name, weights in arcs.items() if weights is None]
-            self._done.notes.append(f"with no arc between them, blended linearly: {listed(straight)}")
+            self._done.notes.append(f"blended linearly, because there is no arc between them: {listed(straight)}")
         return self._done
 
     def _holders(self, name: str) -> list[int]:
@@ -234,14 +234,14 @@ class _Combining:
             self._take(name, holders[0])
         else:
             where = listed([printable(self._files[at].path) for at in holders])
-            self._settle(name, holders, f"{len(holders)} sources have it: {where}")
+            self._settle(name, holders, f"{len(holders)} sources have this tensor: {where}")
 
     def _mix(self, name: str, arcs: Mapping[str, tuple[float, float] | None]) -> None:
         weights = self._blend.weights_of(name)
         active = [at for at, weight in enumerate(weights) if weight]
         holders = [at for at in active if name in self._files[at].tensors]
         if not holders:
-            self._done.left_out[name] = "only sources of weight 0 have it"
+            self._done.left_out[name] = "only in sources of weight 0"
             return
         problem = self._problem(name, active, holders)
         if problem is not None:
@@ -265,24 +265,24 @@ class _Combining:
         first, *others = self._tensors(name, active)
         for tensor in others:
             if tensor.shape != first.shape:
-                return f"its shape is {list(first.shape)} in one source and {list(tensor.shape)} in another"
+                return f"shape {list(first.shape)} in one source, {list(tensor.shape)} in another"
             castable = self._dtype is not None and all(
                 each.dtype.is_float and can_blend(each.dtype) for each in (first, tensor)
             )
             if tensor.dtype is not first.dtype and not castable:
-                return f"its dtype is {first.dtype} in one source and {tensor.dtype} in another"
+                return f"dtype {first.dtype} in one source, {tensor.dtype} in another"
         return None
 
     def _agree(self, name: str, active: list[int], tensors: list[TensorSnapshot]) -> None:
-        """Take a tensor that must be the same in all sources, or settle for one of them."""
+        """Take a tensor that must be equal in all sources, or let the policy choose one."""
         same = agreed(tensors)
         if self._conflicts != "error" and not _holds(same):
-            self._settle(name, active, f"values of {tensors[0].dtype} have no mean, and differ")
+            self._settle(name, active, f"{tensors[0].dtype} values cannot be averaged, and differ")
         else:
             self._done.add(same, active)
 
     def _settle(self, name: str, holders: list[int], problem: str) -> None:
-        """Deal with a conflict by the policy."""
+        """Resolve a conflict by the policy."""
         if self._conflicts == "error":
             raise MergeError(problem, hint='choose with conflicts="first", "last" or "skip"')
         if self._conflicts == "skip":
@@ -318,7 +318,7 @@ class _Combining:
 
 
 def _holds(same: TensorSnapshot) -> bool:
-    """Return whether sources agree on a tensor."""
+    """Return whether the sources agree on a tensor."""
     try:
         for _ in same.chunks():
             pass
@@ -328,6 +328,6 @@ def _holds(same: TensorSnapshot) -> bool:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Some of the names, and how many more there are."""
+    """Return some of the names, and the number of the others."""
     shown = ", ".join(names[:_MOST_SHOWN])
     return shown if len(names) <= _MOST_SHOWN else f"{shown} and {len(names) - _MOST_SHOWN} more"

@@ -20,7 +20,7 @@ import numpy as np
 
 from ...checkpoint import Checkpoint
 from ...errors import MergeError, located, printable
-from ...io.source import FileSource
+from ...io.source import read_whole
 from ...pipeline.ends import Input
 from ...tensor.data import Array, array_from_bytes, bytes_of_array
 from ...tensor.dtype import DType
@@ -39,7 +39,7 @@ _MOST_CONFIG_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter: its settings, its tensors by the names of the base, and the weight with which it is added."""
+    """An adapter: its settings, its tensors under the names of the base, and the weight with which it is added."""
 
     path: str
     config: Mapping[str, Any]
@@ -53,33 +53,29 @@ class Adapter:
 
 
 def is_adapter(path: str) -> bool:
-    """Return whether a path is a folder of an adapter, or the file in one."""
+    """Return whether a path is the folder of an adapter, or its file."""
     folder = path if os.path.isdir(path) else os.path.dirname(path)
     name = os.path.basename(path)
     return os.path.isfile(os.path.join(folder, CONFIG)) and (os.path.isdir(path) or name.startswith("adapter_model."))
 
 
 def adapter_of(file: Checkpoint, path: str, weight: float) -> Adapter:
-    """Return an adapter, with its settings; MergeError if it is of a kind that cannot be folded exactly."""
+    """Read an adapter and its settings; MergeError if it cannot be folded exactly."""
     folder = path if os.path.isdir(path) else os.path.dirname(path)
     with located(path=path):
         try:
-            source = FileSource(os.path.join(folder, CONFIG))
+            config = json.loads(read_whole(os.path.join(folder, CONFIG), _MOST_CONFIG_BYTES))
         except FileNotFoundError:
-            raise MergeError(f"there is no {CONFIG} beside it", hint="give the adapter's folder") from None
-        try:
-            config = json.loads(source.read_at(0, min(source.size, _MOST_CONFIG_BYTES)))
+            raise MergeError(f"no {CONFIG} in the adapter's folder", hint="pass the adapter's folder") from None
         except (ValueError, RecursionError) as error:
             raise MergeError(f"{CONFIG} is not JSON: {error}") from None
-        finally:
-            source.close()
         if not isinstance(config, dict):
-            raise MergeError(f"{CONFIG} is not an object")
+            raise MergeError(f"{CONFIG} is not a JSON object")
         _check_kind(config)
         tensors = {}
         for name, snapshot in file.items():
             if not name.startswith(_PREFIX):
-                raise MergeError(f"expected names that begin with {_PREFIX}", tensor=name)
+                raise MergeError(f"expected a name that begins with {_PREFIX}", tensor=name)
             tensors[name.removeprefix(_PREFIX)] = snapshot
         return Adapter(path, config, tensors, weight)
 
@@ -87,7 +83,7 @@ def adapter_of(file: Checkpoint, path: str, weight: float) -> Adapter:
 def _check_kind(config: Mapping[str, Any]) -> None:
     kind = config.get("peft_type")
     if kind != "LORA":
-        raise MergeError(f"an adapter of the kind {kind!r}; only LORA can be folded", hint="merge it with peft")
+        raise MergeError(f"expected peft_type LORA, found {kind!r}", hint="merge it with peft")
     if not isinstance(config.get("lora_alpha", 8), (int, float)) or not isinstance(config.get("r", 8), int):
         raise MergeError("r and lora_alpha must be numbers")
     for key, what in (
@@ -100,11 +96,11 @@ def _check_kind(config: Mapping[str, Any]) -> None:
         ("use_qalora", "it is quantization-aware"),
     ):
         if config.get(key):
-            raise MergeError(f"{key} is set: {what}, which is not folded here", hint="merge it with peft")
+            raise MergeError(f"{key} is set: {what}; cannot fold it", hint="merge it with peft")
     start = config.get("init_lora_weights")
     if isinstance(start, str) and start.startswith(_BASE_CHANGING):
         raise MergeError(
-            f"init_lora_weights={start!r} changes the base when the adapter is made, so the base alone is not enough",
+            f"init_lora_weights={start!r} changes the base when training starts, so the base alone is not enough",
             hint="merge it with peft, or convert the adapter with peft's path_initial_model_for_weight_conversion",
         )
 
@@ -162,7 +158,7 @@ class LoraData(WrappedData):
 def fold(base: Input, adapters: Sequence[Adapter], names: Mapping[str, str]) -> tuple[Input, dict[str, list[int]]]:
     """Return the base with the adapters added, and the numbers of the adapters that changed each tensor.
 
-    ``names`` are the names of the base's tensors for the adapters. Tensors that an adapter has whole
+    ``names`` maps the base's tensors to the names that the adapters use. Complete tensors of an adapter
     (``modules_to_save``, trained biases) replace those of the base.
     """
     tensors = {names[snapshot.path]: snapshot for snapshot in base.snapshots}
@@ -189,11 +185,11 @@ def fold(base: Input, adapters: Sequence[Adapter], names: Mapping[str, str]) -> 
                 if name not in tensors:
                     raise _no_such(name, tensors)
                 if name in replaced or snapshot.shape != tensors[name].shape:
-                    raise MergeError("two adapters have this tensor whole, or its shape is another", tensor=name)
+                    raise MergeError("two adapters replace this tensor, or its shape differs", tensor=name)
                 replaced[name] = snapshot.with_path(tensors[name].path)
                 changed.setdefault(name, []).append(number)
     if replaced:
-        notes.append(f"taken whole from an adapter: {', '.join(list(replaced)[:3])}{' …' if len(replaced) > 3 else ''}")
+        notes.append(f"replaced by an adapter: {', '.join(list(replaced)[:3])}{' …' if len(replaced) > 3 else ''}")
     if ties and any(first in terms for first in ties.values()):
         notes.append("tied tensors stay tied: what an adapter adds to one is added under every name")
     result = []
@@ -210,7 +206,7 @@ def fold(base: Input, adapters: Sequence[Adapter], names: Mapping[str, str]) -> 
 
 
 def _pairs(adapter: Adapter) -> tuple[dict[str, tuple[Array, Array, bool]], dict[str, TensorSnapshot]]:
-    """Return the two matrices of each module, and the tensors that the adapter has whole."""
+    """Return the two matrices of each module, and the adapter's complete tensors."""
     halves: dict[str, dict[str, TensorSnapshot]] = {}
     whole: dict[str, TensorSnapshot] = {}
     for name, snapshot in adapter.tensors.items():
@@ -238,26 +234,26 @@ def _term(
 ) -> tuple[Array, Array]:
     """Return two matrices whose product is what the adapter adds to a base tensor, seen as rows and columns."""
     if not base.dtype.is_float or base.dtype.bits < 16:
-        raise MergeError(f"the base is {base.dtype.name}; only floats of 16 bits and more can be added to")
+        raise MergeError(f"expected a base of floats of 16 bits or more, found {base.dtype.name}")
     wide = np.float64 if base.dtype is DType.F64 else np.float32
     rank = a.shape[0]
     if b.ndim != a.ndim or b.shape[1] != rank or math.prod(b.shape[2:]) != 1:
-        raise MergeError(f"A of shape {list(a.shape)} and B of shape {list(b.shape)} do not belong together")
+        raise MergeError(f"A of shape {list(a.shape)} and B of shape {list(b.shape)} cannot be multiplied")
     left, right = b.reshape(b.shape[0], rank).astype(wide), a.reshape(rank, -1).astype(wide)
     shape = (b.shape[0], *a.shape[1:])
     if is_embedding or adapter.config.get("fan_in_fan_out"):
         left, right, shape = np.ascontiguousarray(right.T), np.ascontiguousarray(left.T), shape[::-1]
     if shape != base.shape:
         is_turned = shape[::-1] == base.shape
-        hint = "fan_in_fan_out of the adapter does not fit" if is_turned else "is it this adapter's base?"
-        raise MergeError(f"the adapter adds a tensor of shape {list(shape)}, not {list(base.shape)}", hint=hint)
+        hint = "check fan_in_fan_out of the adapter" if is_turned else "check that this is the adapter's base"
+        raise MergeError(f"the base has shape {list(base.shape)}, the adapter's product {list(shape)}", hint=hint)
     scaled: Array = np.multiply(left, adapter.scale(module, rank), dtype=wide)
     return scaled, right
 
 
 def _no_such(name: str, tensors: Mapping[str, TensorSnapshot]) -> MergeError:
     ends = [found for found in tensors if found.endswith(f".{name}") or name.endswith(f".{found}")]
-    hint = "is it this adapter's base?"
+    hint = "check that this is the adapter's base"
     if ends:
         hint = f"the base has {printable(ends[0])!r}: rename its tensors with MergeSource(rename=...)"
     return MergeError("the adapter changes this tensor, which the base does not have", tensor=name, hint=hint)

@@ -1,9 +1,9 @@
-"""Merge: write the tensors of several files into one, overlaid or blended; streamed, and proved before it gets its
+"""Merge the tensors of several files into one, overlaid or blended; it is streamed, and verified before it gets its
 name.
 
     open      every source, lazily
     compile   for each source a plan into the common layout, with its own renames and filter
-    combine   by name: which source's tensor, or what blend of them; conflicts are errors unless a policy is given
+    combine   for each name one source's tensor or a blend; conflicts are errors unless a policy is given
     write     by independent tasks, see `burnstore.pipeline.write`
 
 Metadata is kept where the sources that have it agree, and left out, with a note, where they do not.
@@ -19,7 +19,7 @@ from typing import Any
 from ...checkpoint import Checkpoint
 from ...errors import MergeError, ModelError, located, printable, refuse_unknown
 from ...formats.base import Format
-from ...formats.registry import format_for_path, format_named
+from ...formats.registry import format_for_path
 from ...io.workers import Workers, checked_workers
 from ...limits import Limits
 from ...pipeline.compile import underflow_notes
@@ -54,10 +54,10 @@ Path = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class MergeSource:
-    """A file to merge, and which of its tensors under which names.
+    """A file to merge, with a selection of its tensors and their new names.
 
     ``rename`` and ``filter`` are those of `burnstore.convert`: the filter sees the names in the target. ``layout``
-    replaces what the file states, ``top_level_key`` takes a part of it (see `burnstore.open`).
+    replaces the one that the file states, ``top_level_key`` selects a part of it (see `burnstore.open`).
     """
 
     path: Path
@@ -127,13 +127,13 @@ def merge(
 
     ``method="overlay"`` takes each tensor from the source that has it. ``"linear"`` blends those of one name with
     ``weights``, one for each source (equal ones by default), or for two sources with ``t``, which stands for weights of
-    1 - t and t. ``"slerp"`` follows the arc between two sources instead of the straight line; where there is no arc
-    (tensors nearly parallel, zero or not finite) it is linear. ``tensor_weights`` maps patterns to weights for the
-    tensors in whose names they are found; the last match wins. Weights may be negative, and must add up to 1 unless
-    ``normalize=True`` scales them. A source of weight 0 plays no part in a tensor, and need not have it.
+    1 - t and t. ``"slerp"`` follows the arc between two sources instead of the straight line; it is linear if there is
+    no arc (tensors nearly parallel, zero or not finite). ``tensor_weights`` maps patterns to weights for the tensors in
+    whose names they are found; the last match wins. Weights may be negative, and must add up to 1 unless
+    ``normalize=True`` scales them. A source of weight 0 is ignored for a tensor, and need not have it.
 
     Sums are computed in float64 (float32 for dtypes of 16 bits and fewer) and rounded once to the dtype of the tensor,
-    or to ``cast``. Integers, bools and quantized tensors have no mean: they must be equal in all sources.
+    or to ``cast``. Integers, bools and quantized tensors cannot be averaged: they must be equal in all sources.
 
     ``"lora"`` takes a base model in PyTorch's layout, then folders of PEFT adapters (LoRA), and adds their products to
     the base as ``merge_and_unload`` does; ``weights``, one for each adapter, scale them (1 by default). An adapter that
@@ -141,9 +141,9 @@ def merge(
 
     ``top_level_key`` is the part of every source that has none of its own in `MergeSource`, see `burnstore.open`.
 
-    A conflict is a name that several sources overlay, a tensor that one of them lacks, or shapes, dtypes or integers
-    that differ. ``conflicts`` decides: ``"error"``, the tensor of the ``"first"`` or ``"last"`` source that has it, or
-    ``"skip"`` to leave it out.
+    A conflict is a name that several sources of an overlay have, a tensor that a source of a blend lacks, or shapes,
+    dtypes or integers that differ. ``conflicts`` decides: ``"error"``, the tensor of the ``"first"`` or ``"last"``
+    source that has it, or ``"skip"`` to leave it out.
 
     A source in another layout than the target's is converted, if ``like``, ``rules``, its own record or a ``guess``
     give the kinds of its modules (see `convert`); ``keep_layout=True`` copies names and axes unchanged. ``layout`` is
@@ -168,12 +168,12 @@ def merge(
     checked_workers(executor)
     blend = checked_blend(method, len(given), weights, t, tensor_weights, normalize=normalize)
     target = os.fsdecode(target)
-    chosen = format_for_path(target) if format is None else format_named(format)
+    chosen = format_for_path(target, format)
     refuse_unknown("merge", format_options, merge, chosen.plan)
     common = pipeline_of({**locals(), "cast": None}).with_defaults(unmatched="error")
     refuse_unused(common, "merge", "part")
     if common.filter is not None or common.rename is not None:
-        raise TypeError("filter and rename of a merge are given for each source, with MergeSource")
+        raise TypeError("pass filter and rename for each source, with MergeSource(path, filter=..., rename=...)")
     dtype = None if cast is None else as_cast(cast)
     kept = checked_metadata(metadata)
     paths = [os.fsdecode(each.path) for each in given]
@@ -191,8 +191,8 @@ def merge(
         else:
             adapters = [path for path in paths if is_adapter(path)]
             if adapters and len(adapters) < len(paths):  # Adapters may be blended with each other.
-                hint = 'fold it with method="lora", its base first'
-                raise MergeError("this is a LoRA adapter, and other sources are not", path=adapters[0], hint=hint)
+                hint = 'fold it with method="lora", after its base'
+                raise MergeError("a LoRA adapter among sources that are not adapters", path=adapters[0], hint=hint)
         notes: list[str] = []
         inputs = with_layouts_given(inputs, common.layout, notes)
         layouts = _common_layout(inputs, chosen, common)
@@ -245,9 +245,10 @@ def _folded(
     for each in given[1:]:
         if each.filter is not None or each.rename is not None:
             path = os.fsdecode(each.path)
-            raise MergeError("an adapter is folded whole: filter and rename are for the base", path=path)
+            raise MergeError("an adapter takes no filter or rename; give them to the base", path=path)
     if base.layout == "burn":
-        raise MergeError("an adapter is for a base in PyTorch's layout", path=base.name, hint="convert the base first")
+        hint = "convert the base first"
+        raise MergeError("expected a base in PyTorch's layout, found Burn's", path=base.name, hint=hint)
     paths = [os.fsdecode(each.path) for each in given[1:]]
     adapters = [adapter_of(*each) for each in zip(files[1:], paths, weights, strict=True)]
     names = [snapshot.path for snapshot in base.snapshots]
@@ -260,25 +261,25 @@ def _several(sources: Sequence[Path | MergeSource]) -> list[Path | MergeSource]:
         raise TypeError(f"sources must be a list of files, got a {type(sources).__name__}")
     several = list(sources)
     if not several:
-        raise MergeError("there must be a source")
+        raise MergeError("expected at least one source, got none")
     return several
 
 
 def _stated(source: Input, given: MergeSource) -> Input:
-    """Return a source with the layout that the caller states for it, and its name in its notes."""
+    """Return a source with the layout that the caller gives, and its name in its notes."""
     stated = source.layout if given.layout is None else layout_named(given.layout)
     return replace(source, layout=stated, notes=[f"{printable(source.name)}: {note}" for note in source.notes])
 
 
 def _common_layout(inputs: Sequence[Input], chosen: Format, common: Pipeline) -> Layout | None:
     """Return the layout that the merged tensors are to have."""
-    inputs = [source for source in inputs if source.snapshots] or inputs  # a file without tensors has no say
+    inputs = [source for source in inputs if source.snapshots] or inputs  # a file without tensors does not count
     found = {source.layout for source in inputs}
     for source in inputs:
         if source.layout is None and len(found) > 1:
             other = next(each for each in inputs if each.layout is not None)
             raise ModelError(
-                f"it does not state its layout; {printable(other.name)} has {other.layout}'s",
+                f"the file does not state its layout; {printable(other.name)} has {other.layout}'s",
                 path=source.name,
                 hint=f'pass layout="{other.layout}" if it has the same',
             )
@@ -298,7 +299,7 @@ def _common_layout(inputs: Sequence[Input], chosen: Format, common: Pipeline) ->
 
 
 def _compiled(source: Input, given: MergeSource, common: Pipeline, layout: Layout | None, like: Any) -> Plan:
-    """Return the plan of bringing one source into the common layout, with its own filter and renames."""
+    """Return the plan that converts one source into the common layout, with its own filter and renames."""
     with located(path=source.name):
         options = {name: value for name in ("filter", "rename") if (value := getattr(given, name)) is not None}
         own = common.replace(layout=None, keep_layout=layout is None, target_layout=layout, **options)
@@ -307,7 +308,7 @@ def _compiled(source: Input, given: MergeSource, common: Pipeline, layout: Layou
 
 
 def _merged_plan(plans: Sequence[Plan], combined: Combined, method: str) -> Plan:
-    """Return one plan of what the merged file has."""
+    """Return one plan of the whole merged file."""
     first = plans[0]
     merged = Plan(layout=first.layout, source_layout=first.source_layout)
     moves = [{move.target: move for move in plan.moves} for plan in plans]

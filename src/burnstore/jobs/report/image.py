@@ -14,7 +14,7 @@ from ...tensor.dtype import Kind
 from ...tensor.snapshot import TensorSnapshot
 
 _READ_WHOLE = 1 << 20  # bytes; of larger tensors only some rows are read
-_TAILS = (0.5, 99.5)  # percentiles: values beyond them share the last colours, so that one outlier hides nothing
+_TAILS = (0.5, 99.5)  # percentiles: values beyond them share the last colours, so that an outlier does not hide others
 _LEVELS = 254
 
 
@@ -40,7 +40,7 @@ class Image:
 
 
 def image_of(snapshot: TensorSnapshot, most: int) -> Image | None:
-    """Return an image of at most ``most`` rows and columns; None if there is none to show or rows cannot be read alone.
+    """Return an image of at most ``most`` rows and columns; None if no values can be shown.
 
     >>> found = image_of(TensorSnapshot.from_numpy("x", np.arange(6.0).reshape(2, 3)), 2)
     >>> found.height, found.width, found.columns, list(found.pixels)

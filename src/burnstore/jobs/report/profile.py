@@ -37,7 +37,7 @@ class Profile:
     """The distribution of the values of one tensor.
 
     ``histogram`` is None if all values are equal or no value is finite. ``outliers`` are the values furthest from the
-    mean, however close they are; furthest first.
+    mean, whatever their distance; furthest first.
     """
 
     stats: TensorStats

@@ -12,10 +12,10 @@ from typing import Any
 from ... import __version__
 from ...checkpoint import Checkpoint, open_checkpoint
 from ...errors import BurnstoreError, located
-from ...formats.base import LAYOUT_KEY
 from ...io.atomic import atomic_file
 from ...io.workers import Workers
 from ...limits import Limits
+from ...pipeline.ends import UNKNOWN_LAYOUT, layout_evidence
 from ...pipeline.kinds import MODULES_KEY
 from ...pipeline.write import check_apart
 from ...progress import Progress, ProgressLike, progress_from
@@ -33,15 +33,6 @@ Outcome = tuple[Profile | None, str | None]
 
 _IMAGE_SIDE, _SMALL_IMAGE_SIDE = 48, 16
 _MANY_TENSORS = 1000  # whose images together would make the page large
-_FORMAT_LAYOUTS = {
-    "burnpack": "Burnpack files have Burn's layout unless the metadata states another.",
-    "pytorch": "PyTorch files have PyTorch's layout.",
-    "record": "Records are written by Burn, in Burn's layout.",
-}
-_LAYOUT_STAMPS = (
-    ("format", "pt", "torch", "PyTorch libraries write this into SafeTensors files"),
-    ("producer", "burn", "burn", "Burn's own store writes this"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +83,7 @@ class Report:
 
     @property
     def found(self) -> bool:
-        """Whether there is something to look into: a NaN, an infinity, unreadable values, a difference."""
+        """Whether something needs attention: a NaN, an infinity, unreadable values, a difference."""
         return any(file.unsound for file in self.files) or (self.diff is not None and not self.diff.is_equal)
 
     @property
@@ -167,9 +158,9 @@ def report(
         if output is not None:
             check_apart([*checkpoints, *options.values()], os.fsdecode(output))
             scratch = held.enter_context(atomic_file(output, overwrite=overwrite))
-        with progress_from(progress) as tell:
-            compared = diff(*checkpoints, executor=executor, progress=tell, **options) if other is not None else None
-            files = _profile_files(checkpoints, tell, executor) if stats else map(_describe, checkpoints)
+        with progress_from(progress) as advance:
+            compared = diff(*checkpoints, executor=executor, progress=advance, **options) if other is not None else None
+            files = _profile_files(checkpoints, advance, executor) if stats else map(_describe, checkpoints)
             found = Report(tuple(files), stats, compared)
         if scratch is not None:
             scratch.write(found.html.encode())
@@ -177,11 +168,11 @@ def report(
 
 
 def _profile_files(
-    checkpoints: Sequence[Checkpoint], tell: Progress | None, workers: Workers
+    checkpoints: Sequence[Checkpoint], advance: Progress | None, workers: Workers
 ) -> Iterator[ReportedFile]:
     before, total = 0, sum(checkpoint.nbytes for checkpoint in checkpoints)
     for checkpoint in checkpoints:
-        shifted = None if tell is None else (lambda done, _, before=before: tell(before + done, total))
+        shifted = None if advance is None else (lambda done, _, before=before: advance(before + done, total))
         with located(path=checkpoint.path):
             profiles = all_profiles(list(checkpoint.values()), workers=workers, progress=shifted)
         outcomes = [(None, each.message) if isinstance(each, BurnstoreError) else (each, None) for each in profiles]
@@ -195,36 +186,20 @@ def _describe(checkpoint: Checkpoint) -> ReportedFile:
     """Return what the header contains."""
     return ReportedFile(
         inspect(checkpoint),
-        layout_evidence(checkpoint),
+        _evidence(checkpoint),
         tuple(checkpoint.notes),
         [(None, None)] * len(checkpoint),
         [os.path.basename(checkpoint.file_of(name)) for name in checkpoint],
     )
 
 
-def layout_evidence(checkpoint: Checkpoint) -> list[str]:
-    """Return the evidence for the checkpoint's layout, or the reason why it is unknown; one sentence each.
-
-    >>> import numpy as np, burnstore as bs
-    >>> with bs.open(bs.serialize({"w": np.zeros(2)}, format="burnpack", layout="burn")) as f:
-    ...     layout_evidence(f)
-    ["Burnpack files have Burn's layout unless the metadata states another."]
-    """
-    metadata, found = checkpoint.metadata, []
-    if LAYOUT_KEY in metadata:
-        known = "" if metadata[LAYOUT_KEY] == checkpoint.layout else ", which is not a known layout"
-        found.append(f"The metadata states {LAYOUT_KEY} = {metadata[LAYOUT_KEY]}{known}.")
-    elif checkpoint.format in _FORMAT_LAYOUTS:
-        found.append(_FORMAT_LAYOUTS[checkpoint.format])
-    else:
-        for key, value, layout, meaning in _LAYOUT_STAMPS:
-            if metadata.get(key) == value and checkpoint.layout == layout:
-                found.append(f"The metadata states {key} = {value}: {meaning}.")
-    if not found:
-        found.append("The file does not state the layout of its tensors.")
-    if MODULES_KEY in metadata:
-        found.append(f"The metadata records the module kinds ({MODULES_KEY}), as burnstore writes them.")
-    return found
+def _evidence(checkpoint: Checkpoint) -> list[str]:
+    found = [layout_evidence(checkpoint, None) or UNKNOWN_LAYOUT]
+    return (
+        [*found, f"the metadata records the module kinds ({MODULES_KEY})"]
+        if MODULES_KEY in checkpoint.metadata
+        else found
+    )
 
 
 # --- the data of the page ---------------------------------------------------------------------------------------------

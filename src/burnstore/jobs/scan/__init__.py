@@ -1,1 +1,1 @@
-"""Which code other programs would run when they load a file."""
+"""Find the code that other programs would run when they load a file."""

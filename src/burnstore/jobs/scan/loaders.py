@@ -1,4 +1,4 @@
-"""What programs that people use would do with the bytes of a file: each way of reading them is followed.
+"""Follow what common programs would do with the bytes of a file, for each way in which one may read them.
 
     pickle.load, torch.load, joblib   a pickle at the first byte, whatever the format; then those that follow it
     torch.load                        the five pickles of a legacy stream; the members of a zip or a tar
@@ -11,7 +11,7 @@
 
 Archives inside archives, and files inside strings of a pickle, are followed as files of their own. Nothing is run.
 Programs run a pickle before they notice that the stream around it is damaged, so what precedes the damage counts. Data
-that cannot be unpacked, in whole or at all, are an error: no verdict is possible.
+that cannot be unpacked completely is an error: no verdict is possible.
 """
 
 from __future__ import annotations
@@ -87,12 +87,12 @@ _KNOWN_FUNCTIONS = frozenset(_FUNCTIONS.split())
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that a program would run, or load, because of what is in a file."""
+    """Code that a program would run or load because of a file."""
 
     severity: str
-    """``dangerous``, or ``suspicious`` if nothing is known of it."""
+    """``dangerous``, or ``suspicious`` if its effect is not known."""
     name: str
-    """What would run: module and name, joined by a dot; or what kind of code it is."""
+    """The code: module and name, joined by a dot; or what kind of code it is."""
     called: bool
     """Whether it would be called, not only imported."""
     member: str
@@ -104,9 +104,9 @@ class Finding:
 
 
 class Inspector:
-    """Follows every way in which a program may read one file.
+    """Follow every way in which a program may read one file.
 
-    ``error`` is set where something may have been missed.
+    ``error`` is set if something may have been missed.
     """
 
     def __init__(self, source: Source, limits: Limits) -> None:
@@ -154,7 +154,7 @@ class Inspector:
     def _inspect_inner(self, data: bytes, member: str, level: int) -> None:
         self._bytes_left -= len(data)
         if self._bytes_left < 0:
-            raise LimitError("the files inside this one are too large in all", rule="PT-17")
+            raise LimitError("the files inside this one are too large in total", rule="PT-17")
         self._inspect(BytesSource(data, share=True), member, level + 1)
 
     def _inspect_pickles(self, source: Source, head: bytes, member: str, level: int, start: int = 0) -> bool:
@@ -207,7 +207,7 @@ class Inspector:
             text = source.read_at(fixed, min(begin, source.size) - fixed).decode("latin-1")
             dtype = np.lib.format.descr_to_dtype(ast.literal_eval(text.strip())["descr"])
         except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError):
-            dtype = np.dtype(object)  # Of what cannot be understood, the worst is assumed.
+            dtype = np.dtype(object)  # Assume the worst of a header that cannot be parsed.
         if not dtype.hasobject:
             return begin <= source.size
         return begin < source.size and self._inspect_pickles(source, b"", member, level, begin)
@@ -221,7 +221,9 @@ class Inspector:
             if len(inner) == _MAX_UNPACKED or len(data) < source.size:
                 raise LimitError(f"compressed data of more than {_MAX_UNPACKED} bytes", rule="PT-17")
         if not is_sound and (inner or data[:1] != b"x"):  # zlib's two bytes also begin what is not compressed
-            damaged = UnsupportedError(f"{member or 'the file'}: compressed data are damaged, their end was not judged")
+            damaged = UnsupportedError(
+                f"{member or 'the file'}: the compressed data is damaged; its end was not judged"
+            )
             self.error = self.error or damaged
         self._inspect_inner(inner, f"{member}[unpacked]", level)
         return False
@@ -241,7 +243,7 @@ class Inspector:
         try:
             raw = tensor_members(archive, self.limits)
         except BurnstoreError:
-            raw = frozenset()  # What torch cannot read may be read by others.
+            raw = frozenset()  # Other programs may read what torch cannot.
         for name, each in zip(archive.directory.names, archive.directory.members(), strict=True):
             if name.endswith((".py", ".pyc")) and "code/" not in name:
                 place = f"{member}/{name}" if member else name
@@ -262,7 +264,7 @@ class Inspector:
         self._inspect_inner(data, place, level)
 
     def _inspect_series(self, source: Source, member: str, level: int) -> bool:
-        """Follow zips that are one behind the other without gaps, as in the files of a distributed checkpoint."""
+        """Follow zips that follow each other without gaps, as in the files of a distributed checkpoint."""
         begin, at, failures, parts = 0, 0, 0, []
         while begin < source.size and failures < _MAX_FAILURES:
             at = find_bytes(source, END_MAGIC, at)
@@ -290,7 +292,7 @@ class Inspector:
             if info.file_size <= min(_MAX_UNPACKED, self._bytes_left):
                 try:
                     yield info.filename, archive.read(info)  # type: ignore[union-attr]
-                except Exception:  # Its own header may still lead to it.
+                except Exception:  # It may still be found by its own header.
                     continue
         if source.size > MAX_PICKLE_BYTES:
             raise LimitError(f"a damaged zip of more than {MAX_PICKLE_BYTES} bytes", rule="PT-17")
@@ -333,7 +335,7 @@ class Inspector:
         except LimitError:
             raise
         except (tarfile.TarError, EOFError, OSError, KeyError, ValueError) as error:
-            unread = UnsupportedError(f"a tar that cannot be read: {error}", rule="PT-12")
+            unread = UnsupportedError(f"the tar cannot be read: {error}", rule="PT-12")
             self.error = self.error or (error if isinstance(error, BurnstoreError) else unread)
             return False
         return True
@@ -345,7 +347,7 @@ class Inspector:
         try:
             todo: list[Any] = [json.loads(data)]
         except (ValueError, RecursionError):
-            return  # Its loader cannot read it, either.
+            return  # Its loader cannot parse it, either.
         while todo:
             value = todo.pop()
             if isinstance(value, dict):
@@ -358,9 +360,9 @@ class Inspector:
 
 
 def _unpacked(data: bytes, make: Callable[[], Any], most: int) -> tuple[bytes, bool]:
-    """Return what streams one behind the other unpack to, up to a length, and whether nothing is wrong with them.
+    """Return what consecutive streams unpack to, up to a length, and whether they are intact.
 
-    A machine keeps back what it unpacked together with the damage: then it is asked again, for a byte at a time.
+    A decompressor withholds the bytes that it unpacked just before the damage; a second pass takes them one at a time.
     """
     out, is_sound = bytearray(), True
     while data and len(out) < most and is_sound:
@@ -378,9 +380,9 @@ def _unpacked(data: bytes, make: Callable[[], Any], most: int) -> tuple[bytes, b
 
 
 def _unpack_stream(machine: Any, data: bytes, out: bytearray, most: int, good: int | None = None) -> bytes | None:
-    """Add what one stream unpacks to, beyond ``good`` bytes one at a time; return the bytes behind it.
+    """Append what one stream unpacks to, one byte at a time after ``good`` bytes; return the bytes after the stream.
 
-    None if the stream does not end.
+    Return None if the stream does not end.
     """
     start = len(out)
     while len(out) < most:
@@ -396,7 +398,7 @@ def _unpack_stream(machine: Any, data: bytes, out: bytearray, most: int, good: i
 
 
 def _is_followed(data: bytes) -> bool:
-    """Return whether a program would read on behind these first bytes of a file."""
+    """Return whether a program would read more than these first bytes of a file."""
     traces = list(trace_all(data, foreign=data[:1] != b"\x80"))
     if any(trace.is_whole or trace.is_cut for trace in traces):
         return True
@@ -455,7 +457,7 @@ class _SourceFile(io.RawIOBase):
 def _open_zip(source: Source) -> zipfile.ZipFile | None:
     try:
         return zipfile.ZipFile(io.BufferedReader(_SourceFile(source)))
-    except Exception:  # Whatever the reader of the standard library raises, it does not read this file.
+    except Exception:  # Any error means that the standard library does not read this file.
         return None
 
 
@@ -469,7 +471,7 @@ def _is_zip_for_python(source: Source) -> bool:
 
 
 def _content(source: Source, member: Member) -> bytes:
-    """Return the bytes of a member; its checksum is not compared, as torch does not compare it."""
+    """Return the bytes of a member, without checking its checksum, which torch does not check either."""
     if max(member.packed, member.size or 0) > MAX_PICKLE_BYTES:
         raise LimitError(f"a member of {member.size} bytes, more than the limit of {MAX_PICKLE_BYTES}", rule="PT-17")
     data = source.read_at(member.start, member.packed)
@@ -477,7 +479,7 @@ def _content(source: Source, member: Member) -> bytes:
 
 
 def _is_tar_header(head: bytes) -> bool:
-    """Return whether Python's reader takes these bytes for the header of a tar, which needs no magic number."""
+    """Return whether Python's reader accepts these bytes as the header of a tar, which needs no magic number."""
     try:
         tarfile.TarInfo.frombuf(head, tarfile.ENCODING, "surrogateescape")
     except tarfile.HeaderError:

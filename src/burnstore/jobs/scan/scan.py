@@ -1,7 +1,7 @@
-"""Scan: would loading a file with other programs run code in it, and which tensors can be read safely anyway?
+"""Scan a file for code that other programs would run, and list the tensors that can be read safely anyway.
 
-A file is judged by what the programs that people use would do with its bytes (`loaders`), whatever its format; one of a
-format that is only data must also open. Nothing is run.
+A file is judged by what common programs would do with its bytes (`loaders`), whatever its format; a file of a format
+that contains only data must also open. Nothing is run.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _PICTURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8")
 
 @dataclass(frozen=True, slots=True)
 class ScanResult(Tabular):
-    """What was found in a file or a folder. ``verdict`` is ``clean``, ``suspicious``, ``dangerous`` or ``error``.
+    """The findings about a file or a folder; ``verdict`` is ``clean``, ``suspicious``, ``dangerous`` or ``error``.
 
-    The verdict on a folder is the worst one of its files, which are in ``files``.
+    The verdict on a folder is the worst of its ``files``.
     """
 
     path: str
@@ -57,7 +57,7 @@ class ScanResult(Tabular):
 
     @property
     def is_clean(self) -> bool:
-        """Whether there is nothing but data."""
+        """Whether there is only data."""
         return self.verdict == CLEAN
 
     def to_dict(self) -> dict[str, Any]:
@@ -76,12 +76,12 @@ class ScanResult(Tabular):
 def scan(path: str | os.PathLike[str], *, limits: Limits | None = None) -> ScanResult:
     """Report whether loading a file with other programs would run code, and which tensors can be read safely anyway.
 
-    The file is ``clean`` if neither pickle, torch, NumPy nor joblib would run anything in it, however they are asked
-    to read it. A name that is not known to be data makes it ``suspicious``; one that is known to be harmful, native
-    code or a path out of an archive, ``dangerous``. A file that cannot be judged has the verdict ``error``. For a
-    folder, every file below it is scanned; only texts, pictures and vocabularies of SentencePiece are skipped. A link
-    out of the folder (except those of a snapshot of the Hugging Face hub to its files), a file that cannot be judged,
-    and a folder without anything to judge are errors.
+    The file is ``clean`` if neither pickle, torch, NumPy nor joblib would run code in it, whichever of their functions
+    reads it. A name that is not known to be data makes it ``suspicious``; a name that is known to be harmful, native
+    code, or a path out of an archive makes it ``dangerous``. A file that cannot be judged has the verdict ``error``. In
+    a folder, every file below it is scanned except texts, pictures and vocabularies of SentencePiece. A link out of the
+    folder (except the links of a Hugging Face hub snapshot to its files), a file that cannot be judged, and a folder
+    without files to judge are errors.
 
     Raises FileNotFoundError and other OSErrors.
 
@@ -158,7 +158,9 @@ def scan_files(folder: str, *, limits: Limits | None = None) -> Iterator[ScanRes
             path = os.path.join(place, name)
             if not is_within(path, folder):
                 target = f"its target is {printable(os.path.realpath(path))}"
-                outside = UnsafeContentError("a link out of the folder: not followed", path=path, hint=target)
+                outside = UnsafeContentError(
+                    "the link leads out of the folder and is not followed", path=path, hint=target
+                )
                 yield ScanResult(path, None, ERROR, error=outside)
                 continue
             try:

@@ -1,8 +1,8 @@
-"""Severity: how dangerous it is that a pickle names something.
+"""Severity: how dangerous a name in a pickle is.
 
 A name that is known to be data is harmless. All others are code that loading imports, and usually calls: suspicious in
-any case, dangerous if the name is known for what it can do. The lists only determine the verdict: no reader here
-imports or calls any of these names, listed or not.
+any case, dangerous if the name is known to be harmful. The lists only determine the verdict: burnstore imports and
+calls none of these names.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ _PREFIXES = _words(
 
 @cache
 def _harmless() -> frozenset[tuple[str, str]]:
-    """Return what becomes data: the calls that the reader knows, and the names that are only labels."""
+    """Return the names that become data: calls that the reader knows, and mere labels."""
     labels = {("torch", name) for name in (*_DTYPES, *_SCHEMES)}
     for place in ("torch", "torch.cuda", "torch.sparse", "torch.cuda.sparse"):
         labels |= {(place, f"{name}{what}") for name in _CLASSES for what in ("Tensor", "Storage")}
