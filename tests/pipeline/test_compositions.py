@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -322,6 +323,51 @@ def test_values_that_a_cast_makes_0_are_noted_by_every_verb(tmp_path: Path) -> N
     for name in tensors:
         model.register_buffer(name, torch.zeros(3, dtype=torch.float16))
     assert ZEROED in bs.load(model, path).notes
+
+
+def test_values_that_a_computing_rule_or_an_adapter_makes_0_are_noted_and_infinite_ones_refused(tmp_path: Path) -> None:
+    rules = {"tensors": [{"source": ["g", "v"], "target": "w", "fold_weight_norm": {"axis": 0}}]}
+    half = np.float16
+    path, target = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    for magnitude, direction, expected in ((1e-5, [3, 1e-4], ZEROED), (1, [3, 4], ""), (1, [0, 0], None)):
+        held = {"g": np.array([[magnitude]], half), "v": np.array([direction], half)}
+        bs.save(held, path, layout="torch", overwrite=True)
+        model = torch.nn.Module()
+        model.register_buffer("w", torch.zeros(1, 2, dtype=torch.float16))
+        if expected is None:
+            with pytest.raises(bs.errors.DTypeError, match="2 results of finite values are too large for F16"):
+                bs.convert(path, target, rules=rules, overwrite=True)
+            with pytest.raises(bs.errors.LoadError, match="2 results of finite values"):
+                bs.load(model, path, rules=rules)
+            continue
+        notes = bs.convert(path, target, rules=rules, overwrite=True).notes
+        assert (ZEROED in notes) == bool(expected)
+        assert (ZEROED in bs.load(model, path, rules=rules).notes) == bool(expected)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_sums_of_an_adapter_that_become_0_are_noted_and_infinite_ones_refused(tmp_path: Path, dtype: str) -> None:
+    (tmp_path / "lora").mkdir()
+    (tmp_path / "lora" / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 1, "lora_alpha": 1}')
+    tiny = 5e-8 if dtype == "float16" else 1e-45  # the smallest number of the dtype
+    for base, factor, expected in ((1, 1, ""), (np.finfo(dtype).max, float(np.finfo(dtype).max), None)):
+        bs.save({"w.weight": np.full((1, 1), base, dtype)}, tmp_path / "a.safetensors", layout="torch", overwrite=True)
+        parts = {f"base_model.model.w.lora_{side}.weight": np.ones((1, 1), np.float32) for side in "AB"}
+        parts["base_model.model.w.lora_A.weight"] *= np.float32(factor)
+        bs.save(parts, tmp_path / "lora" / "adapter_model.safetensors", layout="torch", overwrite=True)
+        merge = functools.partial(
+            bs.merge, [tmp_path / "a.safetensors", tmp_path / "lora"], tmp_path / "b.safetensors", method="lora"
+        )
+        if expected is None:
+            with pytest.raises(bs.errors.DTypeError, match="1 results of finite values are too large"):
+                merge(overwrite=True)
+        else:
+            assert not any("became 0" in note for note in merge(overwrite=True).notes)
+    if dtype == "float16":
+        bs.save({"w.weight": np.full((1, 1), tiny, dtype)}, tmp_path / "a.safetensors", layout="torch", overwrite=True)
+        parts["base_model.model.w.lora_A.weight"][:] = -4e-8
+        bs.save(parts, tmp_path / "lora" / "adapter_model.safetensors", layout="torch", overwrite=True)
+        assert "cast: values too small for the new dtype became 0 in 'w.weight'" in merge(overwrite=True).notes
 
 
 def test_serialize_warns_of_what_a_result_would_note() -> None:

@@ -66,6 +66,11 @@ class Data:
         return False
 
     @property
+    def inner(self) -> Sequence[Data]:
+        """The data from which these are made."""
+        return ()
+
+    @property
     def batch_key(self) -> Any:
         """A key that is equal for small data which `fetch_batch` fetches best together; None for all others."""
         return None
@@ -239,6 +244,10 @@ class WrappedData(Data):
     data: Data
 
     @property
+    def inner(self) -> Sequence[Data]:
+        return (self.data,)
+
+    @property
     def file(self) -> str | None:
         return self.data.file
 
@@ -318,6 +327,10 @@ class JoinedData(ComputedData):
     """The bytes of several data, one after the other."""
 
     parts: Sequence[tuple[Data, int]]
+
+    @property
+    def inner(self) -> Sequence[Data]:
+        return [part for part, _ in self.parts]
 
     @property
     def nbytes(self) -> int:

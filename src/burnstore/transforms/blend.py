@@ -165,6 +165,10 @@ class BlendedData(Data):
     """Whether a sum that was computed so far became 0 by a cast."""
 
     @property
+    def inner(self) -> Sequence[Data]:
+        return [term.data for term in self.terms]
+
+    @property
     def file(self) -> str | None:
         return self.terms[0].data.file if len(self.terms) == 1 else None
 
@@ -253,6 +257,10 @@ class AgreedData(Data):
     """Data that must be equal in several sources."""
 
     sources: Sequence[Data]
+
+    @property
+    def inner(self) -> Sequence[Data]:
+        return self.sources
 
     @property
     def file(self) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ from ..io.sizes import CHUNK_BYTES
 from ..tensor.data import Array, array_from_bytes, bytes_of_array
 from ..tensor.dtype import DType, Kind
 from ..tensor.snapshot import TensorSnapshot
-from ..tensor.sources import AxisSlice, Data, JoinedData, WrappedData
+from ..tensor.sources import AxisSlice, Data, WrappedData
 
 BURN_FLOATS = (DType.F64, DType.F32, DType.Flex32, DType.F16, DType.BF16)
 
@@ -163,10 +163,25 @@ def underflows(values: Array, converted: Array) -> bool:
 
 
 def underflowed(data: Data) -> bool:
-    """Return whether a cast has turned a value that was read from these data into 0."""
-    if isinstance(data, JoinedData):
-        return any(underflowed(part) for part, _ in data.parts)
-    return getattr(data, "underflowed", False) or (isinstance(data, WrappedData) and underflowed(data.data))
+    """Return whether a cast or a computation has rounded a value that was read from these data to 0."""
+    return getattr(data, "underflowed", False) or any(map(underflowed, data.inner))
+
+
+def rounded_results(results: Array, dtype: DType, given: Sequence[Array]) -> Array:
+    """Return what was computed from finite and other values in a dtype; DTypeError where only finite ones gave another.
+
+    >>> rounded_results(np.float64([1e300]), DType.F32, [np.float64([1e150])])
+    Traceback (most recent call last):
+        ...
+    burnstore.errors.DTypeError: 1 results of finite values are too large for F32, or undefined
+    """
+    converted = converted_array(results, dtype)
+    lost = ~np.isfinite(converted)
+    if lost.any() and all(np.isfinite(values).all() for values in given):
+        raise DTypeError(f"{int(lost.sum())} results of finite values are too large for {dtype.name}, or undefined")
+    if _changed(results, converted).any():
+        raise DTypeError(f"results are too large for {dtype.name}")
+    return converted
 
 
 _NONE = np.empty(0, np.bool_)

@@ -17,9 +17,9 @@ from ..errors import DTypeError, ModelError
 from ..tensor.data import Array, Shape, TensorData, array_from_bytes, bytes_of_array
 from ..tensor.dtype import DType
 from ..tensor.snapshot import TensorSnapshot
-from ..tensor.sources import ComputedData, element_dtype
+from ..tensor.sources import ComputedData, Data, element_dtype
 from .constant import constant
-from .precision import cast, converted_array
+from .precision import cast, rounded_results, underflows
 
 RopeOrder = Literal["pairs", "halves"]
 GroupOrder = Literal["parts", "groups"]
@@ -35,10 +35,16 @@ class CalculatedData(ComputedData):
     dtype: DType
     nbytes: int
     width: int | None = None
+    underflowed: bool = False
+    """Whether a result that is not 0 was rounded to 0."""
 
     @property
     def file(self) -> str | None:
         return self.parts[0]._data.file
+
+    @property
+    def inner(self) -> Sequence[Data]:
+        return [part._data for part in self.parts]
 
     @property
     def in_source(self) -> bool:
@@ -48,8 +54,12 @@ class CalculatedData(ComputedData):
         return nbytes + sum(part.nbytes for part in self.parts)
 
     def fill(self, buffer: Array) -> None:
-        made = self.function(*map(self._array, self.parts), *self.arguments)
-        raw = made if self.width is not None else converted_array(made, self.dtype)
+        given = [self._array(part) for part in self.parts]
+        with np.errstate(all="ignore"):
+            raw = made = self.function(*given, *self.arguments)
+        if self.width is None:
+            raw = rounded_results(made, self.dtype, given)
+            self.underflowed = self.underflowed or underflows(made, raw)
         buffer[:] = np.frombuffer(bytes_of_array(np.ascontiguousarray(raw)), np.uint8)
 
     def _array(self, part: TensorSnapshot) -> Array:

@@ -26,7 +26,7 @@ from ...tensor.data import Array, array_from_bytes, bytes_of_array
 from ...tensor.dtype import DType
 from ...tensor.snapshot import TensorSnapshot
 from ...tensor.sources import WrappedData
-from ...transforms.precision import cast_array
+from ...transforms.precision import rounded_results, underflows
 
 CONFIG = "adapter_config.json"
 
@@ -123,6 +123,9 @@ class LoraData(WrappedData):
     terms: Sequence[tuple[Array, Array]] = field(default_factory=list)
     """Pairs of a matrix of all rows and one of all columns; the scale is in the first."""
 
+    underflowed: bool = False
+    """Whether a sum that is not 0 was rounded to 0."""
+
     @property
     def identity(self) -> Hashable | None:
         inner = self.data.identity
@@ -149,10 +152,15 @@ class LoraData(WrappedData):
         row_bytes = self.columns * self.dtype.bits // 8
         raw = self.data.window(first * row_bytes, last * row_bytes)
         wide = np.float64 if self.dtype is DType.F64 else np.float32
-        values: Array = array_from_bytes(raw, self.dtype, (last - first, self.columns)).astype(wide)
-        for left, right in self.terms:
-            values += left[first:last] @ right
-        return values if self.dtype.numpy == values.dtype else cast_array(values, self.dtype)
+        given: Array = array_from_bytes(raw, self.dtype, (last - first, self.columns))
+        values: Array = given.astype(wide)
+        with np.errstate(all="ignore"):
+            for left, right in self.terms:
+                values += left[first:last] @ right
+            terms = (part for left, right in self.terms for part in (left[first:last], right))
+            sums = rounded_results(values, self.dtype, [given, *terms])
+        self.underflowed = self.underflowed or underflows(values, sums)
+        return sums
 
 
 def fold(base: Input, adapters: Sequence[Adapter], names: Mapping[str, str]) -> tuple[Input, dict[str, list[int]]]:
