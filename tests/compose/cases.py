@@ -23,6 +23,7 @@ from burnstore.stores import records
 from . import reference
 from .contents import (
     COMMON,
+    FUSED,
     NORMS,
     NUMPY,
     Content,
@@ -74,6 +75,7 @@ class Source:
     suffix: str
     file: File
     writer: str
+    is_whole: bool = True
 
 
 TORCH_WRITERS = (
@@ -105,6 +107,8 @@ def written(
     if not is_whole and layout == "burn" and random.random() < 0.1:
         made_up = [f"{each.burn}.gamma" for each in model.layers if "gamma" in reference.declared(each)[1]]
         tensors |= {name: negated(tensors[name]) for name in made_up if name in tensors}
+    if not is_whole and layout == "burn" and random.random() < 0.5:
+        tensors = without_parts(random, tensors, [each for each in model.layers if each.kind in FUSED])
     named = {names.get(name, name): array for name, array in tensors.items()}
     is_tied = all(names.get(name, name) in named for pair in model.ties for name in pair)
     if model.ties and is_tied and not is_whole and random.random() < 0.2:
@@ -137,6 +141,20 @@ def written(
     record = model.layers if writer == "bpk-model" else None
     file = File(named, format, layout, by_metadata=record is not None, record=record)
     return Source(data, ".bpk" if format == "burnpack" else ".safetensors", file, writer)
+
+
+def without_parts(random: Random, tensors: Named, fused: list[Layer]) -> Named:
+    """Return Burn's tensors without some of the parts of which torch has one tensor: gates; query, key or value."""
+    if not fused:
+        return tensors
+    prefix = f"{random.choice(fused).burn}."
+    inside = [name for name in tensors if name.startswith(prefix)]
+    one = random.choice(inside)
+    gate, last = one.removeprefix(prefix).partition(".")[0], one.rpartition(".")[2]
+    of_gate = [name for name in inside if name.startswith(f"{prefix}{gate}.")]
+    of_kind = [name for name in inside if name.endswith(last)]
+    gone = random.choice([[one], random.sample(inside, 2), of_gate, of_gate, of_kind])
+    return {name: array for name, array in tensors.items() if name not in gone or len(gone) == len(tensors)}
 
 
 RECORDERS = (None, records.NamedMpkFileRecorder, records.NamedMpkGzFileRecorder)
@@ -183,6 +201,7 @@ def source(
     if renamed and not writer.endswith(("-model", "-nn")) and random.random() < 0.35:
         names, rename = other_names(random, list(model.torch if layout == "torch" else model.burn))
     made = written(random, model, writer, layout, names, is_whole=False)
+    made.is_whole = len(made.file.tensors) == len(model.torch if layout == "torch" else model.burn)
     if rename is None and len(made.file.tensors) > 1 and random.random() < 0.02:
         rename = dict([random.sample(list(made.file.tensors), 2)])  # two tensors of one name
     return model, made, Options(rename=rename)
@@ -382,7 +401,7 @@ def load_case(random: Random) -> Case:
         layout=random.choice(["torch", "burn"]) if chance() < 0.2 else None,
         adapter=random.choice(["negate", "negate", "turn", "rename", "own"]) if chance() < 0.25 else None,
         cast=random.choice(list(reference.FLOATS)) if chance() < 0.2 else None,
-        allow_partial=chance() < 0.2,
+        allow_partial=chance() < (0.2 if file.is_whole else 0.6),
         rules=_load_rules(random, wanted, target.place) if chance() < 0.15 else None,
     )
     way = "load" if chance() < 0.7 else "store"

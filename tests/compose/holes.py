@@ -107,6 +107,14 @@ def _without_last(self: Any, rows: Any) -> Any:
     return kept[:-1] if len(kept) > 2 else kept
 
 
+def _parts_used(seen: Any, module: Any, name: str, links: Any, snapshots: Any) -> None:
+    """Count the parts of a tensor that cannot be made as used."""
+    _ADD_WHOLE(seen, module, name, links, snapshots)
+    parts = [f"{module.burn}.{link.burn}" for link in links]
+    seen.used.update(part for part in parts if part in snapshots and len(parts) > 1)
+
+
+_ADD_WHOLE = importlib.import_module("burnstore.transforms.view")._add_whole
 _FILTERED = importlib.import_module("burnstore.pipeline.compile_file")._Conversion._filtered
 
 _BOOLS: Patch = {
@@ -149,6 +157,7 @@ HOLES: dict[str, Patch] = {
     "like does not check names and shapes": {"pipeline.compile_file:_Conversion._check_like": _nothing},
     "tied parameters take the first of two values": {"pipeline.execute:_same_bits": lambda first, second: True},
     "what a filter leaves out still counts": {"pipeline.compile:_Load._kept": _nothing},
+    "parts of a tensor that lacks others are dropped": {"transforms.view:_add_whole": _parts_used},
 }
 
 CHECKS: dict[str, Patch] = {

@@ -164,26 +164,26 @@ def used_names(each: Layer, own: Named) -> set[str]:
     return TORCH_NAMES[each.kind] | {burn for burn, (torch, *_) in PARTS[each.kind].items() if torch not in own}
 
 
-def module_to_torch(each: Layer, own: Named, is_declared: bool | None) -> tuple[Named, list[str], bool]:
-    """Return the tensors of torch's module that Burn's make, those that lack a part, and if zeros stand for biases."""
+def module_to_torch(each: Layer, own: Named, is_declared: bool | None) -> tuple[Named, list[str], list[str]]:
+    """Return the tensors of torch's module that Burn's make, those that lack a part, and those made with zeros."""
     if each.kind == "Own":
-        return dict(own), [], False
+        return dict(own), [], []
     filled = declared(each)[1] if is_declared else []  # torch's module has none of these
     if any(not (own[name].astype(np.float64) == CONSTANTS[name]).all() for name in filled if name in own):
         raise Refused("a constant of the layer has another value")
     own = {name: array for name, array in own.items() if name not in filled}
     parts, declares = PARTS[each.kind], each.tensors if is_declared is None else ()
     biases = [name for name in parts if name.endswith("bias")]
-    zeros = []
+    zeros: Named = {}
     if each.kind == "MultiheadAttention" and any(name in own for name in biases):  # torch has all biases or none
-        zeros = [name for name in biases if name not in own and parts[name][0] not in declares]
-        weights = {name: own.get(name.replace("bias", "weight")) for name in zeros}
-        own = own | {name: np.zeros(a.shape[1:], a.dtype) for name, a in weights.items() if a is not None}
+        absent = [name for name in biases if name not in own and parts[name][0] not in declares]
+        weights = {name: own[weight] for name in absent if (weight := name.replace("bias", "weight")) in own}
+        zeros = {name: np.zeros(array.shape[1:], array.dtype) for name, array in weights.items()}
     whole: Named = {}
     broken = []
     for torch in dict.fromkeys(torch for torch, *_ in parts.values()):
         names = [burn for burn, part in parts.items() if part[0] == torch]
-        given = [own[name] for name in names if name in own]
+        given = [{**own, **zeros}[name] for name in names if name in own or name in zeros]
         if parts[names[0]][3]:
             if any(array.ndim != 2 for array in given):
                 raise Refused(f"a part of {torch} is no matrix")
@@ -194,7 +194,7 @@ def module_to_torch(each: Layer, own: Named, is_declared: bool | None) -> tuple[
             whole[torch] = np.concatenate(given) if len(given) > 1 else given[0]
         elif given:
             broken.append(torch)
-    return whole, broken, bool(zeros)
+    return whole, broken, [parts[name][0] for name in zeros if parts[name][0] in whole]
 
 
 def own_of(tensors: Named, path: str, layers: Sequence[Layer], layout: str) -> Named:
@@ -357,7 +357,7 @@ def convert_layers(tensors: Named, known: Known, own: str, noted: list[str], opt
 def layer_to_torch(each: Layer, inside: Named, known: Known, noted: list[str], options: Options) -> Named:
     stray = {name for name in inside if name not in PARTS[each.kind] and options.keeps(f"{each.burn}.{name}")}
     found, broken, zeros = module_to_torch(each, inside, known.is_declared)
-    noted += ["constant"] if zeros else []
+    noted += ["constant"] if options.keeps_any(each.path, zeros) else []
     needs = broken if known.is_declared is not False else [*broken, *found] if broken else []  # else all or nothing
     if stray or options.keeps_any(each.path, needs) or (zeros and known.is_declared is False):
         raise Refused(f"{sorted(stray) or broken} has no counterpart")
@@ -429,7 +429,7 @@ def into_model(given: Named, place: Place, noted: list[str], options: Options) -
         uses = set(declared(each)[0]) if is_torch else used_names(each, inside)
         own = {name: inside[name] for name in inside if name in uses}
         taken = set(own)
-        zeros = False
+        zeros: list[str] = []
         try:
             if is_torch:
                 made, broken, zeros = module_to_torch(each, own, is_declared=True)
@@ -446,7 +446,7 @@ def into_model(given: Named, place: Place, noted: list[str], options: Options) -
         known |= {f"{each.at(place.layout)}.{name}": array for name, array in made.items()}
         noted += ["unknown kind"] if each.kind == "Own" and each.tensors else []
         noted += [COUNT] if COUNT in own else []
-        noted += ["constant"] if zeros and options.keeps_any(each.path, [n for n in made if n.endswith("bias")]) else []
+        noted += ["constant"] if options.keeps_any(each.path, zeros) else []
     return known, used
 
 
