@@ -24,6 +24,7 @@ Tree = Union[None, bool, int, float, str, list["Tree"], dict[str, "Tree"]]  # no
 """A value of CBOR as plain Python."""
 
 _FALSE, _TRUE, _NULL, _F16, _F32, _F64 = 0xF4, 0xF5, 0xF6, 0xF9, 0xFA, 0xFB
+_FRACTION = {2: 10, 4: 23}  # bits of the fraction of a half and of a single
 _UINT, _NEGATIVE, _TEXT, _ARRAY, _MAP = 0, 1, 3, 4, 5
 
 
@@ -100,7 +101,7 @@ class CborReader:
         raw = self.data[self.position : self.position + width]
         self.position += width
         (value,) = struct.unpack(code, raw)
-        return _nan_of_half(raw) if byte == _F16 and value != value else float(value)
+        return _nan_of(raw) if value != value and width < 8 else float(value)
 
     def is_map(self) -> bool:
         """Tell whether a map is next."""
@@ -182,12 +183,12 @@ class CborReader:
         return CorruptError(f"expected {wanted}, found {found}", offset=self.position)
 
 
-def _nan_of_half(raw: bytes) -> float:
-    """Return the NaN that these two bytes spell, quiet and with its payload, which struct drops."""
-    half = int.from_bytes(raw, "big")
-    bits = half >> 15 << 63 | 0x7FF8 << 48 | (half & 0x3FF) << 42
-    (value,) = struct.unpack(">d", bits.to_bytes(8, "big"))
-    return float(value)
+def _nan_of(raw: bytes) -> float:
+    """Return a NaN of a half or single as a quiet double; what ``struct`` makes of it depends on Python's version."""
+    bits = int.from_bytes(raw, "big")
+    sign, width = bits >> (8 * len(raw) - 1), _FRACTION[len(raw)]
+    fraction = (bits & (1 << width) - 1) << (52 - width) | 1 << 51
+    return float(struct.unpack(">d", (sign << 63 | 0x7FF << 52 | fraction).to_bytes(8, "big"))[0])
 
 
 def encode_uint(value: int, major: int = _UINT) -> bytes:
@@ -223,11 +224,15 @@ def encode_float(value: float) -> bytes:
     """Encode the shortest of half, single and double that keeps every bit, the payload of a NaN included."""
     exact = struct.pack(">d", value)
     if value != value:
-        # Of a NaN, a half keeps the sign and the upper ten bits; struct would keep neither.
         bits = int.from_bytes(exact, "big")
-        half = (bits >> 63 << 15 | 0x7C00 | bits >> 42 & 0x3FF).to_bytes(2, "big")
-        if struct.pack(">d", _nan_of_half(half)) == exact:
-            return bytes((_F16,)) + half
+        for head, (size, width) in zip((_F16, _F32), _FRACTION.items(), strict=True):
+            exponent = (1 << 8 * size - 1) - (1 << width)
+            short = (bits >> 63 << 8 * size - 1 | exponent | bits >> 52 - width & (1 << width) - 1).to_bytes(
+                size, "big"
+            )
+            if struct.pack(">d", _nan_of(short)) == exact:
+                return bytes((head,)) + short
+        return bytes((_F64,)) + exact
     for head, code in ((_F16, ">e"), (_F32, ">f")):
         try:
             short = struct.pack(code, value)
