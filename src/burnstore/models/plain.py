@@ -359,12 +359,18 @@ def _is_plain_leaf(module: Any) -> bool:
     held = module.__dict__
     if held.get("_modules", True) or held.get("_non_persistent_buffers_set") or _SLOT_NAMES[type(module)]:
         return False
-    for name in held.keys() - MODULE_ATTRIBUTES:
+    for name in _own_attributes(tuple(held)):
         value = held[name]  # often a tuple of numbers, such as kernel_size
         for each in value if type(value) is tuple else (value,):
             if _KINDS[type(each)] is not None:
                 return False
     return True
+
+
+@functools.lru_cache(maxsize=1024)
+def _own_attributes(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the attributes of a module that not every torch module has; modules of a class have the same."""
+    return tuple(name for name in names if name not in MODULE_ATTRIBUTES)
 
 
 def _holds_tensors(value: Any) -> bool:

@@ -277,7 +277,7 @@ class _Load:
         if unloaded:
             result.notes.append(f"Burn has no {listed(unloaded)}: not loaded")
         result.notes += unknown_notes(
-            view, self.target.layout, {slot.path: slot.container_stack for slot in plan.slots}
+            view, self.target.layout, lambda: {slot.path: slot.container_stack for slot in plan.slots}
         )
         applied = {move.target for move in plan.moves}
         filled = [path for path, made in seen.filled.items() if made in applied]
@@ -358,13 +358,15 @@ def check_adapted(
 def unknown_notes(
     view: LayoutView,
     layout: Layout,
-    containers: Mapping[str, Sequence[str]],
+    containers: Callable[[], Mapping[str, Sequence[str]]],
     keeps: Callable[[str], bool] = lambda name: True,
 ) -> list[str]:
     """Return a note for each class of modules whose kind is unknown and whose tensors are copied unchanged."""
     classes: dict[str, list[str]] = {}
-    for name in filter(keeps, view.unknown(layout)):
-        stack = containers.get(name, ())
+    names = list(filter(keeps, view.unknown(layout)))
+    stacks = containers() if names else {}
+    for name in names:
+        stack = stacks.get(name, ())
         owner = next((entry.partition(":")[2] for entry in reversed(stack) if ":" in entry), "")
         classes.setdefault(owner, []).append(name)
     return [

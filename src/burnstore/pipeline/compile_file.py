@@ -85,8 +85,8 @@ def compile_save(model: Any, layout: Layout | None, pipeline: Pipeline) -> Plan:
             made = set(seen.filled)
             matches = pipeline.filter.matches_with_container_path
             kept = [each for each in kept if each.path not in made or matches(each.path, each.container_stack)]
-        rows = [(each, seen.origins.get(each.path) or (Origin(each.path),), _joined(seen, each.path)) for each in kept]
-        plan.notes += unknown_notes(view, own, {slot.path: slot.container_stack for slot in slots})
+        rows = _converted_rows(seen, kept)
+        plan.notes += unknown_notes(view, own, lambda: {slot.path: slot.container_stack for slot in slots})
         plan.notes += _filled_note(seen, {each.path for each in kept}, "the model declares them absent")
         plan.notes += _count_note(seen.lost) if wanted == "torch" else []
     rows = _adapt(rows, adapter, plan)
@@ -116,8 +116,9 @@ def _unchanged(snapshots: Sequence[TensorSnapshot]) -> list[_Row]:
     return [(each, (Origin(each._path),), ()) for each in snapshots]
 
 
-def _joined(seen: ConvertedView, path: str) -> tuple[Operation, ...]:
-    return (CONCAT,) if len(seen.origins.get(path, ())) > 1 else ()
+def _converted_rows(seen: ConvertedView, kept: Sequence[TensorSnapshot]) -> list[_Row]:
+    origins = [seen.origins.get(each._path) or (Origin(each._path),) for each in kept]
+    return [(each, own, (CONCAT,) if len(own) > 1 else ()) for each, own in zip(kept, origins, strict=True)]
 
 
 def _model_in(
@@ -374,12 +375,9 @@ class _Conversion:
                     plan.fates[self.named.original(path)] = "Burn's layout has no such tensor; its value is recorded"
         names = zip(known.view.unknown(own), known.view.unknown((self.like and self.like.layout) or own), strict=True)
         stacks = {name: self._containers.get(path, ()) for name, path in names}
-        plan.notes += unknown_notes(known.view, own, stacks, self._keeps)
+        plan.notes += unknown_notes(known.view, own, lambda: stacks, self._keeps)
         plan.notes += _filled_note(seen, {each.path for each in seen.snapshots}, "the source leaves them out")
-        return [
-            (each, seen.origins.get(each.path) or (Origin(each.path),), _joined(seen, each.path))
-            for each in seen.snapshots
-        ]
+        return _converted_rows(seen, seen.snapshots)
 
     def _keeps(self, name: str) -> bool:
         """Return whether the filter keeps a tensor of this name in the target."""

@@ -180,16 +180,18 @@ def recorded_by(view: LayoutView, counts: Mapping[str, TensorSnapshot] | None = 
     ``counts`` are the counters of the tensors' source, where the modules are those of something else (`like`).
     """
     modules = []
+    unknown = ModuleKind(AS_IS)
     for module in view.modules:
-        kind = ModuleKind(AS_IS) if module.kind is None else module.kind
+        kind = module.kind or unknown
         options = kind.options
         if counts is not None:
             options = tuple(option for option in options if option[0] != COUNT)
             count = counts.get(join(module.torch, COUNT))
             if count is not None and not count.shape and count.dtype.kind in (Kind.INT, Kind.UINT):
                 options += ((COUNT, int(count.numpy())),)
-        kind = ModuleKind(torch_name(kind.name) or kind.name, options)
-        filled = {fill.burn: fill.value for fill in module.map.fills}
+        name = torch_name(kind.name) or kind.name
+        kind = kind if name == kind.name and options is kind.options else ModuleKind(name, options)
+        filled = {fill.burn: fill.value for fill in module.map.fills} if module.map.fills else {}
         modules.append(RecordedModule(module.torch, module.burn, kind, filled))
     return modules
 

@@ -224,6 +224,7 @@ SERIES = frozenset({"Sequential", "ModuleList"})
 CONTAINERS = SERIES | {"ModuleDict"}
 """Kinds of PyTorch whose children are numbered; Burn's Vec numbers only those that hold tensors."""
 
+_TORCH_LEAVES = frozenset({*_PLAIN, *_REFUSED, *GATES, *(f"{name}Cell" for name in GATES), "MultiheadAttention"})
 _TRANSPARENT = frozenset({"ModuleDict", "ParameterList", "ParameterDict", "Transformer", "Module"})
 _KNOWN_AROUND = frozenset({*_LAYERS, *_STACKS, *SERIES, *_TRANSPARENT, AS_IS})
 _TORCH_OF_BURN = {row.burn: name for name, row in reversed(_PLAIN.items())}
@@ -253,7 +254,7 @@ def is_known(name: str) -> bool:
 
 def is_torch_leaf(kind: ModuleKind) -> bool:
     """Return whether a PyTorch module of this kind is mapped as one, with everything in it."""
-    return kind.name in _PLAIN or kind.name in _REFUSED or _recurrent(kind.name) or kind.name == "MultiheadAttention"
+    return kind.name in _TORCH_LEAVES
 
 
 def is_known_torch(kind: ModuleKind) -> bool:
@@ -311,12 +312,12 @@ def torch_map(kind: ModuleKind, tensors: Tensors, *, all_biases: bool = False, i
     or a record states which tensors are absent; otherwise a norm with only one of weight and bias is refused, because
     the other may have been lost on the way. Raises ModelError for anything that Burn does not have.
     """
-    return _torch_map(kind, tuple(tensors.items()), all_biases=all_biases, is_declared=is_declared)
+    return _torch_map(kind, tuple(tensors.items()), all_biases, is_declared)
 
 
 @functools.lru_cache(maxsize=_MOST_ALIKE)
 def _torch_map(
-    kind: ModuleKind, named: tuple[tuple[str, Shape], ...], *, all_biases: bool, is_declared: bool
+    kind: ModuleKind, named: tuple[tuple[str, Shape], ...], all_biases: bool, is_declared: bool
 ) -> ModuleMap:
     tensors = dict(named)
     check_shapes(kind, tensors, "torch")

@@ -152,37 +152,50 @@ class LayoutView:
         ``part_ids`` are the ids of the parts of fused tensors, where they are known.
         """
         seen = ConvertedView([], set())
-        for module in self.modules:
-            stack: tuple[str, ...] = ()
+        stacks: dict[tuple[Sequence[str], str], tuple[str, ...]] = {}  # of few kinds of modules, shared by all tensors
+        for torch, burn, kind, of_module, _ in self.modules:
+            torch_prefix, burn_prefix = _prefix(torch), _prefix(burn)
+            stack: Sequence[str] = ()
             dtype = DType.F32
             made: dict[str, TensorSnapshot] = {}
-            for link in module.map.links:
-                given = snapshots.get(join(module.torch, link.torch))
+            for link in of_module.links:
+                given = snapshots.get(torch_prefix + link.torch)
                 if given is None:
                     continue
-                seen.used.add(given.path)
-                stack, dtype = (*given.container_stack[:-1], f"Struct:{module.map.owner}"), given.dtype
-                ids = part_ids.get(given.path) if part_ids and link.parts > 1 else None
-                path = join(module.burn, link.burn)
-                operations = part_operations(link.part, link.parts, _is_transposed(given, link))
-                if operations or path != given.path:
-                    seen.origins[path] = (Origin(given.path, operations),)
-                made[link.burn] = _part(given, link).replace(
-                    path=path,
-                    container_stack=stack if module.kind else given.container_stack,
-                    param_id=given._param_id if link.parts == 1 else ids[link.part] if ids else None,
-                )
-            lost = [join(module.torch, name) for name in module.map.lost]
-            seen.used.update(lost)
-            seen.lost.extend(lost)
+                source, stack, dtype = given._path, given._container_stack, given._dtype
+                seen.used.add(source)
+                if kind:
+                    known = stacks.get((stack, of_module.owner))
+                    if known is None:
+                        known = stacks[stack, of_module.owner] = (*stack[:-1], f"Struct:{of_module.owner}")
+                    stack = known
+                path, part, param_id = burn_prefix + link.burn, given, given._param_id
+                if link.parts > 1:
+                    part = Split(link.part, link.parts)(part)
+                    ids = part_ids.get(source) if part_ids else None
+                    param_id = ids[link.part] if ids else None
+                is_transposed = _is_transposed(given, link)
+                if is_transposed:
+                    part = transposed(part)
+                if is_transposed or link.parts > 1 or path != source:
+                    seen.origins[path] = (Origin(source, part_operations(link.part, link.parts, is_transposed)),)
+                if path != source or param_id != part._param_id or stack != part._container_stack:
+                    part = part.replace(path=path, container_stack=stack, param_id=param_id)
+                made[link.burn] = part
+            if of_module.lost:
+                lost = [torch_prefix + name for name in of_module.lost]
+                seen.used.update(lost)
+                seen.lost.extend(lost)
+            if not of_module.fills:
+                seen.snapshots.extend(made.values())
+                continue
             # A module whose tensors were all left out gets no constants either; one that holds no tensors always does.
-            for fill in module.map.fills if made or not module.map.links else ():
-                path = join(module.burn, fill.burn)
+            for fill in of_module.fills if made or not of_module.links else ():
+                path = burn_prefix + fill.burn
                 made[fill.burn] = constant(path, fill.shape, fill.value, dtype, stack)
                 seen.origins[path] = (_constant_origin(made[fill.burn], fill.value),)
                 seen.filled[path] = path
-            order = [name for name in module.map.order if name in made] if module.map.fills else made
-            seen.snapshots.extend(made[name] for name in order)
+            seen.snapshots.extend(made[name] for name in of_module.order if name in made)
         return seen
 
     def to_torch(self, snapshots: Mapping[str, TensorSnapshot]) -> ConvertedView:
@@ -192,15 +205,27 @@ class LayoutView:
         """
         seen = ConvertedView([], set())
         for module in self.modules:
-            for fill in module.map.fills:
-                given = snapshots.get(join(module.burn, fill.burn))
+            torch, burn, _, of_module, _ = module
+            torch_prefix, burn_prefix = _prefix(torch), _prefix(burn)
+            for fill in of_module.fills:
+                given = snapshots.get(burn_prefix + fill.burn)
                 if given is not None:
                     seen.constants.append((given, fill.value))
                     seen.used.add(given.path)
-            for name, links in module.map.by_torch_name:
-                _add_whole(seen, module, name, links, snapshots)
-            if module.map.lost and any(join(module.burn, link.burn) in seen.used for link in module.map.links):
-                seen.lost.extend(join(module.torch, name) for name in module.map.lost)
+            for name, links in of_module.by_torch_name:
+                place = burn_prefix + links[0].burn
+                given = snapshots.get(place) if len(links) == 1 else None
+                if given is None:
+                    _add_whole(seen, module, name, links, snapshots)
+                    continue
+                seen.used.add(place)
+                path, is_transposed = torch_prefix + name, _is_transposed(given, links[0])
+                whole = transposed(given) if is_transposed else given
+                if is_transposed or path != place:
+                    seen.origins[path] = (Origin(place, part_operations(0, 1, is_transposed)),)
+                seen.snapshots.append(whole if whole._path == path else whole.with_path(path))
+            if of_module.lost and any(burn_prefix + link.burn in seen.used for link in of_module.links):
+                seen.lost.extend(torch_prefix + name for name in of_module.lost)
         return seen
 
 
@@ -211,7 +236,7 @@ def _constant_origin(made: TensorSnapshot, value: float) -> Origin:
 def _add_whole(
     seen: ConvertedView, module: PlacedModule, name: str, links: Sequence[Link], snapshots: Mapping[str, TensorSnapshot]
 ) -> None:
-    """Add a tensor of PyTorch, which is made of one or several of Burn's."""
+    """Add a tensor of PyTorch that is made of several of Burn's, or of none."""
     path = join(module.torch, name)
     parts: list[TensorSnapshot] = []
     origins: list[Origin] = []
@@ -224,7 +249,7 @@ def _add_whole(
             parts.append(transposed(given) if is_transposed else given)
             origins.append(Origin(place, part_operations(0, 1, is_transposed)))
         elif (zeros := _zeros_for(place, link, links, module, snapshots)) is not None:
-            parts.append(_converted(zeros, link))
+            parts.append(transposed(zeros) if _is_transposed(zeros, link) else zeros)
             origins.append(_constant_origin(parts[-1], 0.0))
             seen.filled[place] = path
         else:
@@ -249,20 +274,13 @@ def _add_whole(
         seen.part_ids[path] = ids
 
 
-def _part(given: TensorSnapshot, link: Link) -> TensorSnapshot:
-    with located(tensor=given.path):
-        if link.parts > 1:
-            given = Split(link.part, link.parts)(given)
-        return _converted(given, link)
-
-
-def _converted(given: TensorSnapshot, link: Link) -> TensorSnapshot:
-    """Return the tensor, transposed if the link requires it; anything but a matrix stays, and does not fit later."""
-    return transposed(given) if _is_transposed(given, link) else given
-
-
 def _is_transposed(given: TensorSnapshot, link: Link) -> bool:
-    return link.transposed and len(given.shape) == 2
+    """Return whether a tensor is transposed on its way; anything but a matrix stays, and does not fit later."""
+    return link.transposed and len(given._shape) == 2
+
+
+def _prefix(path: str) -> str:
+    return f"{path}." if path else ""
 
 
 def _zeros_for(
@@ -298,14 +316,17 @@ def module_tree(tensors: Mapping[str, Shape], kinds: Mapping[str, ModuleKind | N
         node = nodes.get(path)
         if node is not None:
             return node
-        segments = path.split(".")
-        if len(segments) > _MOST_LEVELS:  # names may come from a file, and the walk is recursive
-            raise ModelError(f"its path has {len(segments)} levels, more than {_MOST_LEVELS}", tensor=path)
-        node = root
-        for depth, segment in enumerate(segments, 1):
+        around, _, name = path.rpartition(".")
+        segments = [name] if around and around in nodes else path.split(".")
+        levels = path.count(".") + 1
+        if levels > _MOST_LEVELS:  # names may come from a file, and the walk is recursive
+            raise ModelError(f"its path has {levels} levels, more than {_MOST_LEVELS}", tensor=path)
+        node = root if len(segments) == levels else nodes[around]
+        for depth, segment in enumerate(segments, levels - len(segments) + 1):
             child = node.children.get(segment)
             if child is None:
-                child = node.children[segment] = ModuleNode(kinds.get(".".join(segments[:depth])))
+                kind = kinds.get(path if depth == levels else ".".join(segments[:depth]))
+                child = node.children[segment] = ModuleNode(kind)
             node = child
         nodes[path] = node
         return node
@@ -321,9 +342,11 @@ def module_tree(tensors: Mapping[str, Shape], kinds: Mapping[str, ModuleKind | N
 
 def _prune(node: ModuleNode) -> bool:
     """Remove the modules that hold nothing; return whether this one holds anything."""
-    node.children = {name: child for name, child in node.children.items() if _prune(child)}
-    filled = node.kind is not None and node.kind.option("features") is not None
-    return bool(node.tensors or node.children or filled)
+    if node.children:
+        node.children = {name: child for name, child in node.children.items() if _prune(child)}
+    if node.tensors or node.children:
+        return True
+    return node.kind is not None and node.kind.option("features") is not None
 
 
 # --- the modules of a model in both layouts ---------------------------------------------------------------------------
@@ -338,8 +361,9 @@ def view_of_torch(root: ModuleNode, *, is_declared: bool = True) -> LayoutView:
     """Return the view of a model in PyTorch's layout; ``is_declared`` is that of `torch_map`."""
     view = LayoutView([])
     _place_torch(root, "", "", view.modules, _Below(is_declared=is_declared))
+    names = [prefix + link.burn for each in view.modules for prefix in (_prefix(each.burn),) for link in each.map.links]
     places: dict[str, str] = {}
-    for module in view.modules:
+    for module in view.modules if len(set(names)) < len(names) else ():
         for link in module.map.links:
             place = join(module.burn, link.burn)
             if places.setdefault(place, module.torch) != module.torch:

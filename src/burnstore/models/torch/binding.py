@@ -337,8 +337,11 @@ def kinds(model: Any, *, skip_enum_variants: bool = False) -> dict[str, ModuleKi
     """Return the kind of every module of a model, outer before inner."""
     found: dict[str, ModuleKind | None] = {}
     for path, module in modules(model):
-        with located(tensor=path):
+        try:
             found[path] = kind_of(module)
+        except BurnstoreError:
+            with located(tensor=path):
+                raise
     return found
 
 

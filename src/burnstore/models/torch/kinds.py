@@ -39,10 +39,11 @@ def kind_of(module: Module) -> ModuleKind | None:
         return _without_options(f"scripted {module.original_name}") if _is_scripted(kind) else None
     if layer == "NonDynamicallyQuantizableLinear":
         return _without_options("Linear")
-    options = tuple(_options(layer, module))
+    options = () if layer in _WITHOUT_OPTIONS else tuple(_options(layer, module))
     return ModuleKind(layer, options) if options else _without_options(layer)
 
 
+_WITHOUT_OPTIONS = frozenset({"Linear", "Sequential", "ModuleList", "ModuleDict"})
 _without_options = functools.cache(ModuleKind)  # one object for all that are equal
 _DEFORMABLE = "torchvision.ops.deform_conv.DeformConv2d"
 
