@@ -39,11 +39,11 @@ def kind_of(module: Module) -> ModuleKind | None:
         return _without_options(f"scripted {module.original_name}") if _is_scripted(kind) else None
     if layer == "NonDynamicallyQuantizableLinear":
         return _without_options("Linear")
-    options = () if layer in _WITHOUT_OPTIONS else tuple(_options(layer, module))
+    options = tuple(_options(layer, module))
     return ModuleKind(layer, options) if options else _without_options(layer)
 
 
-_WITHOUT_OPTIONS = frozenset({"Linear", "Sequential", "ModuleList", "ModuleDict"})
+_WITHOUT_OWN = frozenset({"Linear", "Sequential", "ModuleList", "ModuleDict"})
 _without_options = functools.cache(ModuleKind)  # one object for all that are equal
 _DEFORMABLE = "torchvision.ops.deform_conv.DeformConv2d"
 
@@ -119,6 +119,10 @@ def _scripted_layer(module: Module) -> str | None:
 def _options(name: str, module: Module) -> Iterable[tuple[str, int]]:
     if _has(module, "norm_first"):
         yield "norm_first", bool(module.norm_first)
+    if _has(module, "padding_mode") and module.padding_mode != "zeros":
+        yield "padding_mode", True
+    if name in _WITHOUT_OWN:
+        return
     kind: type = type(module)
     scripted = _is_scripted(kind)
     held = module._parameters  # a parametrization would compute the attribute, and may change state
@@ -129,8 +133,6 @@ def _options(name: str, module: Module) -> Iterable[tuple[str, int]]:
         yield "features", shape[-1]
     if name.startswith(("BatchNorm", "SyncBatchNorm")) and getattr(module, "running_mean", None) is None:
         yield "features", _kept(module, "num_features")  # a module without any tensor must not be skipped
-    if _has(module, "padding_mode") and module.padding_mode != "zeros":
-        yield "padding_mode", True
     counted = getattr(module, COUNT, None) if scripted else module._buffers.get(COUNT)
     if counted is not None and not counted.is_meta:
         yield COUNT, int(counted)
@@ -156,13 +158,14 @@ def _kept(module: Module, option: str) -> Any:
 def _has(module: Module, option: str) -> bool:
     """Return whether a module has this attribute; torch itself is slow to say no."""
     kind: type = type(module)
-    return option in vars(module) or ((hasattr(kind, option) or _searches(kind)) and hasattr(module, option))
+    return option in module.__dict__ or (_may_have(kind, option) and hasattr(module, option))
 
 
 @functools.cache
-def _searches(kind: type) -> bool:
-    """Return whether a class has its own __getattr__."""
-    return getattr(kind, "__getattr__", None) is not torch_package().nn.Module.__getattr__
+def _may_have(kind: type, option: str) -> bool:
+    """Return whether a class has this attribute, or finds attributes by a __getattr__ of its own."""
+    own = getattr(kind, "__getattr__", None) is not torch_package().nn.Module.__getattr__
+    return own or hasattr(kind, option)
 
 
 def _exceeds(weight: Any, max_norm: float, norm_type: float) -> bool:
