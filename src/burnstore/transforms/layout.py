@@ -224,7 +224,8 @@ SERIES = frozenset({"Sequential", "ModuleList"})
 CONTAINERS = SERIES | {"ModuleDict"}
 """Kinds of PyTorch whose children are numbered; Burn's Vec numbers only those that hold tensors."""
 
-_TORCH_LEAVES = frozenset({*_PLAIN, *_REFUSED, *GATES, *(f"{name}Cell" for name in GATES), "MultiheadAttention"})
+_RECURRENT = frozenset({*GATES, *(f"{name}Cell" for name in GATES)})
+_TORCH_LEAVES = frozenset({*_PLAIN, *_REFUSED, *_RECURRENT, "MultiheadAttention"})
 _TRANSPARENT = frozenset({"ModuleDict", "ParameterList", "ParameterDict", "Transformer", "Module"})
 _KNOWN_AROUND = frozenset({*_LAYERS, *_STACKS, *SERIES, *_TRANSPARENT, AS_IS})
 _TORCH_OF_BURN = {row.burn: name for name, row in reversed(_PLAIN.items())}
@@ -323,7 +324,7 @@ def _torch_map(
     check_shapes(kind, tensors, "torch")
     if not is_torch_leaf(kind) or kind.name in _REFUSED:
         raise _refused(kind.name, _REFUSED.get(kind.name, "no rule states how Burn stores its tensors"))
-    if _recurrent(kind.name):
+    if kind.name in _RECURRENT:
         found = _recurrent_map(kind, tensors)
     elif kind.name == "MultiheadAttention":
         found = _attention_map(tensors, all_biases=all_biases)
@@ -355,7 +356,7 @@ def _check_pair(kind: ModuleKind, found: ModuleMap, tensors: Tensors) -> None:
 def check_shapes(kind: ModuleKind, tensors: Tensors, layout: Layout) -> None:
     """Refuse a kind that the shapes of a module's own tensors contradict, such as a Conv1D that a rule calls Linear."""
     outputs_at = 0 if (layout == "torch" and kind.name != CONV1D) or kind.option("col") else -1
-    gates = len(GATES[kind.name.removesuffix("Cell")]) if layout == "torch" and _recurrent(kind.name) else None
+    gates = len(GATES[kind.name.removesuffix("Cell")]) if layout == "torch" and kind.name in _RECURRENT else None
     expected = contradiction(kind.name, tensors, outputs_at=outputs_at, gates=gates)
     if expected is not None:
         hint = f'name its kind; "{AS_IS}" copies these tensors unchanged'
@@ -406,10 +407,6 @@ def _plain_fills(kind: ModuleKind, row: _Plain, tensors: Tensors, *, all_biases:
     if all_biases and row.burn == "Linear" and "bias" not in tensors:
         fills.append(Fill("bias", (features,), 0.0))
     return tuple(fills)
-
-
-def _recurrent(name: str) -> bool:
-    return name.removesuffix("Cell") in GATES
 
 
 def _recurrent_map(kind: ModuleKind, tensors: Tensors) -> ModuleMap:
@@ -523,7 +520,7 @@ def burn_map_of_torch(kind: ModuleKind, tensors: Tensors, filled: Mapping[str, f
     elif kind.name == "MultiheadAttention":
         separate = "key.weight" in own and own["key.weight"][:1] != own["query.weight"][:1]
         found = _fused_map(ModuleKind("MultiHeadAttention"), list(attention_links(separate=separate)), own)
-    elif _recurrent(kind.name):
+    elif kind.name in _RECURRENT:
         found = _fused_map(ModuleKind(kind.name), _recurrent_links_of_burn(kind.name, own), own)
     else:
         raise _refused(kind.name, _REFUSED.get(kind.name, "no rule states how Burn stores its tensors"))
