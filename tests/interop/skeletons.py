@@ -44,6 +44,33 @@ class Mixed(nn.Module):
         raise NotImplementedError
 
 
+class Names(nn.Module):
+    """Names that Rust or Burn's derive keeps, that are no identifiers, or that become the same; defaults of lines."""
+
+    def __init__(self, width: int = 0) -> None:
+        super().__init__()
+        for name in (
+            "1x1",
+            "a-b",
+            "a_b",
+            "match",
+            "match_",
+            "_",
+            "device",
+            "mapper",
+            'a"b c',
+            "größe",
+            "e\u0301",
+            "$1",
+        ):
+            self.register_module(name, nn.Linear(width + 1, 2))
+        if not width:
+            self.self = nn.ModuleList([Names(1), Names(2)])
+
+    def forward(self, x: Any, *, mask: Any = torch.zeros(2, 2)) -> Any:  # noqa: B008
+        raise NotImplementedError
+
+
 def _sequential() -> Any:
     return nn.Sequential(
         nn.Conv2d(3, 6, 3, stride=2, padding=1, bias=False),
@@ -131,5 +158,6 @@ MODELS: dict[str, Callable[[], Any]] = {
     "whisper": _whisper,
     "sequential": _sequential,
     "mixed": Mixed,
+    "names": Names,
 }
-"""What is made, by the name of the module of Rust: sixteen published models and two of our own."""
+"""What is made, by the name of the module of Rust: sixteen published models and three of our own."""

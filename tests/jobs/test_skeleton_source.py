@@ -282,3 +282,39 @@ def test_the_verb_says_what_cannot_be_done(capsys: pytest.CaptureFixture[str]) -
     assert "no_such_module_here" in capsys.readouterr().err
     assert main(["skeleton", "no_such_file.pt", "--rust"]) == 2
     assert "no_such_file.pt" in capsys.readouterr().err
+
+
+def test_fields_are_identifiers_of_their_own() -> None:
+    """What two names become is not the same, and a name that is an identifier keeps it."""
+    names = ["match", "match_", "a-b", "a_b", "_", "device", "mapper", "1x1", "e\u0301", "\U0001f600"]
+    source = skeleton(holder(**{name: nn.Linear(2, 2) for name in names}))
+    words = ["match__", "match_", "a_b_", "a_b", "__", "device_", "mapper_", "_1x1", "\u00e9", "_"]
+    words[-1] = "___"
+    assert [
+        line.split(":")[0][8:] for line in source.splitlines() if line.startswith("    pub ") and "fn" not in line
+    ] == words
+    assert r'.with_remap_pattern(r"^()a\-b(\.|$)", "${1}a_b_${2}")' in source
+
+
+def test_parameters_are_identifiers() -> None:
+    source = skeleton(holder(a=holder(**{"1x1": nn.Linear(2, 2)}), b=holder(**{"1x1": nn.Linear(3, 2)})))
+    assert "pub fn init(_1x1_input: usize, device" in source
+
+
+def test_a_signature_of_several_lines_is_one_comment() -> None:
+    class Masked(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(2, 2)
+
+        def forward(self, x: Any, mask: Any = torch.zeros(2, 2)) -> Any:  # noqa: B008
+            raise NotImplementedError
+
+    source = skeleton(Masked())
+    assert [line.strip()[:2] for line in source.splitlines() if "tensor([" in line or "]])" in line] == ["//"]
+
+
+def test_a_module_without_counterpart_is_refused_with_what_helps_here() -> None:
+    with pytest.raises(ModelError, match="proj_size") as caught:
+        skeleton(holder(lstm=nn.LSTM(6, 5, proj_size=3)))
+    assert caught.value.hint == "replace this module in the PyTorch model, or declare the model by hand"

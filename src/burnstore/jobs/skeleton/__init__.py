@@ -78,7 +78,12 @@ def skeleton(model: Any, *, name: str | None = None, top_level_key: str | None =
     if layout_of(model) != "torch":
         raise ModelError("a model of PyTorch is needed", hint="give a torch.nn.Module, or a checkpoint of one")
     binding = binding_for(model)
-    view_of_model(model, list(binding.walk(model))).check(None, "torch")  # what cannot be converted is refused
+    try:  # what cannot be converted is refused
+        view_of_model(model, list(binding.walk(model))).check(None, "torch")
+    except ModelError as error:
+        if "AsIs" in (error.hint or ""):  # which a conversion may do
+            error.hint = "replace this module in the PyTorch model, or declare the model by hand"
+        raise
     kind = type(model)
     source = Source(tree_of_model(model), name or kind.__name__)
     origin = f"PyTorch's `{kind.__module__}.{kind.__qualname__}`"
@@ -124,9 +129,10 @@ def _guessed(shapes: Mapping[str, Shape]) -> dict[str, ModuleKind]:
 
 def _rendered(source: Source, origin: str, remarks: str, forward: str | None) -> str:
     declarations = source.declarations(forward)
-    remaps = "".join(
-        f'\n            .with_remap_pattern(r"{pattern}", "{replacement}")' for pattern, replacement in source.remaps()
-    )
+    remaps = ""
+    for pattern, replacement in source.remaps():
+        mark = "#" if '"' in pattern else ""
+        remaps += f'\n            .with_remap_pattern(r{mark}"{pattern}"{mark}, "{replacement}")'
     load = _LOAD.format(name=source.name, remaps=remaps, file=identifier(source.name).lower())
     imports = source.imports(declarations) + "use burn_store::{BurnpackStore, ModuleSnapshot, ModuleStore};\n\n"
     return _HEADER.format(name=source.name, origin=origin, remarks=remarks) + imports + declarations + load

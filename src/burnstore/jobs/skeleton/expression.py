@@ -107,7 +107,7 @@ class Template:
         if not alike or not (first.parts or options) or not known:
             return self._hole(expressions, name)
         parts = tuple(
-            self.unify(column, f"{name}_{column[0].name}".strip("_"), defaults)
+            self.unify(column, "_".join(filter(None, (name, column[0].name))), defaults)
             for column in zip(*(other.parts for other in expressions), strict=True)
         )
         return replace(first, parts=parts, options=tuple(self._options(expressions, name, defaults)))
@@ -119,7 +119,7 @@ class Template:
         given = [dict(other.options) for other in expressions]
         for option in dict.fromkeys(option for each in given for option in each):
             column = [each[option] if option in each else defaults[f"{each_type}.{option}"] for each in given]
-            yield option, self.unify(column, f"{name}_{option}".strip("_"), defaults)
+            yield option, self.unify(column, "_".join(filter(None, (name, option))), defaults)
 
     def _hole(self, expressions: Sequence[Expression], name: str) -> Expression:
         """Return a parameter for these values; one that has the same values everywhere serves again."""

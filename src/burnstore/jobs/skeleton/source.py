@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .expression import Expression, Template, call, vec
@@ -14,8 +15,10 @@ LONGEST_TUPLE = 10
 _RUST = """\
 as async await become box break const continue crate do dyn else enum extern false final fn for gen if impl in let loop
 macro match mod move mut override priv pub ref return self Self static struct super trait true try type typeof unsafe
-unsized use virtual where while yield abstract"""
+unsized use virtual where while yield abstract
+_ device mapper"""
 _KEYWORDS = frozenset(_RUST.split())
+"""Words that cannot be fields: those that Rust keeps, and those that the derive of `Module` has for itself."""
 
 _PRELUDE = """\
 Bool BurnpackStore Clone Copy Debug Default Device Drop Err Fn From Initializer Int Into Iterator Module ModuleSnapshot
@@ -71,6 +74,8 @@ class Source:
         self._structs: dict[str, list[Struct]] = {}
         for struct in _structs(self.root, {}):
             self._structs.setdefault(struct.key, []).append(struct)
+        structs = [struct for found in self._structs.values() for struct in found]
+        self.words = _identifiers(name for struct in structs for name in (*struct.fields, *struct.soft))
         self.name = self._free(_camel(name))
         self._type(self.root, name)
 
@@ -122,12 +127,12 @@ class Source:
                 absent = Expression("None", f"Option<{kind}>")
                 column = [absent if made is None else call_some(made) for made in column]
             given = [made for made in column if made is not None]
-            found.made[name] = found.template.unify(given, identifier(name), OPTION_DEFAULTS)
+            found.made[name] = found.template.unify(given, self.words[name], OPTION_DEFAULTS)
         for name in dict.fromkeys(name for each in found.instances for name in each.soft):
             held = [each.soft.get(name) for each in found.instances]
             made = [value for value in held if isinstance(value, Expression)]
             if name not in found.fields and len(made) == len(held) and len({each.type for each in made}) == 1:
-                found.made[name] = found.template.unify(made, identifier(name), OPTION_DEFAULTS)
+                found.made[name] = found.template.unify(made, self.words[name], OPTION_DEFAULTS)
                 found.fields[name] = made[0].type
             elif name not in found.fields:
                 shown = next(value for value in held if value is not None)
@@ -189,7 +194,7 @@ class Source:
         parts = []
         for found in reversed(self._order):
             own = forward if found.name == self.name else None
-            parts.append(_declared(found, own))
+            parts.append(_declared(found, own, self.words))
         for types, name in self._enums.items():
             variants = self._variants(name)
             lines = "".join(f"    {variants[kind]}({kind}),\n" for kind in types)
@@ -199,7 +204,7 @@ class Source:
     def remaps(self) -> list[tuple[str, str]]:
         """Return the renames of a file's tensors that Rust's identifiers ask for, the deepest first."""
         node = self.root.fields["layers"] if self.is_wrapped else self.root
-        found = dict(_renames(node, "", 0))
+        found = dict(_renames(node, "", 0, self.words))
         ordered = sorted(found.items(), key=lambda item: -item[1][1])
         renames = [(pattern, replacement) for pattern, (replacement, _) in ordered]
         return [*renames, ("^", "layers.")] if self.is_wrapped else renames
@@ -253,7 +258,7 @@ def _merged(fields: dict[str, str], types: dict[str, str]) -> dict[str, str]:
     return {name: fields.get(name) or types.get(name, "") for name in names}
 
 
-def _declared(found: _Type, forward: str | None) -> str:
+def _declared(found: _Type, forward: str | None, words: Mapping[str, str]) -> str:
     sample = found.instances[0]
     lines = [f"/// PyTorch's `{sample.shown}`.\n"] if sample.shown else []
     lines.append(f"#[derive(Module, Debug)]\npub struct {found.name} {{\n")
@@ -262,7 +267,7 @@ def _declared(found: _Type, forward: str | None) -> str:
         if isinstance(node, Series) and node.shown:
             lines.append(f"    /// {node.shown}\n")
         optional = node is not None and found.is_optional(name)
-        lines.append(f"    pub {identifier(name)}: {f'Option<{kind}>' if optional else kind},\n")
+        lines.append(f"    pub {words[name]}: {f'Option<{kind}>' if optional else kind},\n")
     lines += [f"    // {name}: {shown}\n" for name, shown in found.soft.items()]
     parameters = "".join(f"{name}: {kind}, " for name, kind in found.template.parameters.items())
     device = "device" if any("device" in made.render() for made in found.made.values()) else "_device"
@@ -270,7 +275,7 @@ def _declared(found: _Type, forward: str | None) -> str:
         f"}}\n\nimpl {found.name} {{\n    pub fn init({parameters}{device}: &Device) -> Self {{\n        Self {{\n"
     )
     for name in map(str, found.fields):
-        word, value = identifier(name), found.made[name].render()
+        word, value = words[name], found.made[name].render()
         lines.append(f"            {word},\n" if word == value else f"            {word}: {value},\n")
     lines.append("        }\n    }\n")
     if forward is not None:
@@ -282,22 +287,35 @@ def _declared(found: _Type, forward: str | None) -> str:
     return "".join(lines)
 
 
-def _renames(node: Node, pattern: str, depth: int) -> Iterator[tuple[str, tuple[str, int]]]:
+def _renames(node: Node, pattern: str, depth: int, words: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, int]]]:
     if isinstance(node, Series):
         for item in node.items:
-            yield from _renames(item, rf"{pattern}\d+\.", depth + 1)
+            yield from _renames(item, rf"{pattern}\d+\.", depth + 1, words)
     if isinstance(node, Struct):
         for name, child in node.fields.items():
-            if identifier(name) != name:
-                yield rf"^({pattern}){re.escape(name)}(\.|$)", (f"${{1}}{identifier(name)}${{2}}", depth)
-            yield from _renames(child, rf"{pattern}{re.escape(name)}\.", depth + 1)
+            if words[name] != name:
+                yield rf"^({pattern}){re.escape(name)}(\.|$)", (f"${{1}}{words[name]}${{2}}", depth)
+            yield from _renames(child, rf"{pattern}{re.escape(name)}\.", depth + 1, words)
 
 
 def identifier(name: str) -> str:
     """Return a name as Rust takes it for a field; a raw identifier would be spelled in the file, too."""
-    word = re.sub(r"\W", "_", name)
-    word = f"_{word}" if word[:1].isdigit() else word
+    spelled = unicodedata.normalize("NFC", name)
+    word = "".join(letter if f"a{letter}".isidentifier() else "_" for letter in spelled)
+    word = word if word.isidentifier() else f"_{word}"
     return f"{word}_" if word in _KEYWORDS else word
+
+
+def _identifiers(names: Iterable[str]) -> dict[str, str]:
+    """Return names with identifiers of their own; a name that is one keeps it."""
+    found = {name: identifier(name) for name in names}
+    taken = {name for name, word in found.items() if name == word}
+    for name, word in found.items():
+        while name != word and word in taken:
+            word += "_"
+        taken.add(word)
+        found[name] = word
+    return found
 
 
 def _camel(name: str) -> str:

@@ -206,7 +206,7 @@ def _shown(module: Any) -> str:
 
 def _signature(module: Any) -> str:
     try:
-        return f"forward{inspect.signature(type(module).forward)}"
+        return " ".join(f"forward{inspect.signature(type(module).forward)}".split())  # a default may have lines
     except (TypeError, ValueError):
         return "forward(...)"
 
