@@ -170,6 +170,24 @@ def test_a_prefix_that_all_names_lack_or_have_is_named(tmp_path: Path) -> None:
     assert bs.load(outer, tmp_path / "b.pt", rename=["^=>model."]).is_complete
 
 
+def test_a_lora_adapter_in_the_place_of_a_model_is_named(tmp_path: Path) -> None:
+    names = ("q.lora_A", "q.lora_B")
+    torch.save({f"base_model.model.{name}.weight": torch.zeros(2, 2) for name in names}, tmp_path / "a.pt")
+    with pytest.raises(bs.errors.BurnstoreError) as caught:
+        bs.load(torch.nn.ModuleDict({"q": torch.nn.Linear(2, 2)}), tmp_path / "a.pt")
+    assert 'method="lora"' in (caught.value.hint or "")
+
+    def wrapped(inner: Any, *names: str) -> Any:
+        return wrapped(torch.nn.ModuleDict({names[-1]: inner}), *names[:-1]) if names else inner
+
+    lora = {name: torch.nn.ModuleDict({"default": torch.nn.Linear(2, 2, bias=False)}) for name in ("lora_A", "lora_B")}
+    model = wrapped(torch.nn.ModuleDict({"base_layer": torch.nn.Linear(2, 2), **lora}), "base_model", "model", "q")
+    found = bs.load(model, tmp_path / "a.pt", allow_partial=True)
+    rename = found.notes[-1].partition("rename=[r'")[2].partition("']")[0]
+    done = bs.load(model, tmp_path / "a.pt", allow_partial=True, rename=[rename])
+    assert len(done.applied) == 2 and not done.unused
+
+
 @pytest.mark.parametrize(
     ("head", "hint"),
     [

@@ -19,8 +19,9 @@ from .text import Screen, counted, escape, escape_controls, print_json, size
 
 DESCRIPTION = """\
 Write the tensors of several files into one. An overlay takes each tensor from the source that has it; the methods
-linear and slerp blend tensors of the same name. Every tensor is computed twice and compared before the file gets its
-name. Conflicts (a name in two sources, different shapes) are errors, unless --conflicts selects a source.
+linear and slerp blend tensors of the same name; lora folds adapters of PEFT into their base, the first source. Every
+tensor is computed twice and compared before the file gets its name. Conflicts (a name in two sources, different shapes)
+are errors, unless --conflicts selects a source.
 """
 
 EXAMPLES = """\
@@ -33,6 +34,7 @@ examples:
   burnstore merge a.bpk b.bpk out.bpk --t 0.3                               30 % of the way from a to b
   burnstore merge a.bpk b.bpk out.bpk --method slerp --t 0.5 --weight '^head\\.=1,0'
   burnstore merge a.bpk tuned.bpk base.bpk out.bpk --weights 1,0.5,-0.5     add half of what tuning changed to a
+  burnstore merge base adapter out.safetensors --method lora                fold a LoRA adapter into its base
 
 exit codes:
   0  ok: the target is written and verified
@@ -50,7 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     how = parser.add_argument_group("method")
     how.add_argument("--method", choices=METHODS, help="default: overlay; linear with weights")
-    how.add_argument("--weights", type=_numbers, metavar="W,W...", help="one per source (default: equal)")
+    how.add_argument(
+        "--weights", type=_numbers, metavar="W,W...", help="one per source (default: equal); for lora one per adapter"
+    )
     how.add_argument("--t", type=float, metavar="T", help="for two sources: 0 is the first, 1 the second")
     how.add_argument(
         "--weight",

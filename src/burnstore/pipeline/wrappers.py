@@ -32,7 +32,8 @@ def wrapper_hint(missing: Collection[str], unused: Collection[str]) -> str | Non
     """
     in_model, in_file = _wrapped(missing, unused)
     if not in_model or in_file:
-        return prefix_hint(missing, unused) or weight_norm_hint(dict.fromkeys(unused, ())) if missing else None
+        hint = prefix_hint(missing, unused) or weight_norm_hint(dict.fromkeys(unused, ()))
+        return (hint or _adapter_hint(missing, unused)) if missing else None
     named = " and ".join(repr(segment) for segment in SEGMENTS if segment in in_model)
     return f"the model is wrapped and the file is not: load into the model inside, its attribute {named}"
 
@@ -55,6 +56,16 @@ def prefix_hint(missing: Collection[str], unused: Collection[str]) -> str | None
     if len(found) == 1:
         return f"the names in the model have the prefix {found[0]!r}: add it with rename=[r'^=>{found[0]}']"
     return None
+
+
+def _adapter_hint(missing: Collection[str], unused: Collection[str]) -> str | None:
+    """Return what to do with the file of a LoRA adapter, whose names lack the adapter's own, ``default``."""
+    if not any(".lora_A." in name for name in unused):
+        return None
+    if any(".lora_A.default." in name for name in missing):
+        rename = r"rename=[r'\.(lora_[AB])\.=>.$1.default.']"
+        return f"the names of a saved adapter lack the name 'default': add it with {rename} and allow_partial=True"
+    return 'the file is a LoRA adapter: fold it into its base with burnstore.merge, method="lora"'
 
 
 def _wrapped(missing: Collection[str], unused: Collection[str]) -> tuple[set[str], set[str]]:

@@ -66,7 +66,8 @@ def adapter_of(file: Checkpoint, path: str, weight: float) -> Adapter:
         try:
             config = json.loads(read_whole(os.path.join(folder, CONFIG), _MOST_CONFIG_BYTES))
         except FileNotFoundError:
-            raise MergeError(f"no {CONFIG} in the adapter's folder", hint="pass the adapter's folder") from None
+            hint = "pass the base first, then the folders of adapters"
+            raise MergeError(f"no {CONFIG} in the adapter's folder", hint=hint) from None
         except (ValueError, RecursionError) as error:
             raise MergeError(f"{CONFIG} is not JSON: {error}") from None
         if not isinstance(config, dict):

@@ -71,7 +71,7 @@ class MergeSource:
 class MergeResult(Tabular):
     """What a merge did: ``tensors`` has an entry for each tensor written, ``left_out`` a reason for each other name."""
 
-    tensors: list[MergedTensor]
+    tensors: list[MergedTensor] = field(repr=False)
     left_out: dict[str, str]
     nbytes: int
     layout: str | None
@@ -192,7 +192,7 @@ def merge(
             adapters = [path for path in paths if is_adapter(path)]
             if adapters and len(adapters) < len(paths):  # Adapters may be blended with each other.
                 hint = 'fold it with method="lora", after its base'
-                raise MergeError("a LoRA adapter among sources that are not adapters", path=adapters[0], hint=hint)
+                raise MergeError("a PEFT adapter among sources that are not adapters", path=adapters[0], hint=hint)
         notes: list[str] = []
         inputs = with_layouts_given(inputs, common.layout, notes)
         layouts = _common_layout(inputs, chosen, common)

@@ -10,7 +10,7 @@ import codecs
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ...checkpoint import open_checkpoint
@@ -48,7 +48,7 @@ class ScanResult(Tabular):
     format: str | None
     verdict: str
     findings: tuple[Finding, ...] = ()
-    tensors: tuple[str, ...] = ()
+    tensors: tuple[str, ...] = field(default=(), repr=False)
     """The names of the tensors that burnstore reads from the file without running anything."""
     error: BurnstoreError | OSError | None = None
     """Why the file could not be judged, or why no tensors can be read."""
