@@ -173,7 +173,7 @@ def test_another_base_is_refused(tmp_path: Path, base: Any) -> None:
     bs.merge([renamed, tmp_path / "lora"], tmp_path / "a.safetensors", method="lora")
     bs.merge([tmp_path / "base.pt", tmp_path / "lora"], tmp_path / "b.safetensors", method="lora")
     assert bs.diff(tmp_path / "a.safetensors", tmp_path / "b.safetensors").is_equal
-    with pytest.raises(MergeError, match="a LoRA adapter among"):
+    with pytest.raises(MergeError, match="a PEFT adapter among"):
         bs.merge([tmp_path / "base.pt", tmp_path / "lora"], tmp_path / "c.safetensors")
 
 

@@ -229,3 +229,21 @@ def test_parts_within_heads_are_those_that_the_model_takes(kind: str, monkeypatc
             rows = slice(12 * at, 12 * at + 12)
             found = given @ torch.from_numpy(parts["weight"][rows]).T + torch.from_numpy(parts["bias"][rows])
             torch.testing.assert_close(found.reshape(part.shape), part)
+
+
+def test_names_that_transformers_changes_in_memory_are_explained(tmp_path: Path) -> None:
+    """The files of these models have the names of older releases, which from_pretrained changes."""
+    config = transformers.GPTNeoXConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+    )
+    model = transformers.GPTNeoXForCausalLM(config)
+    other = {name.replace("lm_head", "embed_out"): tensor for name, tensor in model.state_dict().items()}
+    torch.save(other, tmp_path / "pytorch_model.bin")
+    for attempt in (
+        lambda: bs.load(model, tmp_path),
+        lambda: bs.convert(tmp_path, tmp_path / "a.bpk", like=model),
+    ):
+        with pytest.raises(bs.errors.BurnstoreError) as caught:
+            attempt()
+        assert "read the file with from_pretrained" in (caught.value.hint or "")
+    assert "read the file with from_pretrained" in str(bs.explain(tmp_path, model))

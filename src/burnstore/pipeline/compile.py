@@ -83,8 +83,10 @@ class _Load:
         result.notes += [*notes, *self.named.notes]
         self._note_casts()
         self._share(unmatched)
-        hint = wrapper_hint(result.missing, result.unused)
-        result.notes += [] if hint is None else [hint]
+        plan.hint = wrapper_hint(result.missing, result.unused)
+        if plan.hint is None and result.missing and result.unused:
+            plan.hint = self.target.hint
+        result.notes += [] if plan.hint is None else [plan.hint]
         plan.fates = self.named.dropped
         plan.equals += self.named.equals
         plan.renames = {original: name for name, original in self.named.originals.items()}

@@ -35,6 +35,11 @@ from .kinds import (
 )
 from .options import Pipeline
 
+_RENAMED = (
+    "transformers has other names in memory than in the files of some models: read the file with from_pretrained, "
+    "and write the model with burnstore.save"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Input:
@@ -135,10 +140,12 @@ class Target:
     """Whether the source must have every tensor of it."""
 
     notes: Sequence[str] = ()
+    hint: str | None = None
+    """What to do if a source has other names."""
 
     def lacks(self, path: str) -> ModelError:
         """Return the error about a tensor of a source that has no place here."""
-        hint = "a filter leaves it out, a rename gives it the name that it has there"
+        hint = self.hint or "a filter leaves it out, a rename gives it the name that it has there"
         return ModelError(f"{self.name}, given as like, has no such tensor", tensor=path, hint=hint)
 
 
@@ -152,7 +159,8 @@ def target_of_model(model: Any, *, skip_enum_variants: bool = False, rules: Mapp
     def view(present: Iterable[str] | None) -> LayoutView:
         return view_of_model(model, slots, skip_enum_variants=skip_enum_variants, rules=rules, present=present)
 
-    return Target(slots, layout_of(model), view, type(model).__name__, notes=notes)
+    hint = _RENAMED if type(model).__module__.startswith("transformers.") else None
+    return Target(slots, layout_of(model), view, type(model).__name__, notes=notes, hint=hint)
 
 
 def with_full_paths(target: Target, model: Any) -> Target:

@@ -21,7 +21,6 @@ from .compile import compile_load, is_cast, load_error, underflow_notes
 from .ends import Input, target_of_model
 from .options import AdapterLike, FilterLike, Pipeline
 from .plan import Plan
-from .wrappers import wrapper_hint
 
 
 def apply(
@@ -89,7 +88,7 @@ def execute(plan: Plan, pipeline: Pipeline, *, in_place: bool = True) -> ApplyRe
         values = _with_shared(plan, _read(others, plan.result, zeroed), apart_from=set(map(id, read)))
         if overlaps:
             values = _without_conflicts(plan, values, overlaps)
-        raise_if_refused(plan.result, pipeline)
+        raise_if_refused(plan.result, pipeline, plan.hint)
         plan.result.notes += underflow_notes((move.snapshot for move in plan.moves), zeroed)
         _assign(values, straight, plan.result)
         for slot in (*(slot for slot, _, _ in values), *read) if plan.part_ids else ():
@@ -98,7 +97,7 @@ def execute(plan: Plan, pipeline: Pipeline, *, in_place: bool = True) -> ApplyRe
         return plan.result
 
 
-def raise_if_refused(result: ApplyResult, pipeline: Pipeline) -> None:
+def raise_if_refused(result: ApplyResult, pipeline: Pipeline, hint: str | None = None) -> None:
     """Raise LoadError or MissingTensorsError for what the pipeline does not tolerate."""
     if pipeline.validate and result.errors:
         raise LoadError(f"Import errors: {len(result.errors)} tensors do not fit\n{result}", result=result)
@@ -106,7 +105,7 @@ def raise_if_refused(result: ApplyResult, pipeline: Pipeline) -> None:
         raise MissingTensorsError(
             f"Missing tensors: {len(result.missing)}\n{result}",
             result=result,
-            hint=wrapper_hint(result.missing, result.unused) or "load with allow_partial if they may be missing",
+            hint=hint or "load with allow_partial if they may be missing",
         )
 
 

@@ -99,6 +99,9 @@ class Plan:
     # A load into slots has these as well.
     result: ApplyResult = field(default_factory=ApplyResult)
     slots: Sequence[Slot] = ()
+    hint: str | None = None
+    """What to do about missing tensors."""
+
     followers: list[Slot] = field(default_factory=list)
     """Slots without a tensor of their own, which take that of another slot with which they share one."""
 
