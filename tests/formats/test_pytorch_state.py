@@ -471,3 +471,30 @@ def test_a_quantized_model_gives_the_packed_weights_of_its_state_dict(tmp_path: 
         at = "fc._packed_params._packed_params"
         assert (f[f"{at}.0.int_repr"].numpy() == weight.int_repr().numpy()).all()
         assert f[f"{at}.0.scale"].numpy() == weight.q_scale() and torch.equal(f[f"{at}.1"].torch(), bias)
+
+
+def test_a_tensor_that_was_saved_alone_has_its_storage() -> None:
+    with bs.open(saved(torch.ones(3))) as f:
+        assert list(f) == ["tensor"] and not any("left out" in note for note in f.notes)
+
+
+@pytest.mark.filterwarnings("ignore")  # of what torch imports to compile
+def test_a_compiled_model_is_read_as_its_state_dict() -> None:
+    """What torch.compile returns is pickled as its class, called with the module and how it was compiled."""
+    module = torch.nn.Sequential(torch.nn.Linear(2, 3))
+    outer = torch.nn.ModuleDict({"inner": torch.nn.Linear(2, 2)})
+    for model, name in ((module, "_orig_mod.0.weight"), (outer, "inner._orig_mod.weight")):
+        if model is outer:
+            outer["inner"] = torch.compile(outer["inner"])
+        with bs.open(saved(torch.compile(module) if model is module else model)) as f:
+            assert name in f and not any(".args." in each for each in f)
+            assert f.classes[name.rpartition(".")[0]].name == "Linear"
+
+
+def test_the_model_of_lightning_is_its_state_dict_whatever_callbacks_add() -> None:
+    state = {"fc.weight": torch.ones(2)}
+    more = {"current_model_state": state, "averaging_state": {"n": torch.ones(1)}, "ema": {"fc.weight": torch.zeros(2)}}
+    with bs.open(saved({"state_dict": state, "pytorch-lightning_version": "2.5.0", **more})) as f:
+        assert list(f) == ["fc.weight"] and "current_model_state (1)" in f.notes[0] and "ema (1)" in f.notes[0]
+    with bs.open(saved({"state_dict": state, **more})) as f:
+        assert "state_dict.fc.weight" in f

@@ -12,7 +12,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ..errors import BurnstoreError, ModelError, PatternError, ReadError, located, printable
+from ..errors import BurnstoreError, ModelError, PatternError, ReadError, UnsupportedError, located, printable
 from ..transforms.patterns import compile_pattern
 
 if TYPE_CHECKING:
@@ -103,6 +103,8 @@ def stands_for_files(path: str) -> bool:
         locate(path)
     except ReadError:
         return os.path.isdir(path)
+    except UnsupportedError:  # its reason is the one to show
+        pass
     return False
 
 

@@ -60,6 +60,8 @@ _NAMED_KEYS = (str, int, float, complex, bytes, type(None), tuple)
 _PLAIN_KEY_TYPES = frozenset((*_NAMED_KEYS, bool))
 _CONTAINERS, _WITH_STATE = (dict, list, tuple, Call), (AttributedTensor, CompositeTensor)
 _QUANTIZED_CONV = re.compile(r"(__torch__\.)?torch\.(ao\.)?nn\.(intrinsic\.)?quantized\..*\bconv")
+_READ = "burnstore reads state dicts and what contains them"
+_COMPILED = "torch._dynamo.eval_frame.OptimizedModule"
 ROOT_NAME = "tensor"
 """The name of a tensor that was saved alone."""
 
@@ -91,9 +93,9 @@ def find_tensors(file: PickledFile, top_level_key: str | None, limits: Limits) -
         root = chosen = {ROOT_NAME: root}
     else:
         if not (isinstance(root, (dict, list, tuple)) or _is_object(root)):
-            raise CorruptError(_no_dict(root), rule="PT-23", hint="burnstore reads state dicts and what contains them")
+            raise CorruptError(_no_dict(root), rule="PT-23", hint=_READ)
         if isinstance(root, (list, tuple)) and not _stored_below(root):
-            raise CorruptError(_no_dict(root), rule="PT-23")
+            raise CorruptError(f"{_no_dict(root)} without tensors", rule="PT-23", hint=_READ)
         key = _model_key(root, found.notes, everything) if isinstance(root, dict) else None
         chosen = root if key is None else root[key]
     if is_module(chosen):
@@ -105,7 +107,8 @@ def find_tensors(file: PickledFile, top_level_key: str | None, limits: Limits) -
     stored, holders = _reach(chosen)
     named = _name_all(chosen, holders, found, file.pickle_bytes, limits)
     found.notes += _unnamed(chosen, stored.keys() - named)
-    found.notes += _unreferenced(file, stored if chosen is root else everything or _reach(root)[0])
+    is_all = chosen is root or _leaf(root) is not None
+    found.notes += _unreferenced(file, stored if is_all else everything or _reach(root)[0])
     return found
 
 
@@ -152,6 +155,8 @@ def _model_key(root: dict[Any, Any], notes: list[str], everything: dict[int, Any
     others = [
         key for key in counts if key not in models and key not in TRAINING_KEYS and not _is_number(_leaf(root[key]))
     ]
+    if "pytorch-lightning_version" in root and "state_dict" in models:  # the rest belongs to callbacks
+        models, others = ["state_dict"], []
     if len(models) == 1 and not others:
         left_out = shown_names([f"{_key_text(key)} ({counts[key]})" for key in counts if key not in models])
         notes.append(
@@ -242,6 +247,11 @@ def is_module(value: Any) -> bool:
     return attributes is not None and all(isinstance(attributes.get(table), dict) for table in _TABLES)
 
 
+def _is_compiled(value: Any) -> bool:
+    """Return whether an object is what torch.compile returns: a module, and how it was compiled."""
+    return type(value) is Call and kind_of(value) == _COMPILED and len(value.args) == 2 and is_module(value.args[0])
+
+
 def _module_classes(root: Any, pickle_bytes: int) -> dict[str, ModuleClass]:
     """Return the classes of a saved model's modules by path; empty if it is none, or has more names than it should."""
     found: dict[str, ModuleClass] = {}
@@ -250,6 +260,8 @@ def _module_classes(root: Any, pickle_bytes: int) -> dict[str, ModuleClass]:
     while todo:
         path, value = todo.pop()
         below = value if isinstance(value, dict) else {}  # a dict of models
+        if _is_compiled(value):
+            below = {"_orig_mod": value.args[0]}
         symbol = value.function if type(value) is Call else None
         is_script = isinstance(symbol, Symbol) and symbol.module.partition(".")[0] == "__torch__"
         if isinstance(symbol, Symbol) and (is_script or is_module(value)):
@@ -331,6 +343,8 @@ def _object_edges(value: Any) -> Iterator[Edge]:
             yield "state", value.state, None
     elif isinstance(value, (AttributedTensor, CompositeTensor)):
         yield from _state_edges(value.state, value.parts if isinstance(value, CompositeTensor) else ())
+    elif _is_compiled(value):
+        yield from (("_orig_mod", value.args[0], None), ("context", value.args[1], None))
     elif is_module(value):
         module_entries(value)  # Refuse a name that is registered twice.
         yield from _module_edges(value)
@@ -535,6 +549,8 @@ def _name_all(root: Any, holders: set[int], found: Found, pickle_bytes: int, lim
 def _add_class(value: Any, classes: dict[str, None]) -> None:
     """Remember the class of an object whose names are not those of a state dict."""
     if not isinstance(value, Call) or isinstance(value, (*_WITH_STATE, NumpyArray)) or is_module(value):
+        return
+    if _is_compiled(value):
         return
     if not kind_of(value).startswith("__torch__."):  # Every part of a TorchScript model is such an object.
         classes[kind_of(value)] = None

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from ...errors import CorruptError, ReadError, located, printable
+from ...errors import CorruptError, ReadError, UnsupportedError, located, printable
 from ...io.paths import names_in
 
 INDEX_SUFFIX = ".index.json"
@@ -40,6 +40,13 @@ def locate(path: str) -> tuple[str, dict[str, Any]]:
     the same weights in several formats, as some folders of Hugging Face have them, SafeTensors are taken. Files beside
     the model that trainers write (optimizer, scheduler, random state) are not it.
     """
+    if path.endswith(".distcp") or os.path.exists(os.path.join(path, ".metadata")):
+        folder = os.path.dirname(path) if path.endswith(".distcp") else path
+        raise UnsupportedError(
+            "a distributed checkpoint of torch (DCP), which is not read here",
+            path=path,
+            hint=f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {folder or os.curdir} model.pt",
+        )
     if not os.path.isdir(path):
         index = path + INDEX_SUFFIX
         return (index if not os.path.lexists(path) and os.path.isfile(index) else path), {}

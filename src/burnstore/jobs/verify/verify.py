@@ -269,7 +269,9 @@ def _units(folder: str) -> Iterator[_Unit]:
     for error in unreadable:
         yield _Unit(os.fsdecode(error.filename), problem=f"the folder cannot be listed: {error.strerror}")
     if not found and not unreadable:
-        yield _Unit(folder, problem="the folder contains no files of tensors")
+        yield _Unit(
+            folder, problem="the folder contains no files of tensors, such as *.safetensors, *.pt, *.bpk, *.npz"
+        )
 
 
 def _size(path: str) -> int:
@@ -303,7 +305,7 @@ def _is_about(folder: str, found: Verification) -> bool:
 
 def _has_known_suffix(name: str) -> bool:
     try:
-        return bool(format_for_path(name))
+        return name.endswith(".distcp") or bool(format_for_path(name))  # refused with a hint
     except UnknownFormatError:
         return False
 
