@@ -54,6 +54,12 @@ def scanned(folder: Path, data: bytes, name: str = "x.pt") -> bs.ScanResult:
     return bs.scan(folder / name)
 
 
+def legacy_stream() -> bytes:
+    out = io.BytesIO()
+    torch.save({"a": torch.ones(3)}, out, _use_new_zipfile_serialization=False)
+    return out.getvalue()
+
+
 def zipped(**members: bytes) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
@@ -205,6 +211,7 @@ FILES: dict[str, Callable[[], bytes]] = {
             "m__code__x.py": b"def f(x):\n  torch.save(x, 'f')\n",
         }
     ),
+    "a second object behind a legacy stream": lambda: legacy_stream() * 3 + evil(),
     "a wrong checksum": lambda: tb.zipped(
         [tb.replace(m, crc=5) if "pkl" in m.name else m for m in tb.torch_members(evil(), {})]
     ),

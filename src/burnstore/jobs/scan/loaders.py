@@ -38,7 +38,7 @@ from ...formats.codec.tar import BLOCK, read_members
 from ...formats.codec.zip import DEFLATED, END_MAGIC, LOCAL_MAGIC, Member, inflate
 from ...formats.pytorch.archive import ZipFile, tensor_members
 from ...formats.pytorch.salvage import LOCAL_HEADER, find_bytes
-from ...formats.pytorch.stream import MAX_PICKLE_BYTES, begins_like_legacy
+from ...formats.pytorch.stream import MAX_PICKLE_BYTES, begins_like_legacy, read_legacy
 from ...io.source import BytesSource, Source
 from ...limits import Limits
 from .severity import DANGEROUS, HARMLESS, SUSPICIOUS, severity_of
@@ -114,12 +114,16 @@ class Inspector:
         self.error: BurnstoreError | None = None
         self.limits = limits
         self._parts = 0
+        self._pending: list[tuple[Source, str, int]] = []
         self._bytes_left = _MAX_TOTAL + _TIMES_FILE * source.size
 
     def run(self, source: Source) -> bool:
         """Inspect the file; return whether it is known to be complete: pickles to its end, an array, an archive."""
         try:
-            return self._inspect(source, "", 0)
+            is_complete = self._inspect(source, "", 0)
+            while self._pending:
+                self._inspect(*self._pending.pop())
+            return is_complete
         except BurnstoreError as error:
             self.error = self.error or error
             return False
@@ -183,6 +187,9 @@ class Inspector:
                     self._inspect_inner(inner, f"{member}[{start + begin}]", level)
         whole = [trace for trace in traces if trace.is_whole]
         if is_legacy:
+            rest = _after_legacy(source, self.limits) if len(whole) == _LEGACY_PICKLES else None
+            if rest is not None:  # A second torch.load of an open file reads on.
+                self._pending.append((rest, member, level))
             return len(whole) == _LEGACY_PICKLES
         return bool(whole) and len(whole) == len(traces) and is_all and whole[-1].end == len(data)
 
@@ -403,6 +410,18 @@ def _is_followed(data: bytes) -> bool:
     if any(trace.is_whole or trace.is_cut for trace in traces):
         return True
     return data.startswith((b"PK", _NUMPY, *_NATIVE)) or (len(data) >= BLOCK and _is_tar_header(data[:BLOCK]))
+
+
+def _after_legacy(source: Source, limits: Limits) -> Source | None:
+    """Return the bytes after the last storage of a legacy stream; None if there are none, or torch cannot read it."""
+    try:
+        read_legacy(source, limits)
+    except BurnstoreError as error:
+        if error.rule == "PT-11" and error.offset is not None and "follow the last storage" in error.message:
+            if isinstance(source, _PartOfSource):
+                return _PartOfSource(source._source, source.start + error.offset, source.size - error.offset)
+            return _PartOfSource(source, error.offset, source.size - error.offset)
+    return None
 
 
 class _PartOfSource:
