@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from .checkpoint import Checkpoint
 from .errors import BurnstoreWarning, located, refuse_unknown
 from .formats.registry import format_for_path, format_named
 from .io.gc_pause import gc_paused
@@ -90,19 +89,9 @@ def save(
             format_options=format_options,
         )
         refuse_unknown("save", how.for_format, save, chosen.plan)
-        if isinstance(tensors, Checkpoint) and max_shard_size is None:
-            _check_no_shard(tensors, path)
         with gc_paused():
             plan, texts = plan_of(tensors, chosen, _metadata(metadata), chosen_pipeline, how.for_format)
         return save_plan(plan, path, chosen, texts, how)[0]
-
-
-def _check_no_shard(file: Checkpoint, path: str) -> None:
-    """Refuse to write a set over one of its shards; a file of its own is replaced as a whole, and may be the target."""
-    from .pipeline.write import check_apart, files_read  # not at import: few saves are of open files
-
-    if len(files_read(file)) > 1:
-        check_apart([file], path, shards=False)
 
 
 def serialize(

@@ -847,3 +847,15 @@ def test_a_set_is_not_saved_over_one_of_its_shards(tmp_path: Path) -> None:
         bs.save(file, tmp_path / "m.safetensors", overwrite=True, max_shard_size=32)
     with bs.open(tmp_path) as file:
         assert [file[f"w{n}"].numpy()[0] for n in range(3)] == [0, 1, 2]
+
+
+def test_tensors_of_a_set_are_not_saved_over_one_of_its_shards(tmp_path: Path) -> None:
+    bs.save({f"w{n}": np.full(1000, n, np.float32) for n in range(3)}, tmp_path / "x.safetensors", max_shard_size=5000)
+    shard = min(tmp_path.glob("*.safetensors"))
+    with bs.open(tmp_path / "x.safetensors.index.json") as file:
+        for given in (file, list(file.values()), dict(file)):
+            with pytest.raises(bs.errors.SaveError, match="source and target are the same file"):
+                bs.save(given, shard, overwrite=True)
+            with pytest.raises(bs.errors.SaveError, match="source and target are the same file"):
+                bs.SafetensorsStore.from_file(shard).overwrite(True).save(given)
+    assert bs.verify(tmp_path / "x.safetensors.index.json").ok

@@ -22,6 +22,7 @@ from ..formats.base import (
     stated_layout,
     supports_metadata,
 )
+from ..formats.sharded.locate import INDEX_SUFFIX
 from ..formats.sharded.read import SET_KEY
 from ..formats.write import batches, write_file
 from ..io.gc_pause import gc_paused
@@ -110,6 +111,8 @@ def save_plan(
     written = None
     with located(path=path):
         plan.check_constants()
+        if path is not None and how.max_shard_size is None:
+            _check_no_shard(snapshots, path)
         with gc_paused():
             ties = ties_of(plan, snapshots, chosen, metadata)
         stored = [each for each in snapshots if each.path not in ties] if ties else snapshots
@@ -130,6 +133,14 @@ def save_plan(
     names = tuple(each.path for each in snapshots)
     result = SaveResult(path, chosen.name, plan.layout, names, nbytes, plan.fates, tuple(plan.notes), tuple(files))
     return result, written
+
+
+def _check_no_shard(snapshots: Sequence[TensorSnapshot], path: str) -> None:
+    """Refuse to write a set over one of its shards; a file of its own is replaced as a whole, and may be the target."""
+    if indices := {each._data.file for each in snapshots if (each._data.file or "").endswith(INDEX_SUFFIX)}:
+        from .write import check_apart  # not at import: few saves are of sets
+
+        check_apart(indices, path)
 
 
 def _save_shards(
