@@ -171,7 +171,7 @@ class UnknownFormatError(FormatError):
 
 
 class TruncatedError(FormatError):
-    """The file ends before its own header says it does."""
+    """The file ends before the end that its header states."""
 
 
 class CorruptError(FormatError):

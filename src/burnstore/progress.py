@@ -103,7 +103,7 @@ _phase: ContextVar[str] = ContextVar("burnstore_phase", default="")
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Name the work that a job does in this block, such as ``"write"``, for whoever shows its progress.
+    """Name the work that a job does in this block, such as ``"write"``, for the display of its progress.
 
     >>> with phase("verify"):
     ...     current_phase()

@@ -67,7 +67,7 @@ def test_a_folder_is_migrated_with_a_summary(record: Path, tmp_path: Path, capsy
 def test_a_folder_without_records_is_something_found(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert main(["migrate", str(tmp_path), str(tmp_path / "new")]) == 1
-    assert "no records" in capsys.readouterr().out
+    assert "no Burn records" in capsys.readouterr().out
     assert not (tmp_path / "new").exists()
 
 

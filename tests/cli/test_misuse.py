@@ -48,7 +48,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("merge a*.zip out.bpk", "a*.zip: no file matches this pattern"),
         ("convert *.zip out.bpk", "*.zip: no file matches this pattern"),
         ("convert net.pt none", "a folder as the target needs --format"),
-        ("convert net.pt none --format burnpack --receipt r.json", "--receipt takes no FILE"),
+        ("convert net.pt none --format burnpack --receipt r.json", "pass --receipt without FILE"),
         ("convert net.pt ./net.pt none/ --format safetensors", "net.pt and ./net.pt would both become net.safetensors"),
         ("merge a1.bpk a2.bpk o.bpk --weights 1", "expected 2 weights (one per source), got 1"),
         ("merge net.pt a1.bpk o.bpk", "--guess to decide by names and shapes"),
@@ -60,7 +60,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("merge net.bpk a2.bpk o.bpk --layout torch", 'layout="torch" contradicts the source'),
         ("skeleton text.txt --rust", "no known format begins with"),
         ("config none", "none"),
-        ("migrate text.txt o.bpk", "does not begin like a record"),
+        ("migrate text.txt o.bpk", "is not a Burn record"),
     ],
 )
 def test_each_mistake_has_one_helpful_line_and_a_document(
@@ -154,6 +154,6 @@ def test_files_are_compared_with_those_of_their_names_in_a_folder(folder: Path, 
 
 def test_a_layout_that_a_format_contradicts_is_noted_by_every_verb(folder: Path, capsys: Captured) -> None:
     code, out, _ = run_here(capsys, "diff", "a1.bpk", "a1.bpk", "--layout", "torch")
-    assert code == 0 and "read as torch's, because --layout torch says so" in out
+    assert code == 0 and "read as torch's, because of --layout torch" in out
     code, out, _ = run_here(capsys, "merge", "a1.bpk", "a2.bpk", "o.safetensors", "--layout", "torch")
-    assert code == 0 and "read as torch's, because --layout torch says so (and 1 more like this)" in out
+    assert code == 0 and "read as torch's, because of --layout torch (and 1 more like this)" in out

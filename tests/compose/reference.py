@@ -257,7 +257,7 @@ def layout_of(file: File, given: Named, place: Place | None, options: Options, n
     if file.layout not in (None, layout):
         if file.by_metadata:
             raise Refused("the given layout contradicts the file's metadata")
-        noted.append("says so")
+        noted.append("because of layout=")
     if layout is not None or place is None:
         return layout, None
     found = ("torch", None) if place.layout == "torch" else proved(given, place.layers, options)

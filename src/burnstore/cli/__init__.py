@@ -74,7 +74,7 @@ def _run(argv: Sequence[str], parsed: list[Any]) -> int:
 
 
 def _interrupted(parsed: list[Any]) -> int:
-    """Say after Ctrl-C what is left on the disk, if the verb writes files; another Ctrl-C meanwhile changes nothing."""
+    """Report after Ctrl-C what is left on the disk, if the verb writes files; another Ctrl-C is ignored meanwhile."""
     import signal
 
     before = None

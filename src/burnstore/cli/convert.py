@@ -104,7 +104,7 @@ def _convert_each(sources: list[str], folder: str, arguments: argparse.Namespace
     if arguments.format is None:
         return misuse("a folder as the target needs --format", "convert")
     if isinstance(arguments.receipt, str):
-        return misuse("a folder as the target has a receipt for each file: --receipt takes no FILE then", "convert")
+        return misuse("a folder as the target writes a receipt for each file: pass --receipt without FILE", "convert")
     names: dict[str, str] = {}
     for source in sources:
         name = name_with_suffix_of(arguments.format, os.path.basename(os.path.normpath(source)))

@@ -1,4 +1,4 @@
-"""Shorten the names of tensors for a narrow column so that what tells them apart stays."""
+"""Shorten the names of tensors for a narrow column so that they stay different."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _READABLE = 3  # letters of a segment that other columns give way to
 
 
 def shorten_names(names: Sequence[str], room: int, ellipsis: str = "…") -> list[str]:
-    """Return the names in at most ``room`` cells each; numbers, and what tells names apart, stay.
+    """Return the names in at most ``room`` cells each; numbers, and the letters that distinguish names, stay.
 
-    Names that differ only in numbers are shortened in the same way. First the segments that say nothing are left out:
-    those that every name with the same beginning has. Then other segments are cut, and the first and last ones at last.
+    Names that differ only in numbers are shortened in the same way. First the segments that all names with the same
+    beginning share are left out. Then other segments are cut, and the first and last ones at last.
 
     >>> names = [f"model.layers.{at}.self_attention.{part}.weight" for at in (9, 10) for part in ("query", "key")]
     >>> print(*shorten_names(names, 25), sep=chr(10))
@@ -114,7 +114,7 @@ class _Shortener:
 
 
 def _letters_kept(segments: set[str]) -> tuple[dict[str, int], dict[str, int]]:
-    """Return how many first, and how many last, letters tell each segment from the others; nothing if it is alone."""
+    """Return how many first, and how many last, letters distinguish each segment; nothing if it is alone."""
     if len(segments) == 1:
         return {}, {}
     backwards = {segment[::-1]: segment for segment in segments}

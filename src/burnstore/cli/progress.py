@@ -16,7 +16,7 @@ from .text import can_show, escape, shorten, size, terminal_columns, width
 _WIDEST_LABEL = 32
 _BAR_CELLS = 24
 _LEAST_BAR_CELLS = 4
-_LONGEST_SHOWN = 100 * 3600  # A longer remaining time is a guess that helps nobody.
+_LONGEST_SHOWN = 100 * 3600  # A longer remaining time is a useless guess.
 _SETTLED = 1.0  # seconds of work before its speed means something
 _HIDE_CURSOR, _SHOW_CURSOR, _CLEAR_LINE = "\x1b[?25l", "\x1b[?25h", "\r\x1b[2K"
 

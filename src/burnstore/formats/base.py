@@ -257,7 +257,7 @@ class Shardable(Protocol):
 
 
 def supports_metadata(format: Format) -> bool:
-    """Tell whether a format has a place for metadata; one that has none has ``holds_metadata = False``."""
+    """Return whether a format has a place for metadata; a format without one sets ``holds_metadata = False``."""
     return bool(getattr(format, "holds_metadata", True))
 
 

@@ -30,7 +30,7 @@ _PICKLES = (b"(d", b"(l", b"}q", b"}(", b"]q", b"}.", b"].", b"ccollections\n", 
 
 @dataclass(frozen=True, slots=True)
 class FormatEntry:
-    """What is known of a format before it is imported."""
+    """What is known about a format before it is imported."""
 
     name: str
     target: str
@@ -46,7 +46,7 @@ class FormatEntry:
         except ImportError as error:
             raise MissingDependencyError(
                 f"the format {self.name!r} is known but could not be loaded: {error}",
-                hint=self.install_hint or f"is {module_name} installed?",
+                hint=self.install_hint or f"install {module_name}",
             ) from error
         found = getattr(module, attribute, None) if attribute else module
         if found is None or not all(hasattr(found, part) for part in ("name", "read", "plan")):
@@ -170,7 +170,7 @@ _ELSEWHERE = {
     b"\x08\x07\x12": "it looks like an ONNX file: save the weights as .safetensors first",
     b"\x08\x08\x12": "it looks like an ONNX file: save the weights as .safetensors first",
 }
-"""How files begin that people have in the place of a checkpoint, in lower case, and what to do."""
+"""The beginnings, in lower case, of files that are often mistaken for a checkpoint, and what to do."""
 
 
 def _with_longest_suffix(name: str) -> list[FormatEntry]:
@@ -180,7 +180,7 @@ def _with_longest_suffix(name: str) -> list[FormatEntry]:
 
 
 def _register_entry_points() -> bool:
-    """Let installed packages register their formats, once; tell whether there are more formats than before."""
+    """Let installed packages register their formats, once; return whether there are more formats than before."""
     global _broken_entry_points
     if _broken_entry_points is not None:
         return False

@@ -26,7 +26,7 @@ _SMALL_FILE_BYTES = 64 << 20
 
 def write_file(plan: WritePlan, path: str, *, overwrite: bool, durable: bool, progress: Progress | None) -> None:
     """Write a planned file, all or nothing."""
-    # Of a small file, the garbage of functions that make its tensors is small, too.
+    # The garbage of functions that make the tensors of a small file is small, too.
     pause = gc_paused() if plan.size <= _SMALL_FILE_BYTES else nullcontext()
     with atomic_file(path, overwrite=overwrite, durable=durable, size=plan.size) as scratch, pause:
         for buffers in batches(plan):

@@ -1,1 +1,1 @@
-"""The one way of a tensor from a source to a target: options, plan, execution."""
+"""Move tensors from a source to a target: options, plan, execution."""

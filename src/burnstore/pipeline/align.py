@@ -1,4 +1,4 @@
-"""Align: bring two inputs into the layout that both can reach, so that their tensors can be compared by name."""
+"""Align: convert two inputs into a common layout, so that their tensors can be compared by name."""
 
 from __future__ import annotations
 
@@ -89,9 +89,9 @@ def _is_same_file(a: Any, b: Any) -> bool:
 def align(first: Input, second: Input, pipeline: Pipeline, like: Any = None) -> Aligned:
     """Return both sides in one layout: their own where they agree, Burn's where one of them is PyTorch's.
 
-    In Burn's layout everything of PyTorch has a place: fused tensors are split, constants are made. Only counters that
-    Burn does not keep are left over; they are compared where the other side recorded them. Renames apply to the first
-    side, the filter to the names under which tensors are compared.
+    Everything in PyTorch's layout can be converted to Burn's: fused tensors are split, constants are added. Only
+    counters that Burn does not have are left over; they are compared if the other side recorded them. Renames apply to
+    the first side, the filter to the names under which tensors are compared.
     """
     notes: list[str] = []
     first, second = with_layouts_given([first, second], pipeline.layout, notes)

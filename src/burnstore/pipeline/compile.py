@@ -252,7 +252,7 @@ class _Load:
     def _note_view(
         self, seen: ConvertedView, unmatched: list[Slot], given: Container[str], chosen: Container[str] | None
     ) -> list[Slot]:
-        """Note what came of converting the layout; return the slots that still want a tensor."""
+        """Add notes about the layout conversion; return the slots that still need a tensor."""
         plan, view = self.plan, self.view
         assert view is not None
         assert self.target.layout is not None
@@ -332,7 +332,7 @@ class _Load:
 
 
 def adapter_name(adapter: ModuleAdapter) -> str:
-    """Return what an adapter is called in plans and notes."""
+    """Return the name of an adapter for plans and notes."""
     return adapter.name if isinstance(adapter, FunctionAdapter) else type(adapter).__name__
 
 
@@ -344,7 +344,7 @@ def check_adapted(
     *,
     is_converted: bool,
 ) -> None:
-    """Refuse an adapter that changes names or axes of a tensor whose layout is converted as well, unless it says so."""
+    """Refuse an adapter that changes names or axes of a tensor whose layout is also converted, unless it may."""
     if adapter.replaces_layout or not is_converted:
         return
     is_turned = any(step.name == "transpose" for step in steps)

@@ -44,7 +44,7 @@ from .wrappers import SEGMENTS as WRAPPER_SEGMENTS
 from .wrappers import prefix_hint, strip_rule
 
 FILTERED = "the filter does not match it"
-"""The reason for what a filter leaves out."""
+"""The reason for a tensor that the filter leaves out."""
 
 _Row = tuple[TensorSnapshot, tuple[Origin, ...], tuple[Operation, ...]]
 """A tensor on its way, its origins, and what was done to the whole of it."""
@@ -96,7 +96,7 @@ def compile_save(model: Any, layout: Layout | None, pipeline: Pipeline) -> Plan:
 
 
 def select_tensors(plan: Plan, given: list[TensorSnapshot], pipeline: Pipeline) -> list[TensorSnapshot]:
-    """Return the tensors that the filter keeps; the plan says what becomes of the others."""
+    """Return the tensors that the filter keeps; the plan records the reason for the others."""
     filter = pipeline.filter
     if filter is None:
         return given
@@ -307,7 +307,7 @@ class _Conversion:
                 self.plan.notes.append(f"'{slot.path}' is tied to '{leader}' and gets its values")
 
     def _known(self, own: Layout | None, *, is_needed: bool, is_wanted: bool) -> Known | None:
-        """Return what is known of the modules; ModelError if it is needed and nothing states it."""
+        """Return what is known about the modules; ModelError if it is needed and nothing states it."""
         if not is_wanted or own is None:
             return None
         shapes = {path: snapshot.shape for path, snapshot in self.index.items()}

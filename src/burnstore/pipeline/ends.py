@@ -1,8 +1,7 @@
-"""Ends: the two ends of a tensor's way.
+"""Ends: where tensors come from and where they go.
 
-An `Input` has tensors by name: a file, a model, a mapping. A `Target` has slots that want tensors: a model, a
-declaration, an outline, or a file in whose place tensors are to go. A format that is written is not a target: it takes
-what comes.
+An `Input` has tensors by name: a file, a model, a mapping. A `Target` has slots for tensors: a model, a declaration, an
+outline, or a file whose tensors are replaced. A format that is written is not a target, because it accepts any tensor.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ class Input:
                 f'layout="{given}" contradicts the source: {stated} in its metadata',
                 hint=f'leave layout= out; target_layout="{given}" is the layout of what convert writes',
             )
-        notes.append(f'{stated} by its format; read as {given}\'s, because layout="{given}" says so')
+        notes.append(f'{stated} by its format; read as {given}\'s, because of layout="{given}"')
         return given
 
 
@@ -124,7 +123,7 @@ def layout_evidence(file: Checkpoint, given: Layout | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Slots that want tensors, their layout (None: that of the source), and how they look in the other layout.
+    """Slots for tensors, their layout (None: that of the source), and their view in the other layout.
 
     ``view`` is called with the names of the tensors that the source has; None if it has this layout, too.
     """
@@ -171,7 +170,7 @@ def with_full_paths(target: Target, model: Any) -> Target:
 
 
 def check_distinct(slots: Sequence[Slot]) -> None:
-    """Raise DuplicateNameError where two different tensors of a model have one path."""
+    """Raise DuplicateNameError if two different tensors of a model have the same path."""
     if len({slot.path for slot in slots}) < len(slots):
         by_path = {slot.path: slot for slot in slots}
         for slot in slots:

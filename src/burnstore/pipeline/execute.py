@@ -34,14 +34,14 @@ def apply(
     validate: bool = False,
     in_place: bool = True,
 ) -> ApplyResult:
-    """Put snapshots into the parameters of their paths, and report what became of each.
+    """Assign snapshots to the parameters with their paths, and report the outcome for each.
 
-    The snapshots must have the model's layout. Of snapshots with one path the last counts, so lists can be concatenated
-    to overlay models. A parameter takes the tensor's own dtype within its kind (float, integer, bool) and the tensor's
-    id if it has one; a torch tensor keeps its dtype, which is noted. All tensors are read before any is assigned: if
-    reading fails, or an error is raised, the model is unchanged. Only large tensors of torch are read straight into the
-    model's memory, after everything else was found to fit; if the disk fails then, the error says that the model is
-    partly loaded. ``in_place=False`` reads those before, too.
+    The snapshots must have the model's layout. If several snapshots have the same path, the last counts, so lists can
+    be concatenated to overlay models. A parameter takes the tensor's own dtype within its kind (float, integer, bool)
+    and the tensor's id if it has one; a torch tensor keeps its dtype, which is noted. All tensors are read before any
+    is assigned: if reading fails, or an error is raised, the model is unchanged. Only large tensors of torch are read
+    directly into the model's memory, after everything else was found to fit; if the disk fails then, the error states
+    that the model is partly loaded. ``in_place=False`` reads those first, too.
 
     With ``validate``, tensors that do not fit raise LoadError; without ``allow_partial``, parameters without a tensor
     raise MissingTensorsError. By default both are only reported.
@@ -67,7 +67,7 @@ def apply(
 
 
 def execute(plan: Plan, pipeline: Pipeline, *, in_place: bool = True) -> ApplyResult:
-    """Read the tensors of a plan and put them into the model of its slots, as `apply` promises."""
+    """Read the tensors of a plan and assign them to its slots, with the guarantees of `apply`."""
     with gc_paused():
         plan.check_constants()
         moves: list[Matched] = [
@@ -98,7 +98,7 @@ def execute(plan: Plan, pipeline: Pipeline, *, in_place: bool = True) -> ApplyRe
 
 
 def raise_if_refused(result: ApplyResult, pipeline: Pipeline, hint: str | None = None) -> None:
-    """Raise LoadError or MissingTensorsError for what the pipeline does not tolerate."""
+    """Raise LoadError or MissingTensorsError for a result that the pipeline does not allow."""
     if pipeline.validate and result.errors:
         raise LoadError(f"Import errors: {len(result.errors)} tensors do not fit\n{result}", result=result)
     if not pipeline.allow_partial and result.missing:

@@ -1,8 +1,8 @@
-"""Kinds: what the modules behind a set of named tensors are, and who says so.
+"""Kinds: determine the kinds of the modules that named tensors belong to.
 
-A conversion between layouts needs the kind of every module. In this order: rules of the caller for the modules that
-they match; a live model or a declaration; what a file records of its modules; the classes that a file of a whole model
-names; a guess by names and shapes, if it is asked for. All of them end in one `LayoutView`.
+A conversion between layouts needs the kind of every module. The sources, in this order: rules of the caller for the
+modules that they match; a live model or a declaration; the record in a file; the classes that a file of a whole model
+names; a guess by names and shapes, on request. Each results in a `LayoutView`.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def renamed_modules(
 ) -> list[RecordedModule] | None:
     """Return recorded modules under new names; ``names`` maps old tensor names of ``layout`` to new ones.
 
-    None if a rename changes names within a module: what the record says does not describe the file any more.
+    None if a rename changes names within a module: the record then no longer describes the file.
     """
     below: dict[str, set[str]] = {}
     own = {module.path(layout) for module in modules}
@@ -455,10 +455,10 @@ def known_for_file(
     keeps: Callable[[str], bool],
     classes: Mapping[str, ModuleClass] | None = None,
 ) -> Known | None:
-    """Return what is known of the modules of named tensors without a model; None if nothing states their kinds.
+    """Return what is known about the modules of named tensors without a model; None if nothing states their kinds.
 
-    Rules win for the modules that they match; the record, the classes, then a guess, fill in the others. ``keeps`` says
-    which tensors the filter keeps: only their modules must be known.
+    Rules win for the modules that they match; the record, the classes, then a guess, fill in the others. ``keeps``
+    returns whether the filter keeps a tensor: only the modules of such tensors must be known.
     """
     words: Layout = layout if recorded is None else "torch"  # a record has PyTorch's kinds
     by_rules = {} if pipeline.rules is None else kinds_by_rules(shapes, pipeline.rules, words)

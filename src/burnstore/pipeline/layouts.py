@@ -1,7 +1,7 @@
-"""Layouts that a source does not state: prove them by names or shapes, or refuse.
+"""Prove the layout of a source that does not state it, by names or shapes, or refuse.
 
-A guess would transpose a matrix silently. So the layout of a source that states none counts as proved only if a name or
-a shape that one of the two layouts has, and the other has not, says so and nothing says otherwise.
+A guess could silently transpose a matrix. So such a layout counts as proved only if a name or a shape occurs in one of
+the two layouts and not in the other, and no tensor contradicts it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ..transforms.layout import Layout, Link
 from ..transforms.view import LayoutView, join
 
 _BURN_NAMES = frozenset({"gamma", "beta", "alpha"})
-"""Names of tensors in Burn's modules that PyTorch calls otherwise."""
+"""Names of tensors in Burn's modules that have other names in PyTorch."""
 
 
 def layout_note(name: str, layout: Layout, why: str) -> str:
-    """Return the note that says how the layout of a source was decided."""
+    """Return the note on how the layout of a source was decided."""
     framework = "PyTorch" if layout == "torch" else "Burn"
     return f"{printable(name)} does not state its layout: taken as {framework}'s ({why})"
 
@@ -70,7 +70,7 @@ def proved_layout(
 
 
 def check_not_burn(index: Collection[str], slots: Collection[str], name: str) -> None:
-    """Refuse to take a file for PyTorch's where a norm of the target has Burn's names in it, such as ``norm.gamma``."""
+    """Refuse to read a file as PyTorch's if it has Burn's names for a norm of the target, such as ``norm.gamma``."""
     for path in index:
         owner, _, leaf = path.rpartition(".")
         if leaf in _BURN_NAMES:

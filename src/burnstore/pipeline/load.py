@@ -15,7 +15,7 @@ from .options import Pipeline
 def load_input(
     model: Any, source: Input, pipeline: Pipeline, *, in_place: bool = True, device: Any = None
 ) -> ApplyResult:
-    """Load named tensors into a model, and report what became of each."""
+    """Load named tensors into a model, and report the outcome for each."""
     with gc_paused():
         plan = compile_load(source, model_target(model, source, pipeline, device), pipeline)
         return execute(plan, pipeline, in_place=in_place)

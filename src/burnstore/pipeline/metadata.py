@@ -1,7 +1,7 @@
-"""Metadata: the strings that are written beside tensors; one way for every entry point.
+"""Metadata: the strings that every entry point writes beside tensors.
 
-A file says in its metadata whose layout its tensors have, if the format does not, and which modules they belong to, if
-they were converted. Metadata of sources is kept where all sources agree.
+The metadata of a file states the layout of its tensors, if the format does not, and the modules that they belong to, if
+they were converted. Metadata of sources is kept if all sources agree.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def metadata_for_save(
     pipeline: Pipeline,
     options: Mapping[str, Any],
 ) -> dict[str, str]:
-    """Return the metadata to write beside a model's tensors: the given, or the format's own, and the layout's."""
+    """Return the metadata to write beside a model's tensors: the caller's or the format's own, and the layout."""
     if not supports_metadata(chosen):
         return dict(given or {})
     metadata = stamped_metadata(chosen, plan.layout or "burn", options) if given is None else dict(given)
@@ -74,7 +74,7 @@ def metadata_for_save(
 def _state_layout(
     metadata: dict[str, str], chosen: Format, layout: Layout | None, *, is_burn_default: bool = False
 ) -> None:
-    """Add the layout where the other metadata does not state it."""
+    """Add the layout if the other metadata does not state it."""
     stated = stated_layout(chosen, metadata)
     if stated != layout and not (is_burn_default and stated is None and layout == "burn"):
         metadata[LAYOUT_KEY] = layout or UNSTATED_LAYOUT
@@ -151,7 +151,7 @@ def _record_modules(metadata: dict[str, str], sources: Sequence[Input], plan: Pl
 
 
 def merged_record(sources: Sequence[Input]) -> list[RecordedModule] | None:
-    """Return what all sources record of their modules; None if one records nothing or they contradict each other."""
+    """Return the recorded modules of all sources; None if one records nothing or they contradict each other."""
     merged: dict[str, RecordedModule] = {}
     for source in sources:
         with located(path=source.name):

@@ -2,8 +2,8 @@
 
 Renames come first, then indices. PyTorch numbers every child of a `Sequential`, Burn only those in its `Vec`, so
 ``fc.0, fc.2`` of a file is usually ``fc.0, fc.1`` of a model. But a file with a part of a model looks the same, and
-closing its gaps would put the third layer's weights into the second. Only the model can decide: it has as many entries
-there as the file, or it does not.
+closing its gaps would put the third layer's weights into the second. Only the model can decide, by the number of its
+entries.
 """
 
 from __future__ import annotations
@@ -68,10 +68,7 @@ class Named:
 
 
 def name_tensors(source: Input, pipeline: Pipeline, target: Target | None) -> Named:
-    """Rename the tensors of a source, follow the rules for tensors, and number the indices.
-
-    See `_numbered`.
-    """
+    """Rename the tensors of a source, apply the rules for tensors, and number the indices (see `_numbered`)."""
     if pipeline.recipe is None:
         return _numbered(source, pipeline, target)
     return _followed(rename_tensors(source, pipeline.replace(recipe=None)), source, pipeline)
@@ -108,7 +105,7 @@ def _followed(named: Named, source: Input, pipeline: Pipeline) -> Named:
 
 
 def _numbered(source: Input, pipeline: Pipeline, target: Target | None) -> Named:
-    """Rename the tensors of a source and number their indices as the pipeline says.
+    """Rename the tensors of a source and number their indices as the pipeline requires.
 
     Without a target, as for keys and snapshots of a store, indices of PyTorch files are numbered as for a Burn model.
     """
@@ -219,7 +216,7 @@ def _either(kept: set[str], keep: Callable[[str], bool]) -> Callable[[str], bool
 
 
 def _judged(gap: ClosedGap, wanted: Sequence[int]) -> str | None:
-    """Return a note about a gap that was closed, if there is something to say; raise where it must not be closed."""
+    """Return a note about a closed gap if the model has other indices; ModelError if the gap must not be closed."""
     if wanted and wanted[-1] >= len(gap.indices):
         where = f"below {printable(gap.prefix)!r}" if gap.prefix else "at the root"
         raise ModelError(

@@ -1,4 +1,4 @@
-"""Options: everything that can be asked of a tensor's way from a source to a target, each declared once.
+"""Options: every option of moving tensors from a source to a target, each declared once.
 
 `Pipeline` is immutable. `load`, `save`, `convert`, `merge`, `diff`, `explain`, every store and the command line build
 the same object, so an option has one type, one check and one meaning. The order in which options are given is not
@@ -221,7 +221,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """Every option of a tensor's way, checked where it is given. Immutable; `replace` returns a changed copy.
+    """All options of moving tensors, checked where they are given. Immutable; `replace` returns a changed copy.
 
     ``layout`` is the layout of the file that is loaded or saved; of a conversion, which has two files, the source's,
     and ``target_layout`` is the target's. ``keep_layout`` copies names and axes unchanged.
@@ -320,7 +320,7 @@ class Pipeline:
         self._check_conflicts()
 
     def _take_rules(self) -> None:
-        """Take what rules state of tensors out of them, and turn it round where that is asked for."""
+        """Separate the rules for tensors from the module kinds, and invert them on request."""
         recipe, rules = self.recipe, cast("Any", self.rules)
         if isinstance(rules, Rules):
             recipe = rules.recipe or recipe

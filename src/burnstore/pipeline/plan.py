@@ -29,7 +29,7 @@ from ..transforms.view import LayoutView, Origin
 
 
 class Move(NamedTuple):
-    """How one target tensor comes about: its sources, each with its own operations, then operations on the whole."""
+    """How one target tensor is made: its sources, each with its own operations, then operations on the whole."""
 
     target: str
     origins: tuple[Origin, ...]

@@ -1,4 +1,4 @@
-"""Rules files: what the modules of a file are, and what becomes of its tensors.
+"""Rules files: the kinds of a file's modules, and how its tensors are converted.
 
 TOML (``.toml``) or JSON of the same form:
 
@@ -31,7 +31,7 @@ _KEYS = ("kinds", "tensors", "source_layout", "target_layout")
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The kinds of modules by pattern, and what becomes of tensors; either may be absent."""
+    """The kinds of modules by pattern, and the rules for tensors; either may be absent."""
 
     kinds: Mapping[str, str] | None
     recipe: Recipe | None

@@ -47,7 +47,7 @@ from .ties import ties_of
 
 @dataclass(frozen=True, slots=True)
 class SaveResult(Tabular):
-    """What a save wrote: where, in which layout, and anything worth knowing.
+    """What a save wrote: where, in which layout, and notes.
 
     ``left_out`` has the tensors and values that were given and not written, each with the reason.
     """
@@ -289,9 +289,9 @@ def _snapshot(name: str, tensor: Any) -> TensorSnapshot:
 
 
 def _check_mapping(given: Any, refused: tuple[type, ...]) -> tuple[dict[str, str], bool]:
-    """Refuse numbers and strings in a nested mapping, which no file would hold; return what is None.
+    """Refuse numbers and strings in a nested mapping, which no file would contain; return the entries that are None.
 
-    Also return whether all else are arrays in mappings and lists: then nothing states whose layout they have.
+    Also return whether everything else is arrays in mappings and lists, which state no layout.
     """
     left_out: dict[str, str] = {}
     are_arrays, count = declared_layout(given) is None, 0

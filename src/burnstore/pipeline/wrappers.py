@@ -1,4 +1,4 @@
-"""Wrappers: names that differ from the wanted ones only by the segments that a wrapper around a torch model adds."""
+"""Wrappers: names that differ only by the segments that a wrapper around a torch model adds."""
 
 from __future__ import annotations
 

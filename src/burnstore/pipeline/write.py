@@ -1,13 +1,13 @@
-"""Assembly: a planned file, written by many tasks at once and proved before it gets its name.
+"""Assembly: a planned file, written by parallel tasks and verified before it gets its name.
 
-    plan      the format says what the file begins with and where each tensor will be
-    write     each task reads some tensors, brings them into their form, and puts them in their places
-    prove     the format's reader opens what was written; each tensor is read back and compared with its source,
-              which is read and brought into its form once more; meanwhile the disk takes what was written
-    publish   as every save: the file is there as a whole, or as it was before
+    plan      the format computes the header and the offset of each tensor
+    write     each task reads some tensors, converts them, and writes them at their offsets
+    prove     the format's reader opens the written file; each tensor is read back and compared with its source,
+              which is read and converted a second time; meanwhile the disk flushes the file
+    publish   as in every save, the new file replaces the old one completely or not at all
 
-Tensors that cannot be made piece by piece (a transposed matrix) are in memory as a whole, as many at a time as the
-largest of them and some megabytes allow.
+Tensors that cannot be converted piece by piece (a transposed matrix) are in memory as a whole, within a budget of the
+largest of them and some megabytes.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _SPARE = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """What was written: the files, the one that counts first, and the SHA-256 of each tensor's bytes, if asked for."""
+    """What was written: the files, the index first, and the SHA-256 of each tensor's bytes on request."""
 
     files: list[str]
     digests: dict[str, str]
@@ -148,8 +148,8 @@ def files_read(source: Checkpoint) -> list[FileSource]:
 def check_apart(inputs: Iterable[Any], target: str, *, shards: bool = False, beside: str | None = None) -> None:
     """Refuse a target that is one of the files that are read, under whatever name, or would replace one of them.
 
-    ``inputs`` are open files and paths; others (a model, None) are no files. ``shards``: the target is written as
-    shards, which replace an older set. ``beside`` is a file that is written, too.
+    ``inputs`` are open files and paths; others (a model, None) are ignored. With ``shards`` the target is written as
+    shards, which replace an older set. ``beside`` is another file that is written.
     """
     if beside is not None and (
         os.path.realpath(beside) == os.path.realpath(target) or (shards and is_of_set(beside, target))
@@ -205,7 +205,7 @@ def _check_portable(tensors: Sequence[TensorSnapshot]) -> None:
             raise BurnstoreError(
                 f"it cannot be given to another process: {error}",
                 tensor=tensor.path,
-                hint="executor=None has threads do the work, which can read anything",
+                hint="pass executor=None to use threads, which can read any tensor",
             ) from error
 
 
@@ -259,7 +259,7 @@ class _Builder:
                 ):
                     wrong = self._first_wrong(plan.tensors, written, room, report)
                 if wrong is not None:
-                    raise CorruptError(wrong[1], path=path, tensor=wrong[0], hint="is the disk or memory failing?")
+                    raise CorruptError(wrong[1], path=path, tensor=wrong[0], hint="check the disk and the memory")
             report.finish()
 
     def digests_with(self, ties: Mapping[str, str] | None) -> dict[str, str]:
@@ -269,11 +269,12 @@ class _Builder:
         return self.digest_of
 
     def prove_again(self, plan: WritePlan, path: str, progress: Progress | None) -> None:
-        """Prove a file that was written before: it is what would be written now, or CorruptError says that it is not.
-        A file that begins with the same header has the same tensors at the same places, and nothing besides.
+        """Prove that an existing file is what would be written now; CorruptError if it is not.
+
+        A file with the same header has the same tensors at the same offsets, and nothing else.
         """
         report = _Report(progress, plan.size)
-        hint = "was a source changed since, or an option? remove the file, and it is written again"
+        hint = "delete the file to have it written again; a source or an option may have changed"
         with located(path=path, hint=hint):
             if not _begins_as(plan, path):
                 raise CorruptError("it is not the shard that would be written")
@@ -509,7 +510,7 @@ def _alike(tensor: TensorSnapshot, written: TensorSnapshot) -> bool:
 
 
 def _meaning(scheme: QuantScheme) -> tuple[Any, ...]:
-    """Return what a scheme says of its bytes, in whichever style it is spelled: axes of one element say nothing."""
+    """Return the meaning of a scheme for its bytes, whatever its style; axes of one element do not matter."""
     block = scheme.block
     size = None if block is None else tuple(dropwhile(lambda extent: extent == 1, block.size))
     return scheme.value, scheme.store, scheme.mode, scheme.tensor, None if block is None else block.dtype, size
@@ -529,7 +530,7 @@ def _read(tensors: Any) -> list[Any]:
 
 
 def _runs(batch: list[Any]) -> Iterator[list[Any]]:
-    """Large tensors alone, small ones in the company of their neighbours."""
+    """Yield large tensors alone, small ones together with their neighbours."""
     small: list[Any] = []
     for item in batch:
         if item[0].nbytes < _SMALL:

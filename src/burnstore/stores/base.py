@@ -59,7 +59,7 @@ class Store:
 
     def __init__(self) -> None:
         self.pipeline = Pipeline()
-        """All options of the tensors' way, see `Pipeline`; the methods below replace it."""
+        """All options, see `Pipeline`; the methods below replace it."""
         self._to_adapter: ModuleAdapter | None = None
         self._metadata: dict[str, str] | None = None
         self._path: str | None = None
@@ -116,10 +116,10 @@ class Store:
     # --- load, save, look
 
     def load(self, model: Any) -> ApplyResult:
-        """Load the tensors into a model, and report what became of each.
+        """Load the tensors into a model, and report the outcome for each.
 
-        Raises LoadError when a tensor does not fit (unless ``validate(False)``), MissingTensorsError when a parameter
-        finds none (unless ``allow_partial(True)``); the model is then unchanged.
+        Raises LoadError if a tensor does not fit (unless ``validate(False)``), MissingTensorsError if a parameter has
+        no tensor (unless ``allow_partial(True)``); the model is then unchanged.
         """
         return load_input(model, self._input(), self.pipeline, in_place=self._in_place, device=self._device)
 
@@ -131,7 +131,7 @@ class Store:
             raise ModelError(
                 f"the store reads for {self.pipeline.part}: a part of a model would be saved as if it were all of it",
                 path=self.path,
-                hint="save the parts with stores of their own, under names of their own",
+                hint="save each part with its own store, under its own name",
             )
         chosen = format_for_path(self.path or "", self.format)
         pipeline = self.pipeline.replace(adapter=None).replace(adapter=self._to_adapter)
@@ -174,7 +174,7 @@ class Store:
         """Open the file itself, before any transform; the caller closes it."""
         source = self._data if self._in_memory else self.path
         if source is None:
-            raise ReadError("No bytes to read from", hint="save into the store first, or give from_bytes(...) some")
+            raise ReadError("No bytes to read from", hint="save into the store first, or pass bytes to from_bytes(...)")
         options = self._open_options()
         return open_checkpoint(source, format=self.format, zero_copy=self._zero_copy, limits=self._limits, **options)
 
@@ -258,16 +258,16 @@ class Store:
     # --- in which form
 
     def with_from_adapter(self: S, adapter: AdapterLike) -> S:
-        """Bring tensors into the model's form with this adapter when loading."""
+        """Convert tensors with this adapter when loading."""
         return self._set(adapter=adapter)
 
     def with_to_adapter(self: S, adapter: AdapterLike) -> S:
-        """Bring tensors into the file's form with this adapter when saving."""
+        """Convert tensors with this adapter when saving."""
         self._to_adapter = as_adapter(adapter)
         return self
 
     def layout(self: S, layout: str) -> S:
-        """State the layout of the file, where it does not state it or states it wrongly, or the one it is to get."""
+        """Set the layout of the file: the one to read it in, if it does not state its own, or the one to write."""
         return self._set(layout=layout)
 
     def rules(self: S, rules: RulesLike) -> S:
@@ -275,33 +275,33 @@ class Store:
         return self._set(rules=rules)
 
     def cast(self: S, dtype: Any) -> S:
-        """Convert floats to this dtype on the way."""
+        """Convert floats to this dtype."""
         return self._set(cast=dtype)
 
     def for_rank(self: S, partition: Partition | Mapping[str | re.Pattern[str], Any], *, rank: int, world: int) -> S:
-        """Load only the part of every tensor that this rank of a world has; the model has the shapes of the parts."""
+        """Load only the part of every tensor that belongs to this rank; the model has the shapes of the parts."""
         whole = Partition(partition) if isinstance(partition, Mapping) else partition
         return self._set(part=Part(whole, rank, world))
 
     def record_modules(self: S, on: bool) -> S:
-        """Let a file in another layout than the model's record what the modules are (default)."""
+        """Record the module kinds in a file whose layout differs from the model's (default)."""
         return self._set(record_modules=_flag("record_modules", on))
 
     # --- how
 
     def allow_partial(self: S, on: bool) -> S:
-        """Tolerate parameters that find no tensor."""
+        """Allow parameters without a tensor."""
         return self._set(allow_partial=_flag("allow_partial", on))
 
     def validate(self: S, on: bool) -> S:
-        """Raise when a tensor does not fit (default); otherwise such tensors are only reported."""
+        """Raise if a tensor does not fit (default); otherwise such tensors are only reported."""
         return self._set(validate=_flag("validate", on))
 
     def in_place(self: S, on: bool) -> S:
-        """Read large tensors straight into the memory of a torch model (default), once everything else fits.
+        """Read large tensors directly into the memory of a torch model (default), after all checks have passed.
 
-        A disk that fails just then leaves a model that is partly loaded, and the error says so. Otherwise everything is
-        read into memory of its own before the model is changed.
+        If the disk fails at that moment, the error states that the model is partly loaded. ``in_place(False)`` reads
+        everything before the model is changed.
         """
         self._in_place = _flag("in_place", on)
         return self
@@ -336,7 +336,7 @@ class Store:
         return self._reset()
 
     def limits(self: S, limits: Limits) -> S:
-        """Set what one file may ask for."""
+        """Set the bounds for one file."""
         if not isinstance(limits, Limits):
             raise TypeError(f"limits must be a Limits, got {type(limits).__name__}")
         self._limits = limits
@@ -377,7 +377,7 @@ class Store:
         return self
 
     def _reset(self: S) -> S:
-        """Forget the open file, because a setting by which it is read has changed."""
+        """Forget the open file, because a setting for reading it has changed."""
         self._opened = self._snapshots = None
         return self
 

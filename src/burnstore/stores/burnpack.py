@@ -31,7 +31,7 @@ class BurnpackStore(Store):
         self._metadata = stamp(named_release(DEFAULT_VERSION))
 
     def metadata(self: S, key: str, value: str) -> S:
-        """Add this text to the metadata, besides what Burn's store always writes (format, producer, version)."""
+        """Add an entry to the metadata, besides those that Burn's store always writes (format, producer, version)."""
         if not isinstance(key, str) or not isinstance(value, str):
             raise TypeError(f"metadata must map str to str, got {type(key).__name__} to {type(value).__name__}")
         assert self._metadata is not None
@@ -39,12 +39,12 @@ class BurnpackStore(Store):
         return self
 
     def clear_metadata(self: S) -> S:
-        """Store no texts at all, those set so far and the default ones included."""
+        """Write no metadata, neither set so far nor default."""
         self._metadata = {}
         return self
 
     def burn_version(self: S, version: str) -> S:
-        """Write what this release of Burn writes (``"0.19"`` .. ``"0.23-pre"``)."""
+        """Write the bytes of this release of Burn (``"0.19"`` .. ``"0.23-pre"``)."""
         release = named_release(version)
         self._burn_version = version
         if self._metadata is not None and self._metadata.get("version") in _STAMPED:

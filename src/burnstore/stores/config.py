@@ -1,4 +1,4 @@
-"""Configurations: the plain values that a PyTorch file has beside its tensors, as data or as a declared type."""
+"""Configurations: the plain values in a PyTorch file besides its tensors, as data or as a declared type."""
 
 from __future__ import annotations
 
@@ -358,7 +358,7 @@ class _Fitting:
 
 
 def _is_float(value: int) -> bool:
-    """Tell whether a float holds this integer exactly."""
+    """Return whether a float represents this integer exactly."""
     try:
         return int(float(value)) == value
     except OverflowError:

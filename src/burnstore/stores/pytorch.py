@@ -13,11 +13,10 @@ S = TypeVar("S", bound="PytorchStore")
 class PytorchStore(Store):
     """A file of PyTorch (``.pt``, ``.pth``, ``.bin``, ``.ckpt``), with the builder methods of Burn's store.
 
-    Nothing in the file is run. Into a model in Burn's layout the tensors go as Burn needs them, without an adapter: the
-    weights of Linear transposed, norms and recurrent layers as Burn has them, indices contiguous, enum variants left
-    out of the names. Into a PyTorch model they go as they are. Where the state dict lies below a key that savers
-    commonly use it is found, and the result's notes say so; ``with_top_level_key`` names it. Such files are read, not
-    written.
+    Nothing in the file is run. For a model in Burn's layout the tensors are converted without an adapter: the weights
+    of Linear are transposed, norms and recurrent layers get Burn's form, indices are contiguous, enum variants are left
+    out of the names. A PyTorch model gets them unchanged. A state dict under a usual key is found, and the result notes
+    the key; ``with_top_level_key`` names another. The store does not write; `burnstore.save` writes ``.pt``.
 
     >>> import pickle, numpy as np
     >>> from burnstore import nn
@@ -37,7 +36,7 @@ class PytorchStore(Store):
         self._top_level_key: str | None = None
 
     def with_top_level_key(self: S, key: str) -> S:
-        """Take the tensors below this key; ``a.b`` is b below a, ``""`` is everything that the file holds."""
+        """Take the tensors below this key; ``a.b`` is b below a, ``""`` selects everything in the file."""
         if not isinstance(key, str):
             raise TypeError(f"a top-level key must be a str, got {type(key).__name__}")
         self._top_level_key = key

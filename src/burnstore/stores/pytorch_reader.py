@@ -37,11 +37,11 @@ class PytorchMetadata:
     pickle_protocol: int
 
     def is_modern_format(self) -> bool:
-        """Tell whether it is the zip that PyTorch writes since 1.6."""
+        """Return whether it is the zip that PyTorch writes since 1.6."""
         return self.format_type == "Zip"
 
     def is_legacy_format(self) -> bool:
-        """Tell whether it is the stream that PyTorch wrote before."""
+        """Return whether it is the stream that PyTorch wrote before 1.6."""
         return self.format_type == "Legacy"
 
 
@@ -112,7 +112,7 @@ class PytorchReader:
         return list(self._checkpoint.notes)
 
     def is_empty(self) -> bool:
-        """Tell whether the file has no tensor."""
+        """Return whether the file has no tensors."""
         return len(self) == 0
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""Burn's old ways to save and import models, kept so that their files can be read, written and migrated.
+"""The recorders and importers of older Burn releases, for reading, writing and migrating their files.
 
-Every recorder of Burn up to 0.21 is here under its name, with its three precision settings. Files are those that Burn
-0.21.0 writes; those of every older release are read. The importers of Burn up to 0.20 (``burn-import``) load weights of
-PyTorch as the record of a Burn model, which a recorder can write. New code uses `BurnpackStore`, `SafetensorsStore` or
+Every recorder of Burn up to 0.21 is here under its name, with its three precision settings. They write the files of
+Burn 0.21.0 and read those of every older release. The importers of Burn up to 0.20 (``burn-import``) load PyTorch
+weights as the record of a Burn model, which a recorder can write. New code uses `BurnpackStore`, `SafetensorsStore` or
 `convert`.
 """
 
@@ -349,7 +349,7 @@ class AdapterType(Enum):
 
 
 class LoadArgs:
-    """What an importer loads and how; methods change it and return it.
+    """The file and the options of an import; methods change the object and return it.
 
     >>> args = LoadArgs("conv2d.pt").with_key_remap(r"conv\\.(.*)", "$1").with_top_level_key("my_state_dict")
     >>> args

@@ -38,9 +38,9 @@ class SafetensorsStore(Store):
         self._max_shard_size: int | str | None = None
 
     def metadata(self: S, key: str, value: str) -> S:
-        """Add this text to the metadata, besides what the model's framework always writes.
+        """Add an entry to the metadata, besides those of the framework.
 
-        That is format, producer and version for Burn's, ``format: pt`` for PyTorch's.
+        These are format, producer and version for Burn, ``format: pt`` for PyTorch.
         """
         if not isinstance(key, str) or not isinstance(value, str):
             raise TypeError(f"metadata must map str to str, got {type(key).__name__} to {type(value).__name__}")

@@ -204,7 +204,7 @@ class Abilities:
 
 
 def same_bits(first: Array, second: Array) -> bool:
-    """Tell whether two arrays are equal bit for bit, byte order aside."""
+    """Return whether two arrays are equal bit for bit, byte order aside."""
     alike = first.shape == second.shape and first.dtype == second.dtype.newbyteorder("=")
     return alike and first.tobytes() == second.astype(first.dtype, copy=False).tobytes()
 

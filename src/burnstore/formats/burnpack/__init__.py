@@ -37,8 +37,8 @@ The rules. Errors and tests cite them; "stricter" marks what Burn's own readers 
     BP-13  Tensors are end to end (0.19), or each starts at the next multiple of 256 after the one before (later
            releases): no overlap, no other gap. (Stricter: Burn checks neither.)
     BP-14  What differs between releases (the places of the tensors, the length of the file, the spelling of dtypes, the
-           presence of scalars) agrees, and suffices to tell where the data start. (Stricter: Burn up to 0.21 reads
-           files of 0.19 shifted; later releases refuse them.)
+           presence of scalars) agrees, and suffices to determine where the data starts. (Stricter: Burn up to 0.21
+           reads files of 0.19 shifted; later releases refuse them.)
     BP-15  The file ends with its last tensor. (Stricter: Burn takes trailing bytes.)
     BP-16  The padding after the metadata is zero. (Stricter. Padding between tensors is read by
            `burnstore.verify` alone, which notes if it is not zero.)

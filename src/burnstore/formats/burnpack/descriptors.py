@@ -144,4 +144,4 @@ def read_key(reader: CborReader, seen: set[str] | dict[str, Any]) -> str:
 
 def unknown_key(key: str, where: str) -> UnsupportedError:
     """Return the error for a key that no Burn writes."""
-    return UnsupportedError(f"unknown key {printable(key)!r} in {where}", hint="is the file of a newer Burn?")
+    return UnsupportedError(f"unknown key {printable(key)!r} in {where}", hint="update burnstore if Burn is newer")

@@ -1,4 +1,4 @@
-"""Eras: which releases of Burn write which Burnpack bytes, and how to tell from a file.
+"""Eras: which releases of Burn write which Burnpack bytes, and how to recognize them.
 
 The version field of the container was never changed, so a file's era is found from what only some releases write. Each
 piece of evidence leaves a set of eras; a file whose evidence leaves none was written by no Burn and is refused (BP-14).

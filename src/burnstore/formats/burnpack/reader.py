@@ -201,14 +201,14 @@ def _data_start(
     possible = eras & metadata.tensors.eras
     if not possible:
         raise CorruptError(
-            f"its tensors are placed as by Burn {describe(eras)}, its metadata is that of "
+            f"the tensors are placed as by Burn {describe(eras)}, but the metadata is that of "
             f"{describe(metadata.tensors.eras)}",
             rule="BP-14",
         )
     if asked is not None:
         possible &= Era.V0_19 if asked is Era.V0_19 else Era.ALIGNED
         if not possible:
-            raise CorruptError(f"it is not a file of Burn {describe(asked)}", rule="BP-14")
+            raise CorruptError(f"this is not a file of Burn {describe(asked)}", rule="BP-14")
     both_fit = bool(possible & Era.V0_19) and bool(possible & Era.ALIGNED) and unaligned != start
     if both_fit:
         possible &= Era.V0_19 if _ends_like_0_19(source, metadata, unaligned, start, extent) else Era.ALIGNED
@@ -231,7 +231,7 @@ def _ends_like_0_19(source: Source, metadata: Metadata, unaligned: int, start: i
     if any(source.read_at(unaligned, min(start - unaligned, extent))):
         return True
     raise CorruptError(
-        "it may be a file of Burn 0.19 whose data begin with zeros, or a newer one that was cut short",
+        "this may be a file of Burn 0.19 whose data begins with zeros, or a newer one that was cut short",
         rule="BP-14",
         offset=unaligned,
         hint='if you know that it is whole and of Burn 0.19, open it with burn_version="0.19"',

@@ -39,7 +39,7 @@ class CborReader:
         self.end = len(data) if end is None else end
 
     def at_end(self) -> bool:
-        """Tell whether every byte was taken."""
+        """Return whether every byte was taken."""
         return self.position == self.end
 
     def uint(self) -> int:
@@ -84,7 +84,7 @@ class CborReader:
         return byte == _TRUE
 
     def null(self) -> bool:
-        """Take a null if one is next; tell whether there was one."""
+        """Take a null if one is next; return whether there was one."""
         if self._peek() != _NULL:
             return False
         self.position += 1
@@ -104,7 +104,7 @@ class CborReader:
         return _nan_of(raw) if value != value and width < 8 else float(value)
 
     def is_map(self) -> bool:
-        """Tell whether a map is next."""
+        """Return whether a map is next."""
         return self._peek() >> 5 == _MAP
 
     def tree(self, *, depth: int, nodes: int) -> Tree:

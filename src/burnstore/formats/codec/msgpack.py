@@ -91,7 +91,7 @@ class MsgpackReader(Window):
             yield self.text(longest_text)
 
     def at_end(self) -> bool:
-        """Tell whether every byte was taken."""
+        """Return whether every byte was taken."""
         return self.left == 0
 
     def text(self, longest: int) -> str:

@@ -171,7 +171,7 @@ class Kind(NamedTuple):
 
 
 def kind_of_zip(archive: ZipFile) -> Kind:
-    """Tell torch's archives apart by the members that only one of them has."""
+    """Distinguish torch's archives by the members that only one of them has."""
     if archive.has(_NEW_EXPORT):
         return Kind("exported")
     if archive.has(_OLD_EXPORT):

@@ -1,4 +1,4 @@
-"""Burn's old records (``.mpk``, ``.bin``, ``.json``, each also ``.gz``): what Burn 0.13 to 0.21 saved models in.
+"""Burn's old records (``.mpk``, ``.bin``, ``.json``, each also ``.gz``), in which Burn 0.13 to 0.21 saved models.
 
 A record is one document in one of three encodings, plain or in gzip:
 
@@ -16,7 +16,7 @@ tensors are found by their ids and stay without names.
 
 The rules. Errors and tests cite them; "stricter" marks what Burn's own readers let pass.
 
-    BR-01  The first bytes tell the encoding: a map that begins with ``metadata``, the text of such an object, or the
+    BR-01  The first bytes show the encoding: a map that begins with ``metadata``, the text of such an object, or the
            float and int type in bincode; or a gzip member that holds one of these. The file's name plays no part.
     BR-02  A compressed record is one gzip member with the right checksum and length, and nothing after it (stricter).
            It holds at most 200 times its size, or 256 MiB (64 MiB of JSON) if that is more, unless
@@ -36,7 +36,7 @@ The rules. Errors and tests cite them; "stricter" marks what Burn's own readers 
     BR-11  There are exactly as many bytes as elements need. (Stricter: Burn 0.21 takes the first of too many.)
     BR-12  A dtype is spelled as some release of Burn spells it.
     BR-13  The elements of a tensor up to Burn 0.13 are all of one kind. Half precision stores floats as the integers of
-           their bits; where the values do not tell which is meant, a declaration or ``undecided=`` must.
+           their bits; where the values could be either, a declaration or ``undecided=`` decides.
     BR-14  No two tensors have one path; paths have at most 64 KiB; there are at most 100,000 tensors unless `Limits`
            sets another.
     BR-15  Bytes stand nowhere but in a tensor.
@@ -45,8 +45,8 @@ The rules. Errors and tests cite them; "stricter" marks what Burn's own readers 
     BR-18  Without one, every id in it is followed by its tensor, and tensors are called ``tensor_0``, ``tensor_1`` ...
     BR-19  A bool is stored as 0 or 1. Checked when a tensor is read. (Burn 0.21 reads 2 as false.)
     BR-20  A quantized tensor has the length that its scheme and shape need.
-    BR-21  A MessagePack tensor has less than 4 GiB: Burn writes longer ones with a length that is cut off, which no
-           reader can make good; here they are refused.
+    BR-21  A MessagePack tensor has less than 4 GiB: Burn truncates the length of longer ones, which no reader can
+           recover; here they are refused.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def plan(
     """Refuse: a record is written from a model, whose fields it must have in their order, by one of the recorders."""
     raise UnsupportedError(
         "a record is written from a model, not from named tensors",
-        hint="burnstore.save_file(model, path, NamedMpkFileRecorder()), or save Burnpack (.bpk)",
+        hint="use save_file of burnstore.stores.records with a recorder, or save Burnpack (.bpk)",
     )
 
 

@@ -186,7 +186,7 @@ class Reading:
             raise CorruptError(
                 f"expected 00, for a constant or None, found the byte {byte:02X}",
                 offset=start,
-                hint="has the file a value here?",
+                hint="check whether this field has a value in the file",
             )
 
     def _parameter(self, kind: Kind) -> _Tensor:
@@ -255,7 +255,7 @@ def _in_order(values: tuple[Any, Any]) -> list[Any]:
 
 
 def _starts_with_one(node: Node) -> bool:
-    """Tell whether the bytes of a node can begin with 01, so that this need not be the mark of an Option."""
+    """Return whether the bytes of a node can begin with 01, so that this need not be the mark of an Option."""
     if isinstance(node, Maybe):
         return True
     if isinstance(node, Fields):

@@ -378,7 +378,7 @@ class Planter:
 
 
 def _is_tensor(node: Any) -> bool:
-    """Tell whether a map has a tensor's keys, and not only constants under them, as a struct may have."""
+    """Return whether a map has a tensor's keys, and not only constants under them, as a struct may have."""
     if not isinstance(node, dict):
         return False
     if node.keys() == {"bytes", "shape", "dtype"}:

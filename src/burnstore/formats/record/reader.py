@@ -62,7 +62,7 @@ class Opened:
     nameless: bool
 
     def notes(self) -> list[str]:
-        """Return what should be known of the tensors, one sentence each."""
+        """Return notes about the tensors, one sentence each."""
         found = []
         if self.nameless:
             found.append("a binary record has no names, so tensors are numbered; like= a declaration names them")
@@ -92,7 +92,7 @@ class Opened:
 
 
 def is_record(head: bytes) -> bool:
-    """Tell whether these are the first bytes of a record in any of its encodings (BR-01)."""
+    """Return whether these are the first bytes of a record in any of its encodings (BR-01)."""
     return _encoding_of(begins(head, len(head)) if head.startswith(GZIP) else head) is not None
 
 
@@ -143,7 +143,7 @@ def read_record(source: Source, limits: Limits, *, like: Any = None, undecided: 
             encoding = _encoding_of(plain.read_at(0, min(_HEAD, plain.size)))
             if encoding is None:
                 hint = "burnstore.convert takes files of other formats"
-                raise UnknownFormatError("it does not begin like a record of Burn", rule="BR-01", offset=0, hint=hint)
+                raise UnknownFormatError("the file is not a Burn record", rule="BR-01", offset=0, hint=hint)
             if encoding == "bin":
                 document = _read_binary(plain, limits, decoded, like)
             elif encoding == "mpk":

@@ -48,7 +48,7 @@ SCHEDULERS: dict[str, tuple[str, ScalarKind]] = {
 
 
 def kind_of(document: Document) -> RecordKind:
-    """Tell what a record is the state of, by its shape."""
+    """Return the kind of a record, by its shape."""
     item = document.item
     if isinstance(item, dict) and item and all(map(_is_state, item.values())):
         return "optimizer"

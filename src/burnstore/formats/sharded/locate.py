@@ -27,7 +27,7 @@ _BESIDE = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state(_\d+)
 
 
 def begins_like_index(head: bytes) -> bool:
-    """Tell whether a file with these first bytes may be an index: a JSON object, never the length of a header."""
+    """Return whether a file with these first bytes may be an index: a JSON object, never the length of a header."""
     if not int.from_bytes(head[:8], "little") >> 48:
         return False
     return head.lstrip(b" \t\n\r")[:1] == b"{" and (b'"weight_map"' in head or b'"total_size"' in head)

@@ -181,9 +181,7 @@ def _check_tensors(source: FileSource, found: Sequence[str], expected: Sequence[
     if len(found) == len(expected) and set(found) == set(expected):
         return
     missing, more = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
-    what = (
-        "the index names this shard for it, but the shard does not have it" if missing else "the index does not name it"
-    )
+    what = "the index names this shard for it, but the shard lacks it" if missing else "the index does not name it"
     raise _if_current(source, CorruptError(what, tensor=(missing or more)[0], rule="SH-04"))
 
 
