@@ -195,6 +195,8 @@ class _Load:
         consumed: set[str] = set()
         moves, errors, skipped = plan.moves, plan.result.errors, plan.result.skipped
         held = _Held()
+        fitting: DType | None = None
+        keeps = False
         for row, slot in enumerate(self.target.slots):
             path = slot.path
             found = index.get(path)
@@ -212,10 +214,14 @@ class _Load:
             steps = _NO_STEPS
             if not is_simple:
                 found, steps = self._changed(found, slot)
-            problem = _mismatch(slot, found) or held.problem(slot, found)
-            if problem is not None:
-                errors.append(problem)
-                continue
+            given = found._dtype
+            fits = given is fitting and slot.dtype is given and slot.keeps_dtype is keeps  # as the tensor before did
+            if not fits or slot.shape != found._shape:
+                problem = _mismatch(slot, found) or held.problem(slot, found)
+                if problem is not None:
+                    errors.append(problem)
+                    continue
+                fitting, keeps = given if slot.dtype is given else None, slot.keeps_dtype
             made_of = origins.get(name)
             if is_traced:
                 made_of, steps = self.named.traced(made_of or (Origin(name),), steps)

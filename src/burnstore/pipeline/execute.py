@@ -124,7 +124,12 @@ def _read(matched: Sequence[Matched], result: ApplyResult, zeroed: set[str]) -> 
             else:
                 value = value_for(slot, snapshot, raw)
                 values.append((slot, value, param_id))
-                if isinstance(value, np.ndarray) and snapshot.dtype.is_float and is_cast(slot, snapshot):
+                if (
+                    slot.keeps_dtype
+                    and isinstance(value, np.ndarray)
+                    and snapshot.dtype.is_float
+                    and is_cast(slot, snapshot)
+                ):
                     given = array_from_bytes(raw, snapshot.dtype, snapshot.shape)
                     zeroed |= {slot.path} if underflows(given, value) else set()
         except BurnstoreError as error:

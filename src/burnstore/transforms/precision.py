@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -164,7 +165,14 @@ def underflows(values: Array, converted: Array) -> bool:
 
 def underflowed(data: Data) -> bool:
     """Return whether a cast or a computation has rounded a value that was read from these data to 0."""
-    return getattr(data, "underflowed", False) or any(map(underflowed, data.inner))
+    kind: type = type(data)
+    return _computes(kind) and (getattr(data, "underflowed", False) or any(map(underflowed, data.inner)))
+
+
+@functools.cache
+def _computes(kind: type) -> bool:
+    """Return whether data of this class are cast, computed, or made of others."""
+    return hasattr(kind, "underflowed") or getattr(kind, "inner", None) is not Data.inner
 
 
 def rounded_results(results: Array, dtype: DType, given: Sequence[Array]) -> Array:

@@ -69,6 +69,8 @@ def direct_reads(
     ``followers`` are slots that get the tensor of another slot with which they share theirs. ``overlapping`` are the
     identities of slots that share bytes otherwise: their values must be compared before one is written.
     """
+    if not any(snapshot._nbytes >= _LARGE or _may_be_on_gpu(slot) for slot, snapshot, _ in matched):
+        return [], list(matched)
     tensors: dict[int, _Tensor] = {}
     for each in matched:
         identity = each[0].identity()
