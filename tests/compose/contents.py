@@ -265,6 +265,8 @@ def _torch_layer(each: Layer) -> torch.nn.Module:
             module._buffers[own] = tensor
         else:
             module._parameters[own] = torch.nn.Parameter(tensor, requires_grad=False)
+    if isinstance(made, torch.nn.RNNBase):
+        made._init_flat_weights()
     return made
 
 

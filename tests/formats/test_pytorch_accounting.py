@@ -222,6 +222,56 @@ def test_the_weights_of_a_frozen_model_are_read_and_the_constants_of_others_are_
         assert "left out: constants/0: a constant of the code, not in the state dict" in f.notes
 
 
+class Lists(torch.nn.Module):
+    """A module with a list of tensors that are no parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = torch.nn.Linear(2, 3)
+        self.held: list[torch.Tensor] = [torch.full((2,), 7.0), self.fc.weight.detach()]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(x) + self.held[0].sum()
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU])
+def test_a_scripted_rnn_has_the_names_of_its_state_dict(tmp_path: Path, kind: type[torch.nn.LSTM]) -> None:
+    net = torch.nn.ModuleDict({"rnn": kind(3, 4)})
+    torch.jit.save(torch.jit.script(net), tmp_path / "net.pt")
+    with bs.open(tmp_path / "net.pt") as f:
+        assert list(f) == list(net.state_dict())
+    bs.convert(tmp_path / "net.pt", tmp_path / "converted.bpk")
+    bs.save(net, tmp_path / "saved.bpk")
+    assert bs.diff(tmp_path / "converted.bpk", tmp_path / "saved.bpk").is_equal
+
+
+@pytest.mark.usefixtures("quiet")
+def test_tensors_in_a_list_of_a_scripted_module_are_noted(tmp_path: Path) -> None:
+    net = Lists()
+    torch.jit.save(torch.jit.script(net), tmp_path / "net.pt")
+    with bs.open(tmp_path / "net.pt") as f:
+        assert list(f) == list(net.state_dict())
+        assert any("held.args.0.0" in note and "neither a parameter nor a buffer" in note for note in f.notes)
+
+
+SCRIPTED = "uint16 uint32 uint64 bits8 bits16 bits1x8 bits2x4 bits4x2 complex32 float8_e4m3fn float8_e5m2"
+SCRIPTED += " float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2"
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("name", SCRIPTED.split())
+def test_torchscript_has_storage_classes_for_every_dtype(name: str) -> None:
+    dtype = getattr(torch, name)
+    net = torch.nn.Module()
+    raw = torch.arange(4 * dtype.itemsize, dtype=torch.uint8)
+    net.register_buffer("held", raw.view(dtype))
+    out = io.BytesIO()
+    torch.jit.save(torch.jit.script(net), out)
+    with bs.open(out.getvalue()) as f:
+        assert f["held"].to_bytes() == raw.numpy().tobytes()
+
+
 @pytest.mark.slow("exports a program of PyTorch")
 @pytest.mark.usefixtures("quiet")
 def test_the_constants_of_an_exported_program_are_noted(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ _CONTAINERS, _WITH_STATE = (dict, list, tuple, Call), (AttributedTensor, Composi
 _QUANTIZED_CONV = re.compile(r"(__torch__\.)?torch\.(ao\.)?nn\.(intrinsic\.)?quantized\..*\bconv")
 _READ = "burnstore reads state dicts and what contains them"
 _COMPILED = "torch._dynamo.eval_frame.OptimizedModule"
+_NO_PARAMETER = "neither a parameter nor a buffer of its module"
 ROOT_NAME = "tensor"
 """The name of a tensor that was saved alone."""
 
@@ -306,7 +307,7 @@ def _module_edges(value: Call) -> Iterator[Edge]:
         if isinstance(held, Call) and kind_of(held) == "torch.ScriptObject":
             yield name, _unpacked(held.state, held), None
         elif name not in _TABLES:
-            yield name, held, "neither a parameter nor a buffer of its module"
+            yield name, held, _NO_PARAMETER
 
 
 def _unpacked(state: Any, packed: Call) -> Any:
@@ -356,7 +357,9 @@ def _object_edges(value: Any) -> Iterator[Edge]:
                 ({10: "weight", 11: "bias"}.get(at, f"state.{at}"), each, None) for at, each in enumerate(value.state)
             )
         else:
-            yield from _state_edges(value.state, ())
+            for key, held, _ in _state_edges(value.state, ()):  # A scripted module has lists beside its parameters.
+                is_list = type(held) is Call and kind_of(held) == "torch.jit._pickle.build_tensorlist"
+                yield key, held, _NO_PARAMETER if is_list else None
         for key, held in [*(value.pairs or ()), *enumerate(value.appended or ())]:
             yield f"items.{_key_text(key)}" if _key_text(key) in taken else key, held, None
         for name, part in (("args", value.args), ("kwargs", value.kwargs), ("function", value.function)):

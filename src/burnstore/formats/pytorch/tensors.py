@@ -17,6 +17,7 @@ MAX_EXPANDED = 1 << 30
 _MAX_INTEGER = (1 << 63) - 1
 _MAX_SHOWN = 30
 
+# dtypes, and storage classes: those of Python, and for newer dtypes those that only TorchScript writes.
 _TABLE = (
     (DType.F64, "float64 double", "Double"),
     (DType.F32, "float32 float", "Float"),
@@ -27,20 +28,20 @@ _TABLE = (
     (DType.I16, "int16 short", "Short"),
     (DType.I8, "int8", "Char QInt8"),
     # Bits without a meaning as numbers, and codes of which several are in a byte: unsigned integers keep every bit.
-    (DType.U8, "uint8 bits8 bits1x8 bits2x4 bits4x2", "Byte QUInt8 QUInt4x2 QUInt2x4"),
-    (DType.U16, "uint16 bits16", ""),
-    (DType.U32, "uint32", ""),
-    (DType.U64, "uint64", ""),
+    (DType.U8, "uint8 bits8 bits1x8 bits2x4 bits4x2", "Byte QUInt8 QUInt4x2 QUInt2x4 Bits8 Bits1x8 Bits2x4 Bits4x2"),
+    (DType.U16, "uint16 bits16", "UInt16 Bits16"),
+    (DType.U32, "uint32", "UInt32"),
+    (DType.U64, "uint64", "UInt64"),
     (DType.Bool, "bool", "Bool"),
-    (DType.C32, "complex32 chalf", ""),
+    (DType.C32, "complex32 chalf", "ComplexHalf"),
     (DType.C64, "complex64 cfloat", "ComplexFloat"),
     (DType.C128, "complex128 cdouble", "ComplexDouble"),
-    (DType.F8_E4M3, "float8_e4m3fn", ""),
-    (DType.F8_E5M2, "float8_e5m2", ""),
-    (DType.F8_E8M0, "float8_e8m0fnu", ""),
-    (DType.F8_E4M3FNUZ, "float8_e4m3fnuz", ""),
-    (DType.F8_E5M2FNUZ, "float8_e5m2fnuz", ""),
-    (DType.F4, "float4_e2m1fn_x2", ""),
+    (DType.F8_E4M3, "float8_e4m3fn", "Float8_e4m3fn"),
+    (DType.F8_E5M2, "float8_e5m2", "Float8_e5m2"),
+    (DType.F8_E8M0, "float8_e8m0fnu", "Float8_e8m0fnu"),
+    (DType.F8_E4M3FNUZ, "float8_e4m3fnuz", "Float8_e4m3fnuz"),
+    (DType.F8_E5M2FNUZ, "float8_e5m2fnuz", "Float8_e5m2fnuz"),
+    (DType.F4, "float4_e2m1fn_x2", "Float4_e2m1fn_x2"),
 )
 DTYPES: dict[str, DType] = {name: dtype for dtype, names, _ in _TABLE for name in names.split()}
 """torch's names of dtypes."""
