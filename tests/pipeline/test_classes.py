@@ -291,6 +291,29 @@ def test_the_count_of_batches_survives_without_the_model(tmp_path: Path) -> None
             assert f["0.num_batches_tracked"].numpy() == 7
 
 
+def _counting(**counts: int) -> Any:
+    net = torch.nn.ModuleDict({name: torch.nn.BatchNorm1d(2) for name in counts})
+    for name, count in counts.items():
+        net[name].num_batches_tracked.fill_(count)
+    return net
+
+
+def test_recorded_counts_follow_their_renamed_modules(tmp_path: Path) -> None:
+    bs.save(_counting(a=7, b=9), tmp_path / "net.bpk")
+    swap = [r"^a\.=>c.", r"^b\.=>a.", r"^c\.=>b."]
+    net = _counting(a=0, b=0)
+    bs.load(net, tmp_path / "net.bpk", rename=swap)
+    assert (int(net["a"].num_batches_tracked), int(net["b"].num_batches_tracked)) == (9, 7)
+    outer = torch.nn.ModuleDict({"model": _counting(a=0, b=0)})
+    assert not bs.load(outer, tmp_path / "net.bpk", rename=["^=>model."]).notes
+    assert int(outer["model"]["a"].num_batches_tracked) == 7
+    for options in ({"like": net}, {}):
+        made = tmp_path / "net.safetensors"
+        bs.convert(tmp_path / "net.bpk", made, target_layout="torch", rename=swap, overwrite=True, **options)
+        with bs.open(made) as f:
+            assert (f["a.num_batches_tracked"].numpy(), f["b.num_batches_tracked"].numpy()) == (9, 7)
+
+
 def test_renamed_modules_keep_their_classes(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = Net()

@@ -97,8 +97,7 @@ def align(first: Input, second: Input, pipeline: Pipeline, like: Any = None) -> 
     first, second = with_layouts_given([first, second], pipeline.layout, notes)
     if pipeline.rename is not None:
         named = rename_tensors(first, pipeline)
-        names = {named.original(each.path): each.path for each in named.snapshots}
-        first, notes = replace(first, snapshots=named.snapshots, names=names), [*notes, *named.notes]
+        first, notes = replace(named.renamed(first), snapshots=named.snapshots), [*notes, *named.notes]
     aligned = _in_one_layout(first, second, pipeline, like)
     aligned.notes[:0] = notes
     return _filtered(aligned, pipeline)

@@ -269,7 +269,7 @@ class _Load:
             result.notes.append(
                 "shapes look as if the source had the model's own layout, not the one that it states: pass layout="
             )
-        recorded = recorded_counts(self.source.recorded)
+        recorded = recorded_counts(self.named.renamed(self.source).recorded)
         lost = set(seen.lost)
         without = [slot for slot in unmatched if slot.path in lost]
         for slot in without:

@@ -315,10 +315,9 @@ class _Conversion:
             # The view needs the names of the other layout; a source in like's own layout has none of them.
             present = None if own == self.like.layout else self.index
             return Known(self.like.view(present), f"like {self.like.name}", True)
-        names = {self.named.original(name): name for name in self.index} if self.named.originals else {}
-        source = replace(self.source, names=names, layout=own)
+        source = replace(self.named.renamed(self.source), layout=own)
         recorded, classes = (None, {}) if self.named.made else (source.recorded, source.classes)
-        is_lost = names and not (recorded or classes) and (self.source.recorded or self.source.classes)
+        is_lost = source.names and not (recorded or classes) and (self.source.recorded or self.source.classes)
         if is_lost and is_needed and not (self.pipeline.rules or self.pipeline.guess):
             raise ModelError(
                 "the source states its modules, and the renames change names within a layer, or some of a list",
@@ -362,7 +361,7 @@ class _Conversion:
             )
         plan.layout, plan.is_converted, plan.constants = wanted, True, seen.constants
         if wanted == "torch":
-            counts = known.counts or recorded_counts(self.source.recorded)
+            counts = known.counts or recorded_counts(self.named.renamed(self.source).recorded)
             plan.counts = {path: counts[path] for path in seen.lost if path in counts}
             plan.notes += _count_note([path for path in seen.lost if path not in counts and self._keeps(path)])
             seen.snapshots.extend(counts.get(path) or zero_count(path) for path in seen.lost)

@@ -46,6 +46,11 @@ class Named:
         """Return the name that a tensor has in the source."""
         return self.originals.get(name, name)
 
+    def renamed(self, source: Input) -> Input:
+        """Return the source with these names, so that the modules it states have them, too."""
+        names = {self.original(each.path): each.path for each in self.snapshots} if self.originals else {}
+        return replace(source, names=names)
+
     def traced(
         self, origins: tuple[Origin, ...], steps: tuple[Operation, ...]
     ) -> tuple[tuple[Origin, ...], tuple[Operation, ...]]:
