@@ -203,6 +203,9 @@ def test_a_distributed_checkpoint_is_refused_with_the_command_that_joins_it(
     assert "dcp_to_torch" in capsys.readouterr().err
     assert main(["verify", str(tmp_path)]) == 2
     assert "distributed checkpoint" in "".join(capsys.readouterr())
+    bs.save({"a": np.zeros(1)}, tmp_path / "model.safetensors")  # of a trainer that writes both
+    with bs.open(tmp_path) as f:
+        assert list(f) == ["a"]
 
 
 def test_a_pipeline_of_diffusers_names_its_models(tmp_path: Path) -> None:

@@ -40,13 +40,8 @@ def locate(path: str) -> tuple[str, dict[str, Any]]:
     the same weights in several formats, as some folders of Hugging Face have them, SafeTensors are taken. Files beside
     the model that trainers write (optimizer, scheduler, random state) are not it.
     """
-    if path.endswith(".distcp") or os.path.exists(os.path.join(path, ".metadata")):
-        folder = os.path.dirname(path) if path.endswith(".distcp") else path
-        raise UnsupportedError(
-            "a distributed checkpoint of torch (DCP), which is not read here",
-            path=path,
-            hint=f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {folder or os.curdir} model.pt",
-        )
+    if path.endswith(".distcp"):
+        raise _distributed(path, os.path.dirname(path) or os.curdir)
     if not os.path.isdir(path):
         index = path + INDEX_SUFFIX
         return (index if not os.path.lexists(path) and os.path.isfile(index) else path), {}
@@ -56,6 +51,8 @@ def locate(path: str) -> tuple[str, dict[str, Any]]:
             found = _checkpoint_in(path, [name for name in names if name.endswith(suffixes)], names, suffixes)
             if found is not None:
                 return found
+        if any(name.endswith(".distcp") for name in names):
+            raise _distributed(path, path)
         inner = list(_folders_with_checkpoints(path))
         if inner:
             raise ReadError(
@@ -67,6 +64,14 @@ def locate(path: str) -> tuple[str, dict[str, Any]]:
             "*.bin, *.pt, *.pth, *.ckpt, *.bpk, *.mpk, *.npz and for folders with one of them",
             hint="open a file by its name",
         )
+
+
+def _distributed(path: str, folder: str) -> UnsupportedError:
+    return UnsupportedError(
+        "a distributed checkpoint of torch (DCP), which is not read here",
+        path=path,
+        hint=f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {folder} model.pt",
+    )
 
 
 def _folders_with_checkpoints(path: str) -> Iterator[str]:
