@@ -323,3 +323,58 @@ def test_tensors_on_their_way_can_be_sent_to_other_processes(tmp_path: Path) -> 
         made = recipe_from({"tensors": rules}).apply({name: file[name] for name in file}).made
         for snapshot, _, _ in made.values():
             assert pickle.loads(pickle.dumps(snapshot)).to_bytes() == snapshot.to_bytes()
+
+
+_EDITED = """\
+source_layout = "torch"
+target_layout = "burn"
+# "q.weight" is a comment
+tensors = [
+  { source = "q.weight", target = "a.weight" },
+  { source = "q.weight", target = "q.weight", tie = true EDIT },
+  { source = "v.weight", target = TARGET },
+]
+"""
+
+
+@pytest.mark.parametrize(
+    ("edit", "target", "message"),
+    [
+        (', taget = "x"', '"v"', "r.toml: line 6, rule 2 .*unknown key 'taget'; did you mean 'target'"),
+        (', transpose = "no"', '"v"', "line 6, .*transpose is true or false, got 'no'"),
+        (", add_one = 1", '"v"', "line 6, .*add_one is true or false, got 1"),
+        (", fold_weight_norm = false", '"v"', "line 6, .*fold_weight_norm is a table of axis, got False"),
+        (", permute_rope = 2", '"v"', "line 6, .*permute_rope is a table of heads, to, got 2"),
+        (', permute_rope = { heads = 2, too = "halves" }', '"v"', "line 6, .*unknown key 'too'; did you mean 'to'"),
+        (", permute_rope = { heads = [2, 2] }", '"v"', "line 6, .*one number per target"),
+        (", permute_rope = { heads = 3 }", '"v"', r"3 heads of pairs do not divide \[line 6 of the rules\]"),
+        (', reshape = { from = "8", to = [64] }', '"v"', "line 6, .*from must be a list of counts"),
+        (", axis = 1", '"v"', "line 6, .*axis is a number, for several sources or targets"),
+        ("", '["v", "w"], axis = 5', r"it has no axis 5: its shape is \[12, 4\] \[line 7 of the rules\]"),
+        ("", '["v", "w"], axis = -3', "it has no axis -3"),
+        ("", '["v", "w"], sizes = "12"', "line 7, .*sizes must be a list of counts, got '12'"),
+        ("", '["v", "w"], sizes = [5, 6]', r"sizes are \[5, 6\] \[line 7 of the rules\]"),
+        (
+            "",
+            '"q.weight"',
+            r"two rules make this tensor: q.weight → q.weight \(line 6\) and v.weight → q.weight \(line 7\)",
+        ),
+        ("", '"v", cast = "f61"', "line 7, .*unknown dtype 'F61'"),
+        (' }, "v.weight', '"v"', "not a rules file: .*at line 6"),
+        (' }, "v.weight", { source = "v.weight"', '"v"', "line 6, rule 3 of tensors, v.weight: a rule is a table of"),
+        (
+            "",
+            '"v" }, { source = "v.weight", target = "w"',
+            r"two rules use it: .*\(line 7\) and v.weight → w \(line 7\)",
+        ),
+    ],
+)
+def test_a_wrong_edit_is_refused_with_its_line(edit: str, target: str, message: str, tmp_path: Path) -> None:
+    pytest.importorskip("tomllib")
+    tensors = {"q.weight": np.ones((8, 8), np.float32), "v.weight": np.ones((12, 4), np.float32)}
+    bs.save(tensors, tmp_path / "m.safetensors", metadata={"format": "pt"})
+    text = _EDITED.replace(" EDIT", edit).replace("TARGET", target)
+    (tmp_path / "r.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(bs.BurnstoreError, match=message):
+        bs.convert(tmp_path / "m.safetensors", tmp_path / "m.bpk", rules=tmp_path / "r.toml")
+    assert not (tmp_path / "m.bpk").exists()

@@ -46,10 +46,14 @@ def rules_of(given: Any) -> Rules:
     1
     """
     if isinstance(given, (str, os.PathLike)):
-        with located(path=os.fsdecode(given), hint="write lines such as: ^encoder\\.fc\\d$ = Linear, or TOML"):
-            return rules_of(_from_file(given))
+        with located(path=os.fsdecode(given)):
+            return _checked(*_from_file(given))
     if not isinstance(given, Mapping):
         raise TypeError(f"rules must map patterns to module kinds, or be a rules file, got {type(given).__name__}")
+    return _checked(given)
+
+
+def _checked(given: Mapping[str, Any], text: str = "") -> Rules:
     if not any(isinstance(value, (list, Mapping)) for value in given.values()):
         given = {"kinds": given}
     unknown = [key for key in given if key not in _KEYS]
@@ -61,11 +65,32 @@ def rules_of(given: Any) -> Rules:
     for pattern, kind in kinds.items():
         compile_pattern(pattern)
         ModuleKind.parse(kind)
-    recipe = recipe_from(given) if given.get("tensors") else None
+    recipe = recipe_from(given, _rule_lines(text, given["tensors"])) if given.get("tensors") else None
     return Rules(dict(kinds) if kinds or recipe is None else None, recipe)
 
 
-def _from_file(path: str | os.PathLike[str]) -> Mapping[str, Any]:
+def _rule_lines(text: str, rules: Any) -> list[int]:
+    """Return the line of each rule in the text that they are from: of its first name, after the names before it."""
+    lines, place = [], 0
+    for rule in rules if text and isinstance(rules, list) else ():
+        found = []
+        names = (
+            [name for value in rule.values() for name in _texts(value)] if isinstance(rule, Mapping) else [str(rule)]
+        )
+        for name in names:
+            spelled = json.dumps(name, ensure_ascii=False), f"'{name}'"
+            places = [at for quoted in spelled if (at := text.find(quoted, place)) >= 0]
+            found += [min(places, default=place)]
+            place = found[-1] + 1
+        lines.append(text.count("\n", 0, found[0]) + 1 if found else 0)
+    return lines
+
+
+def _texts(value: Any) -> list[str]:
+    return [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str)]
+
+
+def _from_file(path: str | os.PathLike[str]) -> tuple[Mapping[str, Any], str]:
     try:
         text = read_whole(path, _MAX_BYTES).decode("utf-8")
         if os.fsdecode(path).endswith(".toml"):
@@ -73,10 +98,11 @@ def _from_file(path: str | os.PathLike[str]) -> Mapping[str, Any]:
         else:
             rules = json.loads(text) if text.lstrip().startswith("{") else dict(_lines(text))
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"this is not a rules file: {error}") from error
+        hint = "write lines such as: ^encoder\\.fc\\d$ = Linear, or TOML"
+        raise FormatError(f"this is not a rules file: {error}", hint=hint) from error
     if not rules:
         raise FormatError("the rules file is empty")
-    return rules
+    return rules, text
 
 
 def _toml(text: str) -> dict[str, Any]:

@@ -28,6 +28,7 @@ import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import Any
 
 from ..errors import DuplicateNameError, ModelError, PatternError, located
@@ -114,8 +115,12 @@ class TensorRule:
     equals: str | None = None
     """The tensor that a dropped one must equal."""
 
+    line: int = 0
+    """Where it is in a rules file, if it is from one."""
+
     def __str__(self) -> str:
-        return f"{' + '.join(self.sources) or 'a constant'} → {', '.join(self.targets) or 'nothing'}"
+        where = f" (line {self.line})" if self.line else ""
+        return f"{' + '.join(self.sources) or 'a constant'} → {', '.join(self.targets) or 'nothing'}{where}"
 
     def inverse(self) -> TensorRule:
         """Return the rule that undoes this one; ModelError if no rule does."""
@@ -173,7 +178,7 @@ class Recipe:
                 "only rules that state source_layout and target_layout can be inverted",
                 hint="write a rule for every tensor, or let burnstore map do it",
             )
-        back = [rule.inverse() for rule in self.rules]
+        back = [replace(rule.inverse(), line=rule.line) for rule in self.rules]
         leaders = {rule.sources: at for at, rule in enumerate(self.rules) if not rule.tie and rule.targets}
         for at, rule in enumerate(self.rules):
             if rule.tie and rule.sources not in leaders:
@@ -193,7 +198,8 @@ class Recipe:
             elif not rule.sources:  # what the way there dropped
                 followed.notes.append(f"the way back has no {', '.join(rule.targets)}: the rules dropped it")
             else:
-                self._follow(rule, tensors, followed)
+                with located(rule=f"line {rule.line} of the rules" if rule.line else None):
+                    self._follow(rule, tensors, followed)
         for rule in waiting:
             self._make(rule, followed)
         left = [name for name in tensors if name not in followed.used]
@@ -266,7 +272,7 @@ class Recipe:
                 made = step(made)
             is_itself = rule.join is None and rule.cut is None and not rule.tie
             made = made.replace(path=target, param_id=made._param_id if is_itself else None)
-            followed.add(made, origins, (*operations, *steps))
+            followed.add(made, origins, (*operations, *steps), rule)
 
     def _make(self, rule: TensorRule, followed: Followed) -> None:
         """Make copies and constants; the numbers in names of constants are those of the tensors beside them."""
@@ -274,7 +280,7 @@ class Recipe:
             found = followed.made.get(rule.equals)
             if found is None:
                 raise ModelError(f"the rule {rule} needs {rule.equals!r}, which nothing makes")
-            followed.add(found[0].with_path(rule.targets[0]), *found[1:])
+            followed.add(found[0].with_path(rule.targets[0]), *found[1:], rule)
             return
         assert rule.constant is not None
         for target in rule.targets:
@@ -287,7 +293,7 @@ class Recipe:
                 continue
             for indices in beside:
                 name = form.name(indices)
-                followed.add(rule.constant.make(name), (Origin(None, (rule.constant,)),), ())
+                followed.add(rule.constant.make(name), (Origin(None, (rule.constant,)),), (), rule)
 
 
 def _at(steps: Sequence[tuple[Operation, ...]], row: int) -> tuple[Operation, ...]:
@@ -305,8 +311,10 @@ def _cuts(
 ) -> tuple[Operation, ...]:
     if cut is None:
         return ()
-    axis, sizes = cut[0] % max(len(whole.shape), 1), cut[1]
-    extent = whole.shape[axis] if whole.shape else 0
+    if not -len(whole.shape) <= cut[0] < len(whole.shape):
+        raise ModelError(f"it has no axis {cut[0]}: its shape is {list(whole.shape)}", tensor=whole.path)
+    axis, sizes = cut[0] % len(whole.shape), cut[1]
+    extent = whole.shape[axis]
     if not sizes and extent % parts:
         raise ModelError(f"axis {axis} has {extent} entries, which is not divisible into {parts}", tensor=whole.path)
     sizes = sizes or (extent // parts,) * parts
@@ -325,6 +333,7 @@ class Followed:
     equals: list[tuple[TensorSnapshot, TensorSnapshot]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     used: dict[str, TensorRule] = field(default_factory=dict)
+    makers: dict[str, TensorRule | None] = field(default_factory=dict)
 
     def use(self, name: str, rule: TensorRule) -> None:
         """Count a source as used by a rule; two rules may not use one, unless they tie it."""
@@ -334,11 +343,19 @@ class Followed:
                 f"two rules use it: {other} and {rule}", tensor=name, hint="tie = true uses a tensor a second time"
             )
 
-    def add(self, made: TensorSnapshot, origins: tuple[Origin, ...], operations: tuple[Operation, ...]) -> None:
+    def add(
+        self,
+        made: TensorSnapshot,
+        origins: tuple[Origin, ...],
+        operations: tuple[Operation, ...],
+        rule: TensorRule | None = None,
+    ) -> None:
         """Add a tensor of the target."""
         if made.path in self.made:
-            raise DuplicateNameError("two rules make this tensor", tensor=made.path)
+            makers = [maker for maker in (self.makers[made.path], rule) if maker is not None]
+            raise DuplicateNameError(f"two rules make this tensor: {' and '.join(map(str, makers))}", tensor=made.path)
         self.made[made.path] = (made, origins, operations)
+        self.makers[made.path] = rule
 
     def indices_of(self, module: str, form: Template) -> list[Indices]:
         """Return the numbers of the tensors that were made in a module of this form."""
@@ -369,8 +386,8 @@ _KEYS: tuple[str, ...] = (
 _KEYS += ("cast", "tie", "drop", "constant", "equals", "optional")
 
 
-def recipe_from(document: Mapping[str, Any]) -> Recipe:
-    """Return the recipe of a rules file's data; PatternError names the rule that is wrong.
+def recipe_from(document: Mapping[str, Any], lines: Sequence[int] = ()) -> Recipe:
+    """Return the recipe of a rules file's data; PatternError names the rule that is wrong, and its line where known.
 
     >>> recipe_from({"tensors": [{"source": "h.{i}.w", "target": "blocks.{i}.w", "transpose": True}]}).rules[0]
     ... # doctest: +ELLIPSIS
@@ -389,17 +406,22 @@ def recipe_from(document: Mapping[str, Any]) -> Recipe:
     rules = []
     for number, row in enumerate(given, 1):
         try:
-            rules.append(_rule_from(row))
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            rules.append(replace(_rule_from(row), line=lines[number - 1] if lines else 0))
+        except (TypeError, ValueError, KeyError) as error:
             why = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
-            raise PatternError(f"rule {number} of tensors, {str(row)[:80]}: {why}") from None
+            line = f"line {lines[number - 1]}, " if lines and lines[number - 1] else ""
+            raise PatternError(f"{line}rule {number} of tensors, {str(row)[:80]}: {why}") from None
     return Recipe(tuple(rules), **layouts)
 
 
 def _rule_from(row: Mapping[str, Any]) -> TensorRule:
-    unknown = set(row) - set(_KEYS)
-    if unknown:
-        raise ValueError(f"unknown key {min(unknown)!r}; known: {', '.join(_KEYS)}")
+    _check_keys(row, "a rule", _KEYS)
+    for key, inner in _INNER_KEYS.items():
+        if key in row and not (key == "fold_weight_norm" and row[key] is True):
+            _check_keys(row[key], key, inner)
+    for key in ("add_one", "transpose", "tie", "optional"):
+        if not isinstance(row.get(key, False), bool):
+            raise TypeError(f"{key} is true or false, got {row[key]!r}")
     sources, targets = _names(row.get("source", ())), _names(row.get("target", ()))
     steps = [tuple(_steps(row, at)) for at in range(max(len(targets), 1))]
     fill = None if "constant" not in row else _fill(row["constant"])
@@ -415,7 +437,10 @@ def _rule_from(row: Mapping[str, Any]) -> TensorRule:
     if any("*" in name for name in targets) or (reason is None and any("*" in name for name in sources)):
         raise ValueError("* is for sources that are dropped")
     _check_letters(sources, targets)
-    axis, sizes = int(row.get("axis", 0)), tuple(map(int, row.get("sizes", ())))
+    axis, sizes = row.get("axis", 0), tuple(_counts(row.get("sizes", ()), "sizes"))
+    is_in_parts = max(len(sources), len(targets)) > 1 and "fold_weight_norm" not in row
+    if type(axis) is not int or ("axis" in row and not is_in_parts):
+        raise ValueError("axis is a number, for several sources or targets")
     if sizes and len(sizes) != max(len(sources), len(targets)):
         raise ValueError(f"expected {max(len(sources), len(targets))} sizes, one per part")
     join: Operation | None = None
@@ -423,7 +448,7 @@ def _rule_from(row: Mapping[str, Any]) -> TensorRule:
         if len(sources) != 2:
             raise ValueError("fold_weight_norm has two sources: magnitude and direction")
         options = row["fold_weight_norm"]
-        join = FoldWeightNorm(options.get("axis", 0) if isinstance(options, Mapping) else 0)
+        join = FoldWeightNorm(0 if options is True else options.get("axis", 0))
     elif len(sources) > 1:
         join = Concat(axis)
     cut = (axis, sizes) if len(targets) > 1 else None
@@ -441,6 +466,32 @@ def _rule_from(row: Mapping[str, Any]) -> TensorRule:
     if equals is not None and (reason is None or not isinstance(equals, str) or template(sources[0]).letters):
         raise ValueError("equals names the tensor that a single dropped one equals")
     return replace(rule, optional=bool(row.get("optional")), sizes=sizes if cut is None else (), equals=equals)
+
+
+_INNER_KEYS = {
+    "fold_weight_norm": ("axis",),
+    "permute_rope": ("heads", "to"),
+    "reshape": ("from", "to"),
+    "constant": ("value", "shape", "dtype"),
+}
+
+
+def _check_keys(given: Any, what: str, known: Sequence[str]) -> None:
+    """Raise if this is not a table with known keys."""
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{what} is a table of {', '.join(known)}, got {given!r}")
+    for key in given:
+        if key not in known:
+            near = get_close_matches(str(key), known, 1)
+            raise ValueError(
+                f"unknown key {key!r}; " + (f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}")
+            )
+
+
+def _counts(given: Any, what: str) -> Sequence[int]:
+    if not isinstance(given, (list, tuple)) or not all(type(each) is int and each >= 0 for each in given):
+        raise TypeError(f"{what} must be a list of counts, got {given!r}")
+    return given
 
 
 def _check_letters(sources: Sequence[str], targets: Sequence[str]) -> None:
@@ -461,6 +512,8 @@ def _steps(row: Mapping[str, Any], at: int) -> Iterator[Operation]:
     for key, make in _STEPS.items():
         given = row.get(key, False)
         if key == "permute_rope" and given and isinstance(given["heads"], (list, tuple)):
+            if len(given["heads"]) != len(_names(row.get("target", ()))):
+                raise ValueError("a list of heads has one number per target")
             heads = given["heads"][at]
             given = {**given, "heads": heads} if heads != 0 else False
         if given is not False:
@@ -478,15 +531,13 @@ _STEPS: dict[str, Callable[[Any], Operation]] = {
     "permute_rope": _rope,
     "add_one": lambda given: Add(1.0),
     "transpose": lambda given: TRANSPOSE,
-    "reshape": lambda given: Reshape(tuple(given["from"]), tuple(given["to"])),
+    "reshape": lambda given: Reshape(tuple(_counts(given["from"], "from")), tuple(_counts(given["to"], "to"))),
     "cast": lambda given: Cast(DType.parse(str(given).upper())),
 }
 
 
 def _fill(given: Mapping[str, Any]) -> Fill:
-    value, shape = given["value"], tuple(given["shape"])
+    value, shape = given["value"], tuple(_counts(given["shape"], "shape"))
     if isinstance(value, bool) or not (isinstance(value, (int, float)) or value in PATTERNS):
         raise ValueError(f"the value of a constant is a number or one of {', '.join(PATTERNS)}")
-    if not all(type(size) is int and size >= 0 for size in shape):
-        raise ValueError("the shape of a constant is a list of counts")
     return Fill(value, shape, DType.parse(str(given.get("dtype", "F32")).upper()))
