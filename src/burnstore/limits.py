@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from .errors import expect
 
@@ -49,3 +51,24 @@ class Limits:
             header_bytes=header_bytes if self.header_bytes is None else self.header_bytes,
             tensors=tensors if self.tensors is None else self.tensors,
         )
+
+
+_FLAGS = {"overwrite", "durable", "verify", "resume", "map", "normalize", "in_place", "zero_copy", "ignore_dtype"}
+_FLAGS |= {"digests", "stats"}
+
+
+def check_options(arguments: Mapping[str, Any]) -> None:
+    """Raise TypeError for an option of an entry point (of its ``locals()``) that is on or off, and is no bool.
+
+    ``overwrite="no"`` would replace a file. ``limits`` must be Limits.
+
+    >>> check_options({"overwrite": "no"})
+    Traceback (most recent call last):
+    TypeError: overwrite must be a bool, got str
+    """
+    for name in _FLAGS:
+        if not isinstance(arguments.get(name, False), bool):
+            raise TypeError(f"{name} must be a bool, got {type(arguments[name]).__name__}")
+    limits = arguments.get("limits")
+    if limits is not None and not isinstance(limits, Limits):
+        raise TypeError(f"limits must be a Limits, got {type(limits).__name__}")

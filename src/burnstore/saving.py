@@ -71,9 +71,6 @@ def save(
     """
     if isinstance(tensors, (str, os.PathLike)):
         raise TypeError("save takes the model first, then the file: save(model, path)")
-    for name, value in (("overwrite", overwrite), ("durable", durable)):
-        if not isinstance(value, bool):
-            raise TypeError(f"{name} must be a bool, got {type(value).__name__}")
     path = os.fsdecode(path)
     chosen_pipeline = pipeline_of(locals())
     refuse_unused(chosen_pipeline, "save", "part", "keep_layout", "target_layout", "guess")
@@ -82,7 +79,7 @@ def save(
         how = WriteOptions(
             overwrite=overwrite,
             durable=durable,
-            limits=_limits(limits),
+            limits=limits,
             progress=report,
             max_shard_size=max_shard_size,
             burn_version=burn_version,
@@ -119,7 +116,7 @@ def serialize(
     """
     chosen = format_named(format)
     refuse_unknown("serialize", format_options, serialize, chosen.plan)
-    how = WriteOptions(limits=_limits(limits), format_options=format_options)
+    how = WriteOptions(limits=limits, format_options=format_options)
     chosen_pipeline = pipeline_of(locals())
     with gc_paused():
         plan, texts = plan_of(tensors, chosen, _metadata(metadata), chosen_pipeline, how.for_format)
@@ -135,9 +132,3 @@ def _metadata(given: Mapping[str, str] | None) -> Callable[[Any], Mapping[str, s
     if given is not None and not isinstance(given, Mapping):
         raise TypeError(f"metadata must map str to str, got {type(given).__name__}")
     return lambda layout: given
-
-
-def _limits(given: Limits | None) -> Limits | None:
-    if given is not None and not isinstance(given, Limits):
-        raise TypeError(f"limits must be a Limits, got {type(given).__name__}")
-    return given

@@ -216,3 +216,35 @@ def test_every_pair_combines_or_is_refused_in_either_order(bench: Bench) -> None
             if has_effect and found == bench.outcome(beside) and (this, beside) not in ALIKE.get(bench.verb, set()):
                 problems.append(f"{this} has no effect beside {beside}")
     assert not problems, "\n".join(problems)
+
+
+ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "save": ({"w": np.ones(2)}, "x.safetensors"),
+    "load": ({"w": np.ones(2)}, b""),
+    "open": (b"",),
+    "convert": ("x", "y.bpk"),
+    "replay": ("x",),
+    "merge": (["x", "y"], "z.bpk"),
+    "diff": ("x", "y"),
+    "verify": ("x",),
+    "explain": ("x",),
+    "inspect": ("x",),
+    "report": ("x",),
+    "migrate": ("x", "y"),
+}
+
+
+@pytest.mark.parametrize("verb", ARGUMENTS)
+def test_an_option_that_is_on_or_off_is_a_bool(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``overwrite="no"`` would replace a file."""
+    monkeypatch.chdir(tmp_path)
+    function = getattr(bs, verb)
+    flags = [name for name, each in inspect.signature(function).parameters.items() if each.annotation == "bool"]
+    for name in flags:
+        for value in ("no", 1, *([] if hasattr(bs.Pipeline(), name) else [None])):
+            with pytest.raises(TypeError, match=rf"^{name}( must be|: expected) a bool"):
+                function(*ARGUMENTS[verb], **{name: value})
+    if "limits" in inspect.signature(function).parameters:
+        with pytest.raises(TypeError, match=r"^limits must be a Limits"):
+            function(*ARGUMENTS[verb], limits=3)
+    assert not list(tmp_path.iterdir())

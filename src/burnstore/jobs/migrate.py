@@ -15,7 +15,7 @@ from ..formats.record.record import Record
 from ..formats.record.training import RecordKind
 from ..formats.registry import HEAD_BYTES, format_for_path, format_named
 from ..io.source import read_head
-from ..limits import Limits
+from ..limits import Limits, check_options
 from ..pipeline.compile_file import compile_convert
 from ..pipeline.ends import Input
 from ..pipeline.metadata import written_layout
@@ -111,6 +111,7 @@ def migrate(
     ...     done.kind, done.tensors, done.nbytes, sorted(bs.open(f"{folder}/new.bpk"))
     ('module', 2, 36, ['bias', 'weight'])
     """
+    check_options(locals())
     old, new = os.fsdecode(source), os.fsdecode(destination)
     options = _Options(like, scheduler, undecided, overwrite, durable, limits, _renaming(rename, rules))
     if not os.path.isdir(old):

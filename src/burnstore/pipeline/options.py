@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 import numpy as np
 
 from ..errors import DTypeError, PatternError, located
+from ..limits import check_options
 from ..tensor.dtype import DType
 from ..tensor.snapshot import TensorSnapshot
 from ..transforms.adapters import ADAPTERS, FloatCastAdapter, FunctionAdapter, ModuleAdapter
@@ -363,6 +364,7 @@ def pipeline_of(arguments: Mapping[str, Any]) -> Pipeline:
     >>> pipeline_of({"model": None, "pipeline": None, "cast": "f16", "layout": None}).cast
     DType.F16
     """
+    check_options(arguments)
     pipeline = arguments.get("pipeline")
     named = {each.name: arguments.get(each.name) for each in fields(Pipeline)}
     given = {name: value for name, value in named.items() if value is not None}

@@ -32,7 +32,7 @@ from ...formats.sharded.write import Journal, byte_count
 from ...io.atomic import already_exists
 from ...io.gc_pause import gc_paused
 from ...io.workers import Workers
-from ...limits import Limits
+from ...limits import Limits, check_options
 from ...pipeline.compile import underflow_notes
 from ...pipeline.compile_file import compile_convert
 from ...pipeline.ends import Input, Target, input_of_file, target_of_file, target_of_model, with_full_paths
@@ -480,6 +480,7 @@ def replay(
     ...     filecmp.cmp(f"{folder}/a.safetensors", f"{folder}/b.safetensors", shallow=False)
     True
     """
+    check_options(locals())
     stated = read_receipt(receipt)
     with located(path=os.fsdecode(receipt)):
         for each in stated.sources:

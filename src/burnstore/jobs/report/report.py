@@ -14,7 +14,7 @@ from ...checkpoint import Checkpoint, open_checkpoint
 from ...errors import BurnstoreError, located
 from ...io.atomic import atomic_file
 from ...io.workers import Workers
-from ...limits import Limits
+from ...limits import Limits, check_options
 from ...pipeline.ends import UNKNOWN_LAYOUT, layout_evidence
 from ...pipeline.kinds import MODULES_KEY
 from ...pipeline.write import check_apart
@@ -145,8 +145,7 @@ def report(
     >>> found.found, found.html[:15]
     (False, '<!DOCTYPE html>')
     """
-    if not isinstance(stats, bool):
-        raise TypeError(f"stats must be a bool, got {type(stats).__name__}")
+    check_options(locals())
     if options and other is None:
         raise TypeError(f"{next(iter(options))} is an option for two files, got one file")
     sources = [each for each in (file, other) if each is not None]

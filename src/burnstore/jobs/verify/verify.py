@@ -33,7 +33,7 @@ from ...formats.sharded.locate import INDEX_SUFFIX, locate
 from ...formats.sharded.read import weight_map_at
 from ...io.source import Source
 from ...io.workers import MemoryBudget, Workers, checked_workers, in_batches, run_tasks
-from ...limits import Limits
+from ...limits import Limits, check_options
 from ...progress import Progress, ProgressLike, progress_from
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
@@ -157,6 +157,7 @@ def verify(
     >>> file.is_whole, file.ok, file.tensors[0].nan_count, [each.ok for each in whole.files]
     (True, False, 1, [False, True])
     """
+    check_options(locals())
     shown = os.fsdecode(path)
     files = tuple(verify_each(path, digest, digests, executor=executor, progress=progress, limits=limits))
     if len(files) == 1 and (not os.path.isdir(shown) or _is_about(shown, files[0])):
