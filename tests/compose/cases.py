@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
@@ -38,7 +39,7 @@ from .contents import (
     torch_values,
     values,
 )
-from .terms import Expected, File, Layer, Named, Options, Place, Refused, negated
+from .terms import BURN_KINDS, Expected, File, Layer, Named, Options, Place, Refused, negated
 
 SAFE = tuple(name for name in NUMPY if name != "C128")
 
@@ -87,6 +88,8 @@ TORCH_WRITERS = (
     "st-arrays",
     "bpk-said",
     "st-model",
+    "torch.save-model",
+    "torchscript-model",
 )
 BURN_WRITERS = ("bpk-model", "bpk-model", "bpk-nn", "st-nn", "bpk-arrays", "safetensors", "bpk-said", "st-arrays")
 
@@ -132,6 +135,9 @@ def written(
         own = format == "burnpack" and stated == "burn"
         file = File(named, format, stated, by_metadata=stated is not None and not own)
         return Source(data, ".bpk" if format == "burnpack" else ".safetensors", file, writer)
+    if writer.startswith("torch"):
+        record = [replace(each, kind="Unknown") if is_odd(each) else each for each in model.layers]
+        return Source(pickled(model, writer), ".pt", File(named, "pytorch", "torch", record=record), writer)
     live: Any = burn_model(model) if writer.endswith("-nn") else torch_model(model)
     recorder = recorder_for(named) if writer == "bpk-nn" else None
     if recorder is not None:
@@ -141,6 +147,23 @@ def written(
     record = model.layers if writer == "bpk-model" else None
     file = File(named, format, layout, by_metadata=record is not None, record=record)
     return Source(data, ".bpk" if format == "burnpack" else ".safetensors", file, writer)
+
+
+def is_odd(each: Layer) -> bool:
+    """Return whether a class of one's own may derive from a layer of torch, as the names of its tensors suggest."""
+    return each.kind == "Own" and "weight" in each.tensors
+
+
+def pickled(model: Content, writer: str) -> bytes:
+    """Return the file of a whole model: scripted, or pickled with its classes."""
+    buffer, live = io.BytesIO(), torch_model(model)
+    is_stated = all(each.tensors for each in model.layers)  # a script does not state the size of a norm without tensors
+    if writer.startswith("torchscript") and is_stated:
+        with contextlib.suppress(RuntimeError):  # an attention without biases cannot be scripted
+            torch.jit.save(torch.jit.script(live), buffer)
+    if not buffer.getvalue():
+        torch.save(live, buffer)
+    return buffer.getvalue()
 
 
 def without_parts(random: Random, tensors: Named, fused: list[Layer]) -> Named:
@@ -192,7 +215,9 @@ def source(
     """Return contents, a file of them, and the rename that gives its tensors the model's names back."""
     layout = random.choice(["torch", "burn"])
     writer = random.choice(TORCH_WRITERS if layout == "torch" else BURN_WRITERS)
-    allowed = dtypes if writer == "torch.save" else [name for name in dtypes if name in SAFE]
+    if writer.startswith("torchscript") and random.random() < 0.7:
+        writer = "torch.save-model"  # scripting takes its time
+    allowed = dtypes if writer.startswith("torch") else [name for name in dtypes if name in SAFE]
     if writer.startswith("bpk"):
         allowed = [name for name in allowed if name in COMMON]
     model = content(random, dtypes=tuple(allowed), wild=random.random() < 0.2)
@@ -200,11 +225,52 @@ def source(
     rename: Any = None
     if renamed and not writer.endswith(("-model", "-nn")) and random.random() < 0.35:
         names, rename = other_names(random, list(model.torch if layout == "torch" else model.burn))
-    made = written(random, model, writer, layout, names, is_whole=False)
+    elsewhere = model
+    if renamed and writer in RECORDING and random.random() < 0.6:
+        elsewhere, rename = moved(random, model, layout)
+    made = written(random, elsewhere, writer, layout, names, is_whole=False)
     made.is_whole = len(made.file.tensors) == len(model.torch if layout == "torch" else model.burn)
     if rename is None and len(made.file.tensors) > 1 and random.random() < 0.02:
         rename = dict([random.sample(list(made.file.tensors), 2)])  # two tensors of one name
     return model, made, Options(rename=rename)
+
+
+CLASSES = ("torch.save-model", "torchscript-model")
+RECORDING = (*CLASSES, "bpk-model")
+"""The writers of files that state their modules; the first by the names of their classes."""
+
+
+def moved(random: Random, model: Content, layout: str) -> tuple[Content, Any]:
+    """Return a model whose modules have other paths, or the same, and a rename of its modules or of one tensor."""
+    way = random.choice(["prefix", "prefix", "module", "module", "away", "tensor", "swap"])
+    is_empty = any(not each.tensors for each in model.layers)  # where such a module goes, only a prefix states
+    free = [each for each in model.layers if not each.path.startswith("seq.") and each.tensors]
+    if way == "prefix" or is_empty or not free:
+        return _at(model, "", "model."), ["^model\\.=>"]
+    each = random.choice(free)
+    if way == "module":
+        part = each.path.split(".")[0]
+        return _at(model, f"{part}.", "old_"), [f"^old_{part}\\.=>{part}."]
+    names = model.torch if layout == "torch" else model.burn
+    inside = [name for name in names if name.startswith(f"{each.path}.")]
+    if way == "away":
+        return model, {name: f"away.{name[len(each.path) + 1 :]}" for name in inside}
+    if way == "tensor":
+        return model, {random.choice(inside): "elsewhere.x"}
+    other = random.choice(free)
+    pairs = [(f"{each.path}.", f"{other.path}."), (f"{other.path}.", f"{each.path}.")]
+    swap = {name: new + name[len(old) :] for old, new in pairs for name in names if name.startswith(old)}
+    return model, swap if len(set(swap.values())) == len(swap) and each is not other else {inside[0]: "elsewhere.x"}
+
+
+def _at(model: Content, start: str, prefix: str) -> Content:
+    """Return a model with a prefix before the paths that start so."""
+
+    def path(old: str) -> str:
+        return f"{prefix}{old}" if f"{old}.".startswith(start) else old
+
+    layers = [replace(each, path=path(each.path), burn=path(each.burn)) for each in model.layers]
+    return Content(layers, tuple(map(path, model.series)), [(path(one), path(other)) for one, other in model.ties])
 
 
 def other_names(random: Random, names: list[str]) -> tuple[dict[str, str], Any]:
@@ -510,7 +576,7 @@ def convert_case(random: Random) -> Case:
     format = random.choice(["burnpack", "burnpack", "safetensors"])
     own = file.file.layout
     chance = random.random
-    options.layout = random.choice(["torch", "burn"]) if chance() < 0.2 else None
+    options.layout = random.choice(["torch", "burn"]) if chance() < 0.2 and file.writer not in CLASSES else None
     options.target_layout = random.choice(["torch", "burn"]) if chance() < 0.2 else None
     options.keep_layout = options.target_layout is None and chance() < 0.1
     options.cast = random.choice(list(reference.FLOATS)) if chance() < 0.15 else None
@@ -523,7 +589,7 @@ def convert_case(random: Random) -> Case:
             random, mutated(random, wanted) if chance() < 0.2 else wanted, "torch" if way == "like-torch" else "nn"
         )
         options.like = target.place
-    elif way == "rules":
+    elif way == "rules" and not (file.writer in CLASSES or (file.file.record and options.rename)):
         options.rules = _rules(random, model, options.layout or own)
     elif way == "guess":
         options.guess = True
@@ -566,7 +632,7 @@ def _rules(random: Random, model: Content, layout: str | None) -> dict[str, str]
         path = each.burn if layout == "burn" else each.path
         kind = "AsIs" if each.kind == "Own" else each.kind
         is_burn = layout == "burn" and random.random() < 0.7  # both frameworks' words are understood
-        rules[f"^{re.escape(path)}$"] = reference.BURN_KINDS.get(kind, kind) if is_burn else kind
+        rules[f"^{re.escape(path)}$"] = BURN_KINDS.get(kind, kind) if is_burn else kind
     if len(rules) > 1 and random.random() < 0.1:
         rules.pop(next(iter(rules)))
     return rules

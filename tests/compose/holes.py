@@ -114,6 +114,10 @@ def _parts_used(seen: Any, module: Any, name: str, links: Any, snapshots: Any) -
     seen.used.update(part for part in parts if part in snapshots and len(parts) > 1)
 
 
+def _old_names(self: Any, source: Any) -> Any:
+    return source
+
+
 _ADD_WHOLE = importlib.import_module("burnstore.transforms.view")._add_whole
 _FILTERED = importlib.import_module("burnstore.pipeline.compile_file")._Conversion._filtered
 
@@ -157,6 +161,7 @@ HOLES: dict[str, Patch] = {
     "like does not check names and shapes": {"pipeline.compile_file:_Conversion._check_like": _nothing},
     "tied parameters take the first of two values": {"pipeline.execute:_same_bits": lambda first, second: True},
     "what a filter leaves out still counts": {"pipeline.compile:_Load._kept": _nothing},
+    "recorded modules keep their old names": {"pipeline.names:Named.renamed": _old_names},
     "parts of a tensor that lacks others are dropped": {"transforms.view:_add_whole": _parts_used},
 }
 

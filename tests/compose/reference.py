@@ -19,8 +19,7 @@ from .terms import Array, Expected, File, Known, Layer, Named, Options, Place, R
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
-_INTEGERS = [f"{sign}{n}" for sign in "iu" for n in "1248"]
-BURN_DTYPES = {np.dtype(each) for each in (*FLOATS.values(), np.bool_, *_INTEGERS)}
+BURN_DTYPES = {np.dtype(each) for each in (*FLOATS.values(), "?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")}
 SAFE_DTYPES = BURN_DTYPES | {np.dtype(each) for each in ("c8", ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)}
 ZEROED = "became 0"
 
@@ -60,8 +59,6 @@ COUNT = "num_batches_tracked"
 NORM = {"gamma": "weight", "beta": "bias"}
 PLAIN = {"weight": "weight", "bias": "bias"}
 CONSTANTS = {"gamma": 1.0, "beta": 0.0}
-BURN_KINDS = {"PReLU": "PRelu", "RMSNorm": "RmsNorm", "InstanceNorm1d": "InstanceNorm", "BatchNorm1d": "BatchNorm"}
-BURN_KINDS |= {"LSTM": "Lstm", "GRU": "Gru", "MultiheadAttention": "MultiHeadAttention"}
 
 Verdict = tuple[str | None, str | None]  # a layout, and why a refusal is right too
 Parts = dict[str, tuple[str, int, int, bool]]
@@ -97,11 +94,11 @@ PARTS: dict[str, Parts] = {
         for name in PLAIN
     }
     | {f"output.{name}": (f"out_proj.{name}", 0, 1, name == "weight") for name in PLAIN},
+    "Unknown": {},
 }
 AXES = {"Linear": 2, "Conv1d": 3, "Conv2d": 4, "ConvTranspose1d": 3}
 FUSED = ("LSTM", "GRU", "MultiheadAttention")
-FILLED = ("LayerNorm", "RMSNorm", "BatchNorm1d")
-"""The norms that Burn always has with gamma (and beta): ones and zeros, where torch's has none."""
+FILLED = ("LayerNorm", "RMSNorm", "BatchNorm1d")  # with gamma (and beta) in Burn: ones and zeros if torch has none
 TORCH_NAMES = {kind: {torch for torch, *_ in parts.values()} for kind, parts in PARTS.items()}
 TORCH_NAMES["BatchNorm1d"].add(COUNT)
 
@@ -144,8 +141,6 @@ def declared(each: Layer) -> tuple[Named, list[str]]:
 
 def parts_to_burn(each: Layer, own: Named) -> Named:
     """Return the tensors of a module of a Burn model from a file with torch's axes, whose names may be Burn's."""
-    if each.kind == "Own":
-        return dict(own)
     if stray := set(own) - used_names(each, own):
         raise Refused(f"{each.kind} has no {min(stray)}")
     parts, known = PARTS[each.kind], TORCH_NAMES[each.kind]
@@ -238,6 +233,21 @@ def renamed(file: File, place: Place | None, options: Options) -> tuple[Named, l
                 raise Refused("nothing says which entries of the list the file has")
             names = [entry.sub(lambda found: f"seq.{numbers.index(int(found[1]))}.", name) for name in names]
     return dict(zip(names, file.tensors.values(), strict=True)), unmatched
+
+
+def following(file: File, options: Options) -> File:
+    """Return a file whose record follows its renamed modules; without the record if names within a module change."""
+    record = []
+    for each in file.record or ():
+        own = list(own_of(file.tensors, each.at(file.layout or ""), file.record or (), file.layout or "")) or ["x"]
+        homes: list[set[str]] = []
+        for path in (each.path, each.burn):
+            pairs = zip(own, new_names([f"{path}.{name}" for name in own], options.rename)[0], strict=True)
+            homes.append({new.removesuffix(f".{name}") if new.endswith(f".{name}") else "" for name, new in pairs})
+        if any(len(home) > 1 or "" in home for home in homes):
+            return replace(file, record=None)
+        record.append(replace(each, path=homes[0].pop(), burn=homes[1].pop()))
+    return replace(file, record=record) if file.record is not None else file
 
 
 def adapted(array: Array, options: Options, noted: list[str], *, is_converted: bool) -> Array:
@@ -343,7 +353,16 @@ def convert_layers(tensors: Named, known: Known, own: str, noted: list[str], opt
                 noted += ["constant"] if len(unkept) < len(filled) else []
                 found = {name: array for name, array in found.items() if name not in unkept}
             else:
-                found = layer_to_torch(each, inside, known, noted, options)
+                found, broken, zeros = module_to_torch(each, inside, known.is_declared)
+                noted += ["constant"] if options.keeps_any(each.path, zeros) else []
+                stray = {name for name in inside if name not in PARTS[each.kind] and options.keeps(f"{path}.{name}")}
+                needs = [*broken, *found] if broken and known.is_declared is False else broken  # by rules: all or none
+                if stray or options.keeps_any(each.path, needs) or (zeros and known.is_declared is False):
+                    raise Refused(f"{sorted(stray) or broken} has no counterpart")
+                if each.kind == "BatchNorm1d" and found:
+                    count = f"{each.path}.{COUNT}"
+                    found[COUNT] = np.array(known.counts.get(count, 0), np.int64)
+                    noted += [COUNT] if count not in known.counts and options.keeps(count) else []
         except Refused:
             if inside and not options.keeps_any(path, inside):
                 continue  # the filter leaves the module out
@@ -354,25 +373,12 @@ def convert_layers(tensors: Named, known: Known, own: str, noted: list[str], opt
     return made
 
 
-def layer_to_torch(each: Layer, inside: Named, known: Known, noted: list[str], options: Options) -> Named:
-    stray = {name for name in inside if name not in PARTS[each.kind] and options.keeps(f"{each.burn}.{name}")}
-    found, broken, zeros = module_to_torch(each, inside, known.is_declared)
-    noted += ["constant"] if options.keeps_any(each.path, zeros) else []
-    needs = broken if known.is_declared is not False else [*broken, *found] if broken else []  # else all or nothing
-    if stray or options.keeps_any(each.path, needs) or (zeros and known.is_declared is False):
-        raise Refused(f"{sorted(stray) or broken} has no counterpart")
-    if each.kind == "BatchNorm1d" and found:
-        count = f"{each.path}.{COUNT}"
-        found[COUNT] = np.array(known.counts.get(count, 0), np.int64)
-        noted += [COUNT] if count not in known.counts and options.keeps(count) else []
-    return found
-
-
 # --- verbs ------------------------------------------------------------------------------------------------------------
 
 
 def load(file: File, place: Place, options: Options) -> Expected:
     """Return the model's tensors after a load."""
+    file = following(file, options)
     given, noted = renamed(file, place, options)
     noted += options.idle(place.tensors)
     own = options.adapter == "own"
@@ -435,7 +441,7 @@ def into_model(given: Named, place: Place, noted: list[str], options: Options) -
                 made, broken, zeros = module_to_torch(each, own, is_declared=True)
                 taken -= {burn for burn, part in PARTS.get(each.kind, {}).items() if part[0] in broken}
             else:
-                made = parts_to_burn(each, own)
+                made = own if each.kind == "Own" else parts_to_burn(each, own)
                 taken -= {name for name in made if f"{each.burn}.{name}" not in place.tensors}  # a bias it has not
         except Refused:
             if is_torch or any(options.keeps(path) for path in place.tensors if path.startswith(f"{each.burn}.")):
@@ -462,9 +468,8 @@ def written(rows: Named, options: Options, format: str, noted: list[str], *, is_
 def save(place: Place, format: str, options: Options) -> Expected:
     """Return the tensors of a file that a model is saved into."""
     noted = options.idle(place.tensors)
-    wanted = options.layout or ("burn" if format == "burnpack" else place.layout)
-    if options.adapter == "own":
-        wanted = place.layout
+    usual = options.layout or ("burn" if format == "burnpack" else place.layout)
+    wanted = place.layout if options.adapter == "own" else usual
     rows = {path: array for path, array in place.tensors.items() if options.keeps(path)}
     is_converted = wanted != place.layout
     if is_converted:  # no plain containers: a case names no layout for these
@@ -480,6 +485,7 @@ def convert(file: File, format: str, options: Options) -> Expected:
     """Return the tensors of a file that another is converted into."""
     noted: list[str] = []
     like = options.like
+    file = following(file, options)
     given, unmatched = renamed(file, like, options)
     if unmatched:
         raise Refused("a rename matches nothing")
@@ -517,7 +523,7 @@ def known_layers(file: File, given: Named, options: Options, own: str) -> Known:
     if options.like is not None:
         return options.like.known
     if file.record is not None:
-        return Known(file.record, True)  # no case renames what is recorded
+        return Known(file.record, True)
     if options.guess:
         if own != "torch":
             raise Refused("only torch's layout can be guessed")
@@ -528,9 +534,7 @@ def known_layers(file: File, given: Named, options: Options, own: str) -> Known:
     matched = [(path, rule) for path in sorted(paths) for rule in options.rules if re.search(rule, path)]
     if {rule for _, rule in matched} != set(options.rules):
         raise Refused("a rule matches no module")
-    words = {burn: torch for torch, burn in BURN_KINDS.items()} | {"AsIs": "Own"}
-    kinds = [(path, options.rules[rule]) for path, rule in matched]
-    return Known([Layer(path, words.get(kind, kind), own_of(given, path, (), own)) for path, kind in kinds], False)
+    return Known([Layer(path, options.kinds[rule], own_of(given, path, (), own)) for path, rule in matched], False)
 
 
 def guessed(tensors: Named, options: Options) -> list[Layer]:

@@ -12,6 +12,10 @@ import numpy as np
 Array = Any
 Named = dict[str, Array]
 
+BURN_KINDS = {"PReLU": "PRelu", "RMSNorm": "RmsNorm", "InstanceNorm1d": "InstanceNorm", "BatchNorm1d": "BatchNorm"}
+BURN_KINDS |= {"LSTM": "Lstm", "GRU": "Gru", "MultiheadAttention": "MultiHeadAttention"}
+"""The names of torch's kinds in Burn, where they differ."""
+
 
 class Refused(Exception):  # noqa: N818  # it is a verdict, not an error
     """The composition must be refused, for this reason."""
@@ -101,6 +105,12 @@ class Options:
     """``negate`` changes values only, ``rename`` names, ``turn`` axes; ``own`` says that it converts layouts itself."""
     cast: str | None = None
     allow_partial: bool = False
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The kinds of the rules by their patterns, in torch's words."""
+        words = {burn: torch for torch, burn in BURN_KINDS.items()} | {"AsIs": "Own"}
+        return {pattern: words.get(kind, kind) for pattern, kind in (self.rules or {}).items()}
 
     def keeps(self, name: str) -> bool:
         return self.filter is None or any(re.search(pattern, name) for pattern in self.filter)

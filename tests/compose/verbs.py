@@ -16,7 +16,7 @@ import burnstore as bs
 from burnstore.cli import main
 
 from . import reference
-from .cases import Case, Outcome, Source, _shapes, described, read_file, shown, source, written
+from .cases import CLASSES, Case, Outcome, Source, _shapes, described, read_file, shown, source, written
 from .contents import COMMON, NUMPY, Content, Own, content, numpy_array, torch_model, torch_tensor, values
 from .terms import Expected, Layer, Named, Refused, kind_of
 
@@ -29,7 +29,8 @@ def cli_case(random: Random) -> Case:
     if isinstance(options.rename, dict):
         options.rename = None
     format = random.choice(["burnpack", "burnpack", "safetensors"])
-    options.layout = random.choice(["torch", "burn"]) if random.random() < 0.4 else None
+    is_free = file.writer not in CLASSES
+    options.layout = random.choice(["torch", "burn"]) if is_free and random.random() < 0.4 else None
     options.keep_layout = random.random() < 0.15
     options.cast = random.choice(list(reference.FLOATS)) if random.random() < 0.3 else None
     options.guess = random.random() < 0.3
