@@ -99,11 +99,12 @@ def in_batches(items: Iterable[Item], nbytes: Callable[[Item], int], most: int) 
     batch: list[Item] = []
     size = 0
     for item in items:
-        if batch and size + nbytes(item) > most:
+        own = nbytes(item)
+        if batch and size + own > most:
             yield batch
             batch, size = [], 0
         batch.append(item)
-        size += nbytes(item)
+        size += own
     if batch:
         yield batch
 

@@ -313,14 +313,14 @@ def torch_map(kind: ModuleKind, tensors: Tensors, *, all_biases: bool = False, i
     or a record states which tensors are absent; otherwise a norm with only one of weight and bias is refused, because
     the other may have been lost on the way. Raises ModelError for anything that Burn does not have.
     """
-    return _torch_map(kind, tuple(tensors.items()), all_biases, is_declared)
+    return _torch_map(kind.name, kind.options, tuple(tensors.items()), all_biases, is_declared)
 
 
 @functools.lru_cache(maxsize=_MOST_ALIKE)
 def _torch_map(
-    kind: ModuleKind, named: tuple[tuple[str, Shape], ...], all_biases: bool, is_declared: bool
+    name: str, options: tuple[tuple[str, int], ...], named: tuple[tuple[str, Shape], ...], *flags: bool
 ) -> ModuleMap:
-    tensors = dict(named)
+    kind, tensors, (all_biases, is_declared) = ModuleKind(name, options), dict(named), flags
     check_shapes(kind, tensors, "torch")
     if not is_torch_leaf(kind) or kind.name in _REFUSED:
         raise _refused(kind.name, _REFUSED.get(kind.name, "no rule states how Burn stores its tensors"))

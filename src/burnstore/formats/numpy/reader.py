@@ -195,7 +195,8 @@ def checks(source: Source, contents: Contents, limits: Limits) -> Sequence[Check
     if source.read_at(0, min(2, source.size)) != b"PK":
         return []
     directory = _directory(source)
-    return [MemberCheck(source, *each) for each in zip(directory.names, directory.members(), strict=True)]
+    members = zip(directory.names, directory.members(), strict=True)
+    return [MemberCheck(source, name, member, member.packed) for name, member in members]
 
 
 def describe_header(head: bytes, size: int) -> list[Part]:

@@ -100,11 +100,8 @@ class MemberCheck:
     source: Source
     name: str
     member: Member
-
-    @property
-    def nbytes(self) -> int:
-        """How many bytes of the file it reads."""
-        return self.member.packed
+    nbytes: int
+    """How many bytes of the file it reads."""
 
     def __call__(self) -> str | None:
         try:
@@ -121,7 +118,7 @@ def checks(source: Source, contents: Contents, limits: Limits) -> Sequence[Check
         return []
     directory = ZipFile(source, limits).directory
     members = zip(directory.names, directory.members(), strict=True)
-    return [MemberCheck(source, name, member) for name, member in members if member.crc]
+    return [MemberCheck(source, name, member, member.packed) for name, member in members if member.crc]
 
 
 def describe_header(head: bytes, size: int) -> list[Part]:
