@@ -11,6 +11,7 @@ import pytest
 from terminal import run_here
 
 import burnstore as bs
+from burnstore.cli import main
 from burnstore.cli.parser import VERBS
 
 torch = pytest.importorskip("torch")
@@ -157,3 +158,31 @@ def test_a_layout_that_a_format_contradicts_is_noted_by_every_verb(folder: Path,
     assert code == 0 and "read as torch's, because of --layout torch" in out
     code, out, _ = run_here(capsys, "merge", "a1.bpk", "a2.bpk", "o.safetensors", "--layout", "torch")
     assert code == 0 and "read as torch's, because of --layout torch (and 1 more like this)" in out
+
+
+@pytest.mark.parametrize("arguments", [["inspect", "-dash.bpk"], ["verify", "-dash.bpk"]])
+def test_the_name_of_a_file_that_begins_with_a_dash_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "-dash.bpk").write_bytes(b"x")
+    assert main(arguments) == 2
+    assert f"write {os.path.join(os.curdir, '-dash.bpk')}" in capsys.readouterr().err
+
+
+def test_paths_that_stand_for_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    bs.save({"w": np.ones(2)}, "m.bpk", layout="burn")
+    for arguments, text in (
+        (["inspect", "-"], "- stands for no file"),
+        (["convert", "m.bpk", "-", "--format", "safetensors"], "- stands for no file"),
+        (["inspect", ""], "the path is empty"),
+        (["convert", "m.bpk", "none/x.safetensors"], "no such folder; hint: create the folder first"),
+        (["report", "m.bpk", "-o", "none/r.html"], "no such folder; hint: create the folder first"),
+        (["inspect", ".\\m.bpk"], "did you mean ./m.bpk?"),
+    ):
+        assert main(arguments) == 2
+        assert text in capsys.readouterr().err, arguments
+    assert os.listdir() == ["m.bpk"]

@@ -82,3 +82,12 @@ def test_notes_that_differ_in_names_and_numbers_are_shown_once() -> None:
     notes = [f"'layers.{at}.w' is tied to 'embed' and gets its values" for at in range(40)]
     notes += ["copied unchanged, modules of class Foo of unknown kind: 'a'", "of class Bar of unknown kind: 'b'"]
     assert group_notes(notes) == [f"{notes[0]} (and 39 more like this)", *notes[40:]]
+
+
+def test_of_a_tensor_that_moved_both_names_are_shortened() -> None:
+    names = ["module.layer.0.weight -> _orig_mod.layer.0.weight", "module.layer.1.weight -> _orig_mod.layer.1.weight"]
+    for room in (30, 40):
+        shown = shorten_names([*names, "n"], room)
+        assert all(len(each) <= room for each in shown) and shown[-1] == "n"
+        for number, each in enumerate(shown[:2]):
+            assert all(f".{number}." in side for side in each.split(" -> ")) and each.count(" -> ") == 1

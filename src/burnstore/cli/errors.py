@@ -93,8 +93,10 @@ def as_burnstore_error(error: BaseException, path: str) -> BurnstoreError:
         if os.path.islink(missing):
             target = f"its target is {printable(os.path.realpath(missing))}"
             return BurnstoreError("a link to a file that does not exist", path=missing, hint=target)
+        if error.strerror and error.strerror.endswith("no such folder"):  # that of a file to be written
+            return BurnstoreError(error.strerror, path=missing, hint="create the folder first")
         what = "no file matches this pattern" if any(character in missing for character in "*?") else "no such file"
-        return BurnstoreError(what, path=missing, hint=_similar_name(missing))
+        return BurnstoreError(what if missing else "the path is empty", path=missing, hint=_similar_name(missing))
     if isinstance(error, MemoryError):
         return BurnstoreError("not enough memory", path=path)
     return BurnstoreError(getattr(error, "strerror", None) or str(error), path=path)
@@ -104,6 +106,8 @@ def _similar_name(path: str) -> str | None:
     from difflib import get_close_matches
 
     folder, name = os.path.split(path)
+    if os.path.exists(path.replace("\\", "/")):
+        return f"did you mean {printable(path.replace(chr(92), '/'))}?"
     try:
         close = get_close_matches(name, os.listdir(folder or os.curdir)[:10_000], n=1)
     except OSError:

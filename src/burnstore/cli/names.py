@@ -10,6 +10,7 @@ from .text import shorten, width
 
 _SEPARATOR = re.compile(r"([./])")
 _DIGITS = re.compile(r"[0-9]+")
+_ARROW = " -> "
 _NUMBER = "\0"  # stands for the digits of a name; `escape` leaves no such character in names
 _LONGEST = 24  # letters of a segment that is cut
 _READABLE = 3  # letters of a segment that other columns give way to
@@ -30,6 +31,13 @@ def shorten_names(names: Sequence[str], room: int, ellipsis: str = "…") -> lis
     """
     if all(width(name) <= room for name in names):
         return list(names)
+    if any(_ARROW in name for name in names):  # of a tensor that moved: both names are shortened
+        half = max((room - len(_ARROW)) // 2, 1)
+        moved = [name.split(_ARROW, 1) for name in names if _ARROW in name]
+        sides = [shorten_names([both[at] for both in moved], half, ellipsis) for at in (0, 1)]
+        arrows = (_ARROW.join(both) for both in zip(*sides, strict=True))
+        others = iter(shorten_names([name for name in names if _ARROW not in name], room, ellipsis))
+        return [next(arrows if _ARROW in name else others) for name in names]
     shortener = _Shortener(names, ellipsis)
     forms: dict[str, str] = {}
     for _, block in groupby(sorted(shortener.patterns), _block_of):

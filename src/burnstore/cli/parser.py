@@ -7,8 +7,9 @@ A verb's file has ``DESCRIPTION`` and ``EXAMPLES`` (with its exit codes), ``add_
 from __future__ import annotations
 
 import argparse
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -40,6 +41,8 @@ _QUOTED = re.compile(r"'([^']*)'")
 class _Parser(argparse.ArgumentParser):
     """Print errors as every other part does, on one line and with a hint."""
 
+    _given: Sequence[str] = ()
+
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=_Formatter, allow_abbrev=False, **options)
 
@@ -49,6 +52,9 @@ class _Parser(argparse.ArgumentParser):
         if wrong is not None:
             choices = _QUOTED.findall(wrong[2]) or wrong[2].split(", ")
             message = f"{wrong[1]!r} is not one of {', '.join(choices)}{_did_you_mean(wrong[1], choices)}"
+        dashed = next((text for text in self._given if text.startswith("-") and os.path.isfile(text)), None)
+        if dashed is not None:
+            message += f"; the name of the file begins with a dash: write {os.path.join(os.curdir, dashed)}"
         raise SystemExit(misuse(message, verb))
 
 
@@ -62,11 +68,14 @@ class VerbParser(_Parser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse, after loading the verb's arguments."""
         self.load()
+        self._given = args or ()
         given, unknown = super().parse_known_args(args, namespace)
         if unknown:  # An error here has the hint of this verb.
             known = [flag for action in self._actions for flag in action.option_strings if len(flag) > 2]
             first = next((text for text in unknown if text.startswith("-")), unknown[0]).partition("=")[0]
             self.error(f"unrecognized arguments: {' '.join(unknown)}{_did_you_mean(first, known)}")
+        if any("-" in (value if isinstance(value, list) else [value]) for value in vars(given).values()):
+            self.error("- stands for no file: tensors are read and written by position, give the name of a file")
         return given, unknown
 
     def load(self) -> None:
