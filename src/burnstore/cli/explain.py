@@ -79,7 +79,9 @@ def _lines(found: Explanation, arguments: argparse.Namespace, screen: Screen) ->
             needs = escape_controls(hint_with_options(change.needs))
             yield f"  into {change.layout}'s layout: {needs}{_counts(change)}"
         return
-    yield f"  into {escape(arguments.into or arguments.target)}, {_layout_of(found.target_layout)}"
+    layout = "of unknown layout, assumed to be the file's"
+    layout = layout if found.target_layout is None else f"in {found.target_layout}'s layout"
+    yield f"  into {escape(arguments.into or arguments.target)}, {layout}"
     rows = found.moves if arguments.limit is None else found.moves[: arguments.limit]
     if rows:
         yield ""
@@ -136,7 +138,3 @@ def _counts(change: LayoutChange) -> str:
     counts = {name: getattr(change, name) for name in ("renamed", "transposed", "split", "joined")}
     shown = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
     return f" ({shown})" if shown else ""
-
-
-def _layout_of(layout: str | None) -> str:
-    return "of unknown layout, assumed to be the file's" if layout is None else f"in {layout}'s layout"

@@ -195,7 +195,7 @@ def plan_of(
         plan = compile_save(tensors, None if is_unstated else pipeline.layout or written_layout(chosen), pipeline)
         if not plan.moves and not plan.fates and not with_settings:
             raise TypeError(f"this {type(tensors).__name__} has no tensors: nothing would be saved")
-        plan.fates |= getattr(binding_for(tensors), "left_out", _nothing)(tensors) | left_out
+        plan.fates |= getattr(binding_for(tensors), "left_out", lambda model: {})(tensors) | left_out
         if is_unstated and (pipeline.adapter is None or pipeline.adapter.gives_layout is None):
             plan.layout = pipeline.layout
             metadata = metadata_for(plan.layout)
@@ -218,11 +218,6 @@ def plan_of(
     if source.scalars and "scalars" not in options:
         plan.notes.append(f"scalars of the file were not written: {listed(list(source.scalars))}")
     return plan, _metadata_of_named(chosen, own, metadata, options, is_empty=not source.snapshots)
-
-
-def _nothing(model: Any) -> dict[str, str]:
-    """Return what a binding that does not list it leaves out of a model."""
-    return {}
 
 
 def _named_tensors(tensors: Any, types: tuple[type, ...]) -> Input | None:

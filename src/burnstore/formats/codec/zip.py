@@ -51,9 +51,9 @@ _CENTRAL = _record_type(
     f"magic:u4 made_by:u2 needs:u2 {_SHARED} comment:u2 disk:u2 attributes:u2 more_attributes:u4 header:u4"
 )
 _LENGTHS, _LENGTHS_AT = struct.Struct("<3H"), 28
-_END = struct.Struct("<4s4H2IH")
-_END_64 = struct.Struct("<4sQ2H2I4Q")
-_LOCATOR_64 = struct.Struct("<4sIQI")
+END = struct.Struct("<4s4H2IH")
+END_64 = struct.Struct("<4sQ2H2I4Q")
+LOCATOR_64 = struct.Struct("<4sIQI")
 LOCAL_MAGIC, CENTRAL_MAGIC, END_MAGIC = b"PK\3\4", b"PK\1\2", b"PK\5\6"
 DESCRIPTOR_MAGIC = b"PK\7\x08"
 _LOCAL_NUMBER, _CENTRAL_NUMBER = (int.from_bytes(magic, "little") for magic in (LOCAL_MAGIC, CENTRAL_MAGIC))
@@ -61,7 +61,7 @@ _END_64_MAGIC, _LOCATOR_64_MAGIC = b"PK\6\6", b"PK\6\7"
 _ENCRYPTED, _DESCRIPTOR, _STRONG, _UTF8, _MASKED = 1, 1 << 3, 1 << 6, 1 << 11, 1 << 13
 _UNKNOWN_FLAGS = 0xFFFF & ~(_DESCRIPTOR | _UTF8 | 0b110)  # The last two are the compression level.
 _FOLDER = 0x10  # In the attributes: torch's reader gives no bytes of such a member, others do.
-_FULL_16, _FULL_32 = 0xFFFF, 0xFFFFFFFF
+FULL_16, FULL_32 = 0xFFFF, 0xFFFFFFFF
 _MAX_COMMENT = 0xFFFF
 _NEAR, _BLOCK = 16 << 10, 4 << 20
 
@@ -162,12 +162,12 @@ def _refuse(
 
 def _find_directory(read_at: ReadAt, size: int) -> tuple[int, int, int]:
     """Return where the directory starts and ends, and how many members it lists."""
-    tail_at = max(0, size - _END.size - _MAX_COMMENT)
+    tail_at = max(0, size - END.size - _MAX_COMMENT)
     tail = read_at(tail_at, size - tail_at)
     ends = []
     at = tail.find(END_MAGIC)
     while at >= 0:
-        if at + _END.size <= len(tail) and at + _END.size + _END.unpack_from(tail, at)[-1] == len(tail):
+        if at + END.size <= len(tail) and at + END.size + END.unpack_from(tail, at)[-1] == len(tail):
             ends.append(at)
         at = tail.find(END_MAGIC, at + 1)
     if not ends:
@@ -175,28 +175,28 @@ def _find_directory(read_at: ReadAt, size: int) -> tuple[int, int, int]:
     if len(ends) > 1:
         raise CorruptError("a zip with two end records: one is in the comment of the other", offset=tail_at + ends[0])
     end_at = tail_at + ends[0]
-    _, disk, first_disk, here, count, length, start, _ = _END.unpack_from(tail, ends[0])
+    _, disk, first_disk, here, count, length, start, _ = END.unpack_from(tail, ends[0])
     if disk or first_disk or here != count:
         raise UnsupportedError("a zip in several parts", offset=end_at)
     directory_end = end_at
-    locator_at = end_at - _LOCATOR_64.size
-    locator = _LOCATOR_64.unpack(read_at(locator_at, _LOCATOR_64.size)) if locator_at >= 0 else (b"", 0, 0, 0)
+    locator_at = end_at - LOCATOR_64.size
+    locator = LOCATOR_64.unpack(read_at(locator_at, LOCATOR_64.size)) if locator_at >= 0 else (b"", 0, 0, 0)
     if locator[0] == _LOCATOR_64_MAGIC:
         directory_end = locator[2]
-        if directory_end + _END_64.size > locator_at:
+        if directory_end + END_64.size > locator_at:
             raise CorruptError("the 64-bit end record is outside of the archive", offset=locator_at)
-        end_64 = _END_64.unpack(read_at(directory_end, _END_64.size))
+        end_64 = END_64.unpack(read_at(directory_end, END_64.size))
         magic, rest, _, _, disk, first_disk, here, count_64, length_64, start_64 = end_64
         if magic != _END_64_MAGIC or rest + 12 != locator_at - directory_end:
             raise CorruptError("no 64-bit end record where its locator points", offset=directory_end)
         if disk or first_disk or locator[1] or locator[3] > 1 or here != count_64:
             raise UnsupportedError("a zip in several parts", offset=directory_end)
-        pairs = ((count, _FULL_16, count_64), (length, _FULL_32, length_64), (start, _FULL_32, start_64))
+        pairs = ((count, FULL_16, count_64), (length, FULL_32, length_64), (start, FULL_32, start_64))
         for short, full, wide in pairs:
             if short not in (full, wide):
                 raise CorruptError(f"the end records disagree: {short} and {wide}", offset=end_at)
         count, length, start = count_64, length_64, start_64
-    elif count == _FULL_16 or length == _FULL_32 or start == _FULL_32:
+    elif count == FULL_16 or length == FULL_32 or start == FULL_32:
         raise CorruptError("the end record refers to a 64-bit one that is not there", offset=end_at)
     if start + length != directory_end:
         found = f"the directory is at {start} to {start + length}, the end record begins at {directory_end}"
@@ -246,6 +246,12 @@ def _names(raw: list[bytes], flags: Array, offsets: Int64s) -> list[str]:
     return [_name(one, int(flag), int(at)) for one, flag, at in zip(raw, flags, offsets, strict=True)]
 
 
+def is_plain_path(name: str) -> bool:
+    """Return whether a name is a relative path on every system, of printable characters and without ``..``."""
+    is_relative = bool(name) and name[0] != "/" and name[1:2] != ":" and ".." not in name.split("/")
+    return is_relative and name.isprintable() and "\\" not in name
+
+
 def _name(raw: bytes, flags: int, offset: int) -> str:
     try:
         name = raw.decode("utf-8" if flags & _UTF8 or raw.isascii() else "cp437")
@@ -253,7 +259,7 @@ def _name(raw: bytes, flags: int, offset: int) -> str:
         raise CorruptError(f"the name of a member is not UTF-8: {error.reason}", offset=offset) from None
     if not name:
         raise CorruptError("a member without a name", offset=offset)
-    if not name.isprintable() or "\\" in name or name[0] == "/" or name[1:2] == ":" or ".." in name.split("/"):
+    if not is_plain_path(name):
         raise UnsafeContentError(
             f"a member is called {printable(name)!r}, which is not a plain relative path", offset=offset
         )
@@ -263,7 +269,7 @@ def _name(raw: bytes, flags: int, offset: int) -> str:
 def _wide_columns(directory: bytes, entries: Array, name_ends: Int64s) -> tuple[Int64s, Int64s, Int64s]:
     """Return sizes, packed sizes and header offsets; those that do not fit 32 bits are in an extra field."""
     sizes, packed, headers = _int64(entries["size"], entries["packed"], entries["header"])
-    full = (sizes == _FULL_32) | (packed == _FULL_32) | (headers == _FULL_32)
+    full = (sizes == FULL_32) | (packed == FULL_32) | (headers == FULL_32)
     for row in np.flatnonzero(full).tolist():
         at = int(name_ends[row])
         values = [int(sizes[row]), int(packed[row]), int(headers[row])]
@@ -278,7 +284,7 @@ def _wide(extra: bytes, values: list[int]) -> list[int]:
         kind, length = struct.unpack_from("<HH", extra, at)
         at += 4
         if kind == 1:
-            needed = [row for row, value in enumerate(values) if value == _FULL_32]
+            needed = [row for row, value in enumerate(values) if value == FULL_32]
             if length < 8 * len(needed) or at + length > len(extra):
                 raise CorruptError("a 64-bit extra field is shorter than what refers to it")
             for row, value in zip(needed, struct.unpack_from(f"<{len(needed)}Q", extra, at), strict=True):
@@ -338,7 +344,7 @@ def _sizes_agree(local: Array, crc: Array, packed: Int64s, sizes: Int64s) -> Arr
     stated = np.stack(_int64(local["crc"], local["packed"], local["size"]))
     deferred = (local["flags"] & _DESCRIPTOR != 0) & ~stated.any(axis=0)
     right = (stated[1] == packed) & (stated[2] == sizes)
-    wide = (stated[1] == _FULL_32) & (stated[2] == _FULL_32)
+    wide = (stated[1] == FULL_32) & (stated[2] == FULL_32)
     agree: Array = deferred | ((stated[0] == crc) & (right | wide))
     return agree
 

@@ -14,17 +14,14 @@ from dataclasses import dataclass, field
 
 from ...tensor.snapshot import TensorSnapshot
 from ..base import WritePlan
+from .zip import END, END_64, FULL_16, FULL_32, LOCATOR_64
 
 _LOCAL = struct.Struct("<4s5H3I2H")
 _CENTRAL = struct.Struct("<4s6H3I5H2I")
-_END = struct.Struct("<4s4H2IH")
-_END_64 = struct.Struct("<4sQ2H2I4Q")
-_LOCATOR_64 = struct.Struct("<4sIQI")
 _NEEDS, _NEEDS_64 = 20, 45
 _FLAGS = 1 << 3 | 1 << 11  # a descriptor behind the data; names in UTF-8
 _DATE = (1980 - 1980) << 9 | 1 << 5 | 1
 _PADDING = 0x4246  # The kind of PyTorch's own padding.
-_FULL_16, _FULL_32 = 0xFFFF, 0xFFFFFFFF
 _ALIGNMENT = 64
 
 
@@ -91,27 +88,27 @@ class _Around:
         for member, header in zip(self.members, self.headers, strict=True):
             name, size = member.name.encode(), member.size
             crc = zlib.crc32(member.head) if member.tensor is None else next(known)
-            wide = [value for value in (size, size, header) if value >= _FULL_32]
+            wide = [value for value in (size, size, header) if value >= FULL_32]
             extra = struct.pack(f"<2H{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
             needs = _NEEDS_64 if wide else _NEEDS
-            sizes = crc, min(size, _FULL_32), min(size, _FULL_32), len(name), len(extra)
+            sizes = crc, min(size, FULL_32), min(size, FULL_32), len(name), len(extra)
             entries += _CENTRAL.pack(
-                b"PK\1\2", needs, needs, _FLAGS, 0, 0, _DATE, *sizes, 0, 0, 0, 0, min(header, _FULL_32)
+                b"PK\1\2", needs, needs, _FLAGS, 0, 0, _DATE, *sizes, 0, 0, 0, 0, min(header, FULL_32)
             )
             entries += name + extra
         start, count, length, end = self.end, len(self.members), len(entries), self.end + len(entries)
-        if count >= _FULL_16 or end >= _FULL_32:
-            rest = _END_64.size - 12
-            entries += _END_64.pack(b"PK\6\6", rest, _NEEDS_64, _NEEDS_64, 0, 0, count, count, length, start)
-            entries += _LOCATOR_64.pack(b"PK\6\7", 0, end, 1)
-        short = min(count, _FULL_16)
-        entries += _END.pack(b"PK\5\6", 0, 0, short, short, min(length, _FULL_32), min(start, _FULL_32), 0)
+        if count >= FULL_16 or end >= FULL_32:
+            rest = END_64.size - 12
+            entries += END_64.pack(b"PK\6\6", rest, _NEEDS_64, _NEEDS_64, 0, 0, count, count, length, start)
+            entries += LOCATOR_64.pack(b"PK\6\7", 0, end, 1)
+        short = min(count, FULL_16)
+        entries += END.pack(b"PK\5\6", 0, 0, short, short, min(length, FULL_32), min(start, FULL_32), 0)
         return bytes(entries)
 
 
 def _local_header(member: NewMember, at: int) -> bytes:
     name = member.name.encode()
-    wide = struct.pack("<2H2Q", 1, 16, 0, 0) if member.size >= _FULL_32 else b""
+    wide = struct.pack("<2H2Q", 1, 16, 0, 0) if member.size >= FULL_32 else b""
     begin = at + _LOCAL.size + len(name) + len(wide)
     padding = -(begin + 4) % _ALIGNMENT
     extra = wide + struct.pack("<2H", _PADDING, padding) + bytes(padding)
@@ -120,4 +117,4 @@ def _local_header(member: NewMember, at: int) -> bytes:
 
 
 def _descriptor(member: NewMember, crc: int) -> bytes:
-    return struct.pack("<4sI2Q" if member.size >= _FULL_32 else "<4s3I", b"PK\7\x08", crc, member.size, member.size)
+    return struct.pack("<4sI2Q" if member.size >= FULL_32 else "<4s3I", b"PK\7\x08", crc, member.size, member.size)

@@ -6,31 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from ...errors import DTypeError, DuplicateNameError, FormatError, located
 from ...limits import Limits
-from ...tensor.dtype import DType
 from ...tensor.snapshot import TensorSnapshot
 from ..base import WritePlan
+from ..codec.zip import is_plain_path
 from ..codec.zip_writer import NewMember, plan_zip
 from ..columns import check_count, check_names
 from .reader import MAGIC, MAX_HEADER, MAX_TENSORS, SUFFIX
 
-_DESCR = {
-    DType.F64: "<f8",
-    DType.F32: "<f4",
-    DType.F16: "<f2",
-    DType.Flex32: "<f4",
-    DType.C64: "<c8",
-    DType.C128: "<c16",
-    DType.I64: "<i8",
-    DType.I32: "<i4",
-    DType.I16: "<i2",
-    DType.I8: "|i1",
-    DType.Bool: "|b1",
-    DType.BoolU8: "|b1",
-    DType.U64: "<u8",
-    DType.U32: "<u4",
-    DType.U16: "<u2",
-    DType.U8: "|u1",
-}
+_INTEGERS = (f"{sign}{bits}" for sign in "IU" for bits in (8, 16, 32, 64))
+_HELD = frozenset(("F64", "F32", "F16", "Flex32", "C64", "C128", "Bool", "Bool(U8)", *_INTEGERS))
+"""The dtypes that NumPy has without further packages."""
 
 
 def plan(
@@ -62,10 +47,9 @@ def plan(
 
 
 def _header(tensor: TensorSnapshot) -> bytes:
-    descr = _DESCR.get(tensor.dtype)
-    if descr is None:
+    if str(tensor.dtype) not in _HELD:
         raise DTypeError(f"NumPy has no dtype for {tensor.dtype.name}", rule="NP-03", hint='pass cast="f32"')
-    text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {tuple(tensor.shape)!r}, }}"
+    text = f"{{'descr': '{tensor.dtype.numpy.str}', 'fortran_order': False, 'shape': {tuple(tensor.shape)!r}, }}"
     if tensor.shape:  # NumPy leaves space for a longer first axis, so that arrays can be appended to in place.
         text += " " * max(21 - len(str(tensor.shape[0])), 0)
     length = len(text) + 1
@@ -75,14 +59,7 @@ def _header(tensor: TensorSnapshot) -> bytes:
 
 def _check_member(name: str, seen: dict[str, str]) -> None:
     """Refuse a name that another reader of the zip would not find, or would take for another."""
-    if (
-        not name
-        or not name.isprintable()
-        or "\\" in name
-        or name[0] == "/"
-        or name[1:2] == ":"
-        or ".." in name.split("/")
-    ):
+    if not is_plain_path(name):
         raise FormatError("no member of a zip can have this name", tensor=name, rule="NP-07", hint="rename the tensor")
     other = seen.setdefault(f"{name}{SUFFIX}".casefold(), name)
     if other != name:

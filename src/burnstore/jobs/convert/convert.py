@@ -37,7 +37,16 @@ from ...pipeline.compile import underflow_notes
 from ...pipeline.compile_file import compile_convert
 from ...pipeline.ends import Input, Target, input_of_file, target_of_file, target_of_model, with_full_paths
 from ...pipeline.metadata import checked_metadata, metadata_for_files, scalars_of, written_layout
-from ...pipeline.options import AdapterLike, FilterLike, Pipeline, RenameLike, RulesLike, pipeline_of, refuse_unused
+from ...pipeline.options import (
+    AdapterLike,
+    FilterLike,
+    Pipeline,
+    RenameLike,
+    RulesLike,
+    layout_named,
+    pipeline_of,
+    refuse_unused,
+)
 from ...pipeline.plan import Plan, moves_from_json
 from ...pipeline.ties import ties_of
 from ...pipeline.write import Assembled, assemble, check_apart, files_read
@@ -45,7 +54,6 @@ from ...progress import Progress, ProgressLike, progress_from
 from ...tensor.dtype import DType
 from ...tensor.tabular import Tabular
 from ...transforms.guess import Guess
-from ...transforms.layout import Layout
 from ...transforms.recipe import Recipe
 from ..json_output import json_text
 from ..map.map import map_names
@@ -510,7 +518,9 @@ def replay(
     ):
         check_apart([*sources, receipt], how.target, shards=stated.max_shard_size is not None)
         inputs = [input_of_file(file) for file in sources]
-        plan = Plan(layout=_layout(stated.layout), source_layout=inputs[0].layout)
+        plan = Plan(
+            layout=None if stated.layout is None else layout_named(stated.layout), source_layout=inputs[0].layout
+        )
         with located(path=os.fsdecode(receipt)):
             plan.moves = list(moves_from_json([tensor.move for tensor in stated.tensors], sources))
         options = {**scalar_options(inputs, chosen, plan, stated.options), **stated.options}
@@ -520,7 +530,3 @@ def replay(
             f"all tensors are the same; header or padding differ from the file of burnstore {stated.burnstore}"
         )
     return done
-
-
-def _layout(name: str | None) -> Layout | None:
-    return None if name is None else "torch" if name == "torch" else "burn"

@@ -35,7 +35,6 @@ _ATTENTION = {f"{each}_bias": flag(True) for each in ("query", "key", "value", "
 _TRANSFORMER = {"norm_first": flag(False), "layer_norm_eps": real(1e-5), "dropout": real(0.1)}
 _RECURRENT = {"batch_first": flag(True)}
 
-_ZEROS = {n: array([0] * n) for n in (1, 2, 3)}
 _ONES = {n: array([1] * n) for n in (1, 2, 3)}
 
 
