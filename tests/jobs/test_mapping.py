@@ -305,8 +305,9 @@ def test_places_in_a_list_are_order_and_marked_as_such(tmp_path: Path) -> None:
     assert set(found.by_order) == {"norm1.gamma", "norm2.gamma"}
     assert found.is_complete
     assert not found.is_certain
-    with pytest.raises(ModelError, match="only order decides 2 tensors"):
+    with pytest.raises(ModelError, match="only order decides 2 tensors") as caught:
         found.recipe()
+    assert "check the pairs marked 'order'" in str(caught.value.hint)
 
 
 def test_a_tensor_too_few_or_too_many_is_left_and_nothing_is_converted(tmp_path: Path) -> None:

@@ -378,3 +378,14 @@ def test_a_wrong_edit_is_refused_with_its_line(edit: str, target: str, message: 
     with pytest.raises(bs.BurnstoreError, match=message):
         bs.convert(tmp_path / "m.safetensors", tmp_path / "m.bpk", rules=tmp_path / "r.toml")
     assert not (tmp_path / "m.bpk").exists()
+
+
+@pytest.mark.parametrize("invert", [False, True])
+def test_rules_for_the_other_direction_are_refused_with_what_to_do(invert: bool, tmp_path: Path) -> None:
+    rules = _rules(tmp_path, {"source": "a", "target": "b"})
+    name = "in.safetensors" if invert else "in.bpk"
+    _written(tmp_path, {"a": _floats(2)}, name, "torch" if invert else "burn")
+    layout = None if invert else "burn"
+    with pytest.raises(ModelError, match="the rules take") as caught:
+        bs.convert(tmp_path / name, tmp_path / "out.bpk", rules=rules, invert=invert, layout=layout)
+    assert "pass invert=True, or leave it out" in str(caught.value.hint)

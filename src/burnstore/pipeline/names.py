@@ -88,7 +88,9 @@ def _followed(named: Named, source: Input, pipeline: Pipeline) -> Named:
         raise ModelError(
             f"the rules take {recipe.source_layout}'s layout, and the source has {stated}'s",
             path=source.name,
-            hint="invert=True (--invert) follows the rules backwards" if stated == recipe.target_layout else None,
+            hint="the rules lead the other way: pass invert=True, or leave it out if you passed it"
+            if stated == recipe.target_layout
+            else None,
         )
     done = recipe.apply({snapshot.path: snapshot for snapshot in named.snapshots})
     made = {

@@ -100,8 +100,10 @@ class MapResult:
     def recipe(self) -> Recipe:
         """Return the rules as a recipe; ModelError if something is open."""
         if not self.is_certain:
+            task = "check the pairs marked 'order'" if self.is_complete else "edit what is open"
             raise ModelError(
-                self._open(), hint="burnstore map --output rules.toml writes what is certain; edit the rest"
+                self._open(),
+                hint=f"burnstore map --output rules.toml writes the rules; {task}, then pass --rules rules.toml",
             )
         return recipe_from(self.rules)
 
