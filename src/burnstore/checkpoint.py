@@ -384,7 +384,7 @@ def _cut(table: Table, buffers: list[Any], places: list[int]) -> dict[str, Array
     """Return an array for each tensor, cut out of its buffer."""
     dtypes = set(table.dtypes)
     if all(dtype.kind not in (Kind.BOOL, Kind.QUANTIZED) and dtype.bits % 8 == 0 for dtype in dtypes):
-        with suppress(ValueError, DTypeError):  # a shape or dtype that NumPy has not: below it is said of which tensor
+        with suppress(ValueError, DTypeError):  # a shape or dtype that NumPy lacks: the code below names the tensor
             plain = {dtype: dtype.numpy for dtype in dtypes}
             kinds = map(plain.__getitem__, table.dtypes)
             columns = zip(table.names, table.shapes, kinds, buffers, places, strict=True)

@@ -3,7 +3,7 @@
     BurnstoreError
     ├── FormatError (ValueError)            a file breaks a rule of its format
     │   ├── UnknownFormatError              no format claims these bytes
-    │   ├── TruncatedError                  the file ends before its own header says
+    │   ├── TruncatedError                  the file ends before the end that its header states
     │   ├── CorruptError                    the file contradicts itself or its format
     │   ├── UnsupportedError                valid, but of a version or kind that burnstore does not read
     │   └── LimitError                      larger than the caller's Limits allow
@@ -16,12 +16,12 @@
     │   └── AmbiguousError                  names and shapes fit several module kinds; ``guess`` has the evidence
     ├── LoadError (ValueError)              tensors did not fit the model; ``result`` has the report
     │   └── MissingTensorsError             parameters found no tensor
-    ├── MergeError (ValueError)             files disagree, and no option says which one counts
+    ├── MergeError (ValueError)             files disagree, and no option selects one
     ├── ConfigError (ValueError)            a configuration does not match the requested type
     ├── DeviceError (RuntimeError)          a GPU or other device failed or has no memory left
     ├── ReadError (OSError)                 the operating system failed a read
     │   └── ChangedError                    the file was changed in place while it was open
-    ├── SaveError (OSError)                 a save failed; ``stage`` says where, the old file is intact
+    ├── SaveError (OSError)                 a save failed at a ``stage``; the old file is intact
     │   └── AlreadyExistsError (FileExistsError)   the destination exists already
     ├── ClosedError (ValueError)            the checkpoint was closed
     └── MissingDependencyError (ImportError)       an optional package is needed; the hint names it
@@ -221,7 +221,7 @@ class AmbiguousError(ModelError):
 
 
 class LoadError(BurnstoreError, ValueError):
-    """Tensors did not fit the model, which is unchanged unless the message says that it is partly loaded.
+    """Tensors did not fit the model, which is unchanged unless the message states that it is partly loaded.
 
     ``result`` is the `ApplyResult` with every case.
     """
@@ -238,7 +238,7 @@ class MissingTensorsError(LoadError):
 
 
 class MergeError(BurnstoreError, ValueError):
-    """The files to merge disagree, and no option says which one counts."""
+    """The files to merge disagree, and no option selects one."""
 
 
 class ConfigError(BurnstoreError, ValueError):
@@ -306,7 +306,7 @@ _OTHER_WORDS = {
     "state_dict": "the first argument is the model, or a mapping of names to tensors",
     "like": "like= is for burnstore.convert, merge, diff and explain",
 }
-"""Keywords of other libraries, and the way to say the same here."""
+"""Keywords of other libraries, and what to use instead."""
 
 
 def refuse_unknown(

@@ -47,8 +47,8 @@ def load(
     layout, matching, ``filter`` (a pattern, a `PathFilter`, a function of path and containers, or several of which one
     matches), ``adapter``, ``cast``, ``part`` (of a rank, see `Partition`); see `burnstore.Pipeline` for all options.
 
-    A file that does not state its layout is PyTorch's for a torch model, and for a Burn-layout model whatever names and
-    shapes prove; if they prove nothing the load is refused, and ``layout="torch"`` or ``layout="burn"`` says it.
+    A file that does not state its layout is read as PyTorch's for a torch model. For a Burn-layout model, names and
+    shapes must prove the layout; otherwise the load is refused unless you pass ``layout="torch"`` or ``"burn"``.
     ``rules`` (pattern found in a module's path → kind) name kinds of modules that the model does not state.
     ``top_level_key`` names the part of the file that is the model. ``allow_partial=True`` tolerates parameters
     without a tensor, ``validate=False`` tensors that do not fit. ``device="cuda"`` materializes tensors there that the

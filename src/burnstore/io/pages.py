@@ -24,7 +24,7 @@ _UNSUPPORTED = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP, errno.E
 
 
 def read_cached(fd: int, offset: int, buffer: memoryview) -> int | None:
-    """Fill the buffer from the page cache and return how far that went; None where the system does not say."""
+    """Fill the buffer from the page cache and return how far that went; None if the system does not report it."""
     if _NOWAIT is None:
         return None
     done = 0
@@ -44,7 +44,7 @@ def read_cached(fd: int, offset: int, buffer: memoryview) -> int | None:
 
 
 def is_cached(fd: int, offset: int) -> bool:
-    """Return whether the page cache has the byte at an offset; True where the system does not say."""
+    """Return whether the page cache has the byte at an offset; True if the system does not report it."""
     return read_cached(fd, offset, memoryview(bytearray(1))) != 0
 
 

@@ -205,19 +205,19 @@ def recorded_modules(metadata: Mapping[str, str]) -> list[RecordedModule] | None
         record = json.loads(text)
         if not isinstance(record, dict):
             raise ValueError("expected an object")
-        return [_recorded(path, said) for path, said in record.items()]
+        return [_recorded(path, stated) for path, stated in record.items()]
     except (ValueError, TypeError, RecursionError) as error:
         raise CorruptError(f"the metadata's {MODULES_KEY} is damaged: {error}") from error
 
 
-def _recorded(path: str, said: Any) -> RecordedModule:
-    if isinstance(said, str):
-        return RecordedModule(path, path, ModuleKind.parse(said), {})
-    kind, burn, *rest = said
+def _recorded(path: str, stated: Any) -> RecordedModule:
+    if isinstance(stated, str):
+        return RecordedModule(path, path, ModuleKind.parse(stated), {})
+    kind, burn, *rest = stated
     filled = rest[0] if rest else {}
     is_sound = isinstance(filled, dict) and all(isinstance(value, (int, float)) for value in filled.values())
     if not isinstance(burn, str) or not is_sound or len(rest) > 1:
-        raise ValueError(f"{path!r} is {said!r}")
+        raise ValueError(f"{path!r} is {stated!r}")
     return RecordedModule(path, burn, ModuleKind.parse(kind), filled)
 
 

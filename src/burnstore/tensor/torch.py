@@ -176,7 +176,7 @@ def as_bits(tensor: Tensor) -> Tensor:
 
 
 def tensor_from_bytes(raw: memoryview | Array, dtype: DType, shape: Shape) -> Tensor:
-    """Return the values of these bytes; memory is shared as this file's docstring says, quantized ones dequantized."""
+    """Return the values of these bytes, quantized ones dequantized; see above for shared memory."""
     torch = torch_package()
     memory = _writable(raw)
     if dtype.kind in (Kind.BOOL, Kind.QUANTIZED):

@@ -34,7 +34,7 @@ class ModuleAdapter:
     """The base of all adapters, which changes nothing; override what your adapter does.
 
     `adapt` sees one tensor at a time. `adapt_module` sees all tensors directly in one module, by the last
-    segment of their paths, and may give another set (three fused matrices for one, say). On a save both see the model's
+    segment of their paths, and may return another set (one matrix for three fused ones). On a save both see the model's
     tensors, on a load the file's under the model's module types. `alternative_param_name` is asked on a load for the
     name that a file may have for a parameter.
 

@@ -88,7 +88,7 @@ class PathFilter:
         return self
 
     def with_predicates(self, predicates: Iterable[Predicate]) -> PathFilter:
-        """Also match what any of these functions says True to."""
+        """Also match tensors for which any of these functions returns True."""
         for predicate in _several(predicates, "predicates"):
             self.with_predicate(predicate)
         return self

@@ -34,7 +34,7 @@ from .values import (
 
 
 class Operation:
-    """One step on the way of a tensor: call it with a snapshot, get a snapshot."""
+    """One operation on a tensor: call it with a snapshot, get a snapshot."""
 
     __slots__ = ()
 

@@ -164,7 +164,7 @@ class Recipe:
     """Rules for tensors, and the layouts on both sides where the rules convert them.
 
     With a ``target_layout`` a recipe is whole: its rules also convert the layout, and every tensor of the source must
-    have one. Without, other tensors go on unchanged, and the layout is converted as ever.
+    have one. Without, other tensors stay unchanged, and the layout is converted as usual.
     """
 
     rules: tuple[TensorRule, ...]
@@ -326,7 +326,7 @@ def _cuts(
 
 @dataclass(slots=True)
 class Followed:
-    """What came of a recipe: the tensors by their new names with origins and operations, and what was left out."""
+    """The outcome of a recipe: the tensors by their new names with origins and operations, and what was left out."""
 
     made: dict[str, tuple[TensorSnapshot, tuple[Origin, ...], tuple[Operation, ...]]] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)

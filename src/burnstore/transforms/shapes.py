@@ -1,4 +1,4 @@
-"""Which shapes the tensors of a module can have: a kind that they contradict is a mistake of whoever named it."""
+"""Which shapes the tensors of a module can have; a kind that they contradict was named by mistake."""
 
 from __future__ import annotations
 

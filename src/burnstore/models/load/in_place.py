@@ -1,8 +1,7 @@
 """Load tensors directly into the memory of a model, without a copy in between.
 
-Everything that can be checked is checked before: names, shapes, dtypes, that the bytes are inside the file. A disk that
-fails, or a file that is cut, during the read leaves some parameters with new values and others not, which the error
-says.
+Everything that can be checked is checked before: names, shapes, dtypes, that the bytes are inside the file. If the disk
+fails or the file is truncated during the read, some parameters have new values and others not, which the error states.
 """
 
 from __future__ import annotations
@@ -202,7 +201,7 @@ def read_directly(reads: Sequence[DirectRead], result: object) -> None:
 
 
 def failed_load(error: BurnstoreError, result: object, *, unchanged: bool) -> LoadError:
-    """Return the error of a load that a disk or a device ended; it says what became of the model."""
+    """Return the error of a load that a disk or a device ended; it states the condition of the model."""
     state = "unchanged" if unchanged else "partly loaded"
     failed = "the device" if isinstance(error, DeviceError) else "reading"
     hint = "load again; in_place=False reads everything before it changes anything, in memory of its own"

@@ -119,7 +119,7 @@ class _Shown:
 
 
 class InPlaceSlot(Protocol):
-    """A slot that can say which memory `assign` writes into."""
+    """A slot that knows which memory `assign` writes into."""
 
     def span(self) -> tuple[int, int] | None:
         """Return the first address of the memory that is filled and the one after it; None if a load replaces it."""

@@ -17,7 +17,7 @@ from ...transforms.layout import COUNT, PLUS_ONE, ModuleKind
 Module = Any
 """A torch.nn.Module."""
 
-# Classes of PyTorch that others derive from; being one of them says nothing about a module's tensors.
+# Classes of PyTorch that others derive from; they do not determine a module's tensors.
 _BASES = frozenset({"Module", "_BatchNorm", "_InstanceNorm", "_NormBase", "_ConvNd", "_ConvTransposeNd", "RNNBase"})
 
 
@@ -156,7 +156,7 @@ def _kept(module: Module, option: str) -> Any:
 
 
 def _has(module: Module, option: str) -> bool:
-    """Return whether a module has this attribute; torch itself is slow to say no."""
+    """Return whether a module has this attribute; torch's own lookup of a missing one is slow."""
     kind: type = type(module)
     return option in module.__dict__ or (_may_have(kind, option) and hasattr(module, option))
 
