@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import burnstore as bs
 from burnstore import Limits
+from burnstore.pipeline.kinds import kinds_by_rules
+from burnstore.transforms import view
+from burnstore.transforms.guess import guess_kinds
 
 NAMES = [field.name for field in fields(Limits)]
 
@@ -60,3 +66,17 @@ def test_limits_are_values_given_by_name() -> None:
         Limits(depth=5)  # type: ignore[call-arg]
     with pytest.raises(FrozenInstanceError):
         Limits().rank = 5  # type: ignore[misc]
+
+
+def test_names_of_many_levels_are_refused_before_their_modules_are_walked(tmp_path: Path) -> None:
+    """A walk over the modules around such a name takes the square of its length: 45 s for a file of 3 MB."""
+    names = [f"{n}{'.a' * 10_000}" for n in range(2)]
+    with pytest.raises(bs.errors.ModelError, match="levels, more than 256"):
+        guess_kinds(dict.fromkeys(names, (2, 3)))
+    with pytest.raises(bs.errors.ModelError, match="levels, more than 256"):
+        kinds_by_rules(names, {"^b$": "Linear"}, "torch")
+    assert not view._Names(names).modules
+    path = tmp_path / "x.safetensors"
+    bs.save({name: np.zeros(0, np.float32) for name in names}, path, layout="torch")
+    assert len(bs.load(bs.nn.Linear(2, 3), path, allow_partial=True).unused) == 2
+    bs.convert(path, tmp_path / "y.safetensors", keep_layout=True)

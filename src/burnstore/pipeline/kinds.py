@@ -38,7 +38,16 @@ from ..transforms.layout import (
     torch_name,
 )
 from ..transforms.patterns import compile_pattern
-from ..transforms.view import LayoutView, PlacedModule, join, module_tree, same_names, view_of_burn, view_of_torch
+from ..transforms.view import (
+    LayoutView,
+    PlacedModule,
+    check_levels,
+    join,
+    module_tree,
+    same_names,
+    view_of_burn,
+    view_of_torch,
+)
 from .options import Pipeline, layout_named
 
 MODULES_KEY = "burnstore.modules"
@@ -131,6 +140,7 @@ def kinds_by_rules(paths: Iterable[str], rules: Mapping[str, str], layout: Layou
     modules: dict[str, None] = {}
     for path in paths:
         owner = path.rpartition(".")[0]
+        check_levels(owner)
         while owner not in modules:
             modules[owner] = None
             owner = owner.rpartition(".")[0]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from ..tensor.data import Shape
 from .layout import AS_IS, ModuleKind
+from .view import check_levels
 
 _REPARAMETERIZED = re.compile(r"(^|\.)(weight_(g|v|orig|mask|u)|original\d?|_u|_v|fake_quant_enabled|zero_point)$")
 _TRANSFORMER = frozenset({"self_attn", "linear1", "linear2", "norm1", "norm2"})
@@ -59,6 +60,7 @@ def guess_kinds(tensors: Mapping[str, Shape]) -> Guess:
     inside: dict[str, set[str]] = {}
     for path, shape in tensors.items():
         owner, _, name = path.rpartition(".")
+        check_levels(owner)
         modules.setdefault(owner, {})[name] = shape
         while owner:
             owner, _, segment = owner.rpartition(".")

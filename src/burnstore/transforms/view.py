@@ -304,6 +304,17 @@ def _zeros_for(
 _MOST_LEVELS = 256
 
 
+def check_levels(path: str) -> int:
+    """Return how many modules a path names; ModelError if a file could cause too much work by them.
+
+    A walk over modules is recursive, and one over all modules around a tensor takes the square of their number.
+    """
+    levels = path.count(".") + 1
+    if levels > _MOST_LEVELS:
+        raise ModelError(f"its path has {levels} levels, more than {_MOST_LEVELS}", tensor=path)
+    return levels
+
+
 def module_tree(tensors: Mapping[str, Shape], kinds: Mapping[str, ModuleKind | None]) -> ModuleNode:
     """Return the tree of modules that contain these tensors, first those in ``kinds``, in its order.
 
@@ -318,9 +329,7 @@ def module_tree(tensors: Mapping[str, Shape], kinds: Mapping[str, ModuleKind | N
             return node
         around, _, name = path.rpartition(".")
         segments = [name] if around and around in nodes else path.split(".")
-        levels = path.count(".") + 1
-        if levels > _MOST_LEVELS:  # names may come from a file, and the walk is recursive
-            raise ModelError(f"its path has {levels} levels, more than {_MOST_LEVELS}", tensor=path)
+        levels = check_levels(path)
         node = root if len(segments) == levels else nodes[around]
         for depth, segment in enumerate(segments, levels - len(segments) + 1):
             child = node.children.get(segment)
@@ -485,7 +494,7 @@ class _Names:
         self.tensors = set(names)
         self.modules: set[str] = set()
         for name in self.tensors:
-            module = name.rpartition(".")[0]
+            module = name.rpartition(".")[0] if name.count(".") <= _MOST_LEVELS else ""  # No model has such a path.
             while module and module not in self.modules:
                 self.modules.add(module)
                 module = module.rpartition(".")[0]
