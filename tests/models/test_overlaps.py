@@ -231,3 +231,17 @@ def test_arrays_of_a_tuple_that_overlap_are_checked_as_tensors_are(tmp_path: Pat
     bs.save({"0": np.ones((4, 2), np.float32), "1": np.full((4, 2), 2, np.float32)}, tmp_path / "c.bpk", layout="burn")
     bs.load((apart[:, ::2], apart[:, 1::2]), tmp_path / "c.bpk")
     assert apart[0].tolist() == [1, 2, 1, 2]
+
+
+def test_a_tied_parameter_that_the_filter_leaves_out_is_noted_as_changed():
+    model = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 2, bias=False), "b": torch.nn.Linear(2, 2, bias=False)})
+    model["b"].weight = model["a"].weight
+    values = {"a.weight": torch.ones(2, 2), "b.weight": torch.zeros(2, 2)}
+    data = bs.serialize(values, format="safetensors")
+    assert bs.load(model, data, filter="^a").notes == [
+        "changed with 'a.weight', whose memory they share: b.weight, which the filter leaves out"
+    ]
+    shared = torch.zeros(2, 2)
+    entries = {"a.weight": shared, "b.weight": shared}
+    assert not bs.load(entries, data, filter="^a").notes  # The entry is replaced, and the other one stays.
+    assert torch.equal(entries["b.weight"], torch.zeros(2, 2))

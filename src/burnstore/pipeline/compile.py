@@ -320,11 +320,17 @@ class _Load:
         """
         plan, result = self.plan, self.plan.result
         taking = {id(move.slot) for move in plan.moves}
-        if unmatched:
+        if unmatched or result.skipped:
             first: dict[int, Slot] = {}
             for move in plan.moves:
                 assert move.slot is not None
                 first.setdefault(move.slot.identity(), move.slot)
+            skipped = set(result.skipped)
+            for slot in plan.slots if skipped else ():
+                leader = first.get(slot.identity()) if slot.path in skipped else None
+                if leader is not None and getattr(slot, "put", None) is None:  # It is filled where it is.
+                    note = f"changed with '{leader.path}', whose memory they share: {slot.path}"
+                    result.notes.append(f"{note}, which the filter leaves out")
             for slot in unmatched:
                 leader = first.get(slot.identity())
                 if leader is None:
