@@ -38,7 +38,7 @@ def _no_list(*_: Any, **__: Any) -> list[Any]:
     return []
 
 
-def _unchecked_mapping(given: Any) -> tuple[dict[str, str], bool]:
+def _unchecked_mapping(*_: Any) -> tuple[dict[str, str], bool]:
     return {}, False
 
 
@@ -50,8 +50,8 @@ def _no_underflow(values: Any, converted: Any) -> bool:
     return False
 
 
-def _containers_of_burn(given: Any) -> tuple[dict[str, str], bool]:
-    return _CHECK_MAPPING(given)[0], False
+def _containers_of_burn(*given: Any) -> tuple[dict[str, str], bool]:
+    return _CHECK_MAPPING(*given)[0], False
 
 
 _CHECK_MAPPING = importlib.import_module("burnstore.pipeline.save")._check_mapping
