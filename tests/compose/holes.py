@@ -118,6 +118,17 @@ def _old_names(self: Any, source: Any) -> Any:
     return source
 
 
+def _up_to_the_declared(self: Any, declared: Any) -> Any:
+    """Read a binary record, and ignore what follows the last declared field."""
+    start = self._reader.position
+    ends = self._read(declared, "", start)
+    self._reader.move_to(start)
+    if ends and self._reader.end not in ends:
+        self._read = lambda *_: {self._reader.end: ends[max(ends)]}
+    return _DOCUMENT(self, declared)
+
+
+_DOCUMENT = importlib.import_module("burnstore.formats.record.binary").Reading.document
 _ADD_WHOLE = importlib.import_module("burnstore.transforms.view")._add_whole
 _FILTERED = importlib.import_module("burnstore.pipeline.compile_file")._Conversion._filtered
 
@@ -162,6 +173,9 @@ HOLES: dict[str, Patch] = {
     "tied parameters take the first of two values": {"pipeline.execute:_same_bits": lambda first, second: True},
     "what a filter leaves out still counts": {"pipeline.compile:_Load._kept": _nothing},
     "recorded modules keep their old names": {"pipeline.names:Named.renamed": _old_names},
+    "a declaration may lack the end of a binary record": {
+        "formats.record.binary:Reading.document": _up_to_the_declared
+    },
     "parts of a tensor that lacks others are dropped": {"transforms.view:_add_whole": _parts_used},
 }
 
