@@ -255,6 +255,20 @@ def test_a_part_of_a_training_checkpoint(tmp_path: Path) -> None:
     assert bs.explain(file, net, top_level_key="ema").to_dict()
 
 
+def test_a_load_of_an_unclear_part_asks_for_the_key(tmp_path: Path) -> None:
+    state = {f"a_long_name_of_a_model_with_{number}": torch.ones(1) for number in range(2)}
+    parts = {
+        "state_dict": model().state_dict(),
+        "ema": model().state_dict(),
+        **{f"more_{at}": state for at in range(9)},
+    }
+    torch.save(parts, tmp_path / "a.pt")
+    with pytest.raises(bs.errors.MissingTensorsError) as caught:
+        bs.load(model(), tmp_path / "a.pt")
+    assert "choose one with top_level_key=" in (caught.value.hint or "") and "characters)" not in str(caught.value)
+    assert bs.load(model(), tmp_path / "a.pt", top_level_key="ema").is_complete
+
+
 @pytest.mark.parametrize("suffix", [".bpk", ".safetensors", ".npz"])
 def test_a_key_is_a_prefix_in_formats_without_parts(tmp_path: Path, suffix: str) -> None:
     tensors = {"ema.w": np.ones(2), "ema.b": np.zeros(1), "model.w": np.zeros(2)}

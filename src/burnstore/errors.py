@@ -153,10 +153,10 @@ def expect(value: Any, kind: type[T], name: str) -> T:
     raise TypeError(f"{name} must be {article} {kind.__name__}, got {type(value).__name__}")
 
 
-def printable(text: str) -> str:
+def printable(text: str, most: int = _LONGEST_NAME_SHOWN) -> str:
     """Return text from a file, safe to print: control and format characters escaped, very long text shortened."""
-    if len(text) > _LONGEST_NAME_SHOWN:
-        text = f"{text[: _LONGEST_NAME_SHOWN - 40]}…({len(text)} characters)…{text[-20:]}"
+    if len(text) > most:
+        text = f"{text[: most - 40]}…({len(text)} characters)…{text[-20:]}"
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

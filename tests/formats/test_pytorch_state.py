@@ -239,6 +239,18 @@ def test_a_list_of_tensors_is_read() -> None:
     assert names(saved([torch.ones(1), torch.ones(2)])) == ["0", "1"]
 
 
+def test_a_key_leads_through_lists() -> None:
+    """As to the optimizers of Lightning."""
+    data = saved({"optimizer_states": [{"state": {0: {"exp_avg": torch.ones(2)}}}], "epoch": [3]})
+    assert names(data, top_level_key="optimizer_states") == ["0.state.0.exp_avg"]
+    assert names(data, top_level_key="optimizer_states.0.state") == ["0.exp_avg"]
+    with pytest.raises(bs.errors.CorruptError, match="does not hold a dictionary"):
+        names(data, top_level_key="epoch")
+    with pytest.raises(bs.errors.TensorNotFoundError, match=r"Key '1' not found.*: 0 \(1\)"):
+        names(data, top_level_key="optimizer_states.1")
+    assert names(saved([torch.ones(1)]), top_level_key="") == ["0"]
+
+
 def test_a_wrong_key_lists_those_that_are_there() -> None:
     """PT-23."""
     data = saved({"model": STATE, "epoch": 3})

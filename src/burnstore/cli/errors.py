@@ -106,6 +106,8 @@ def _similar_name(path: str) -> str | None:
     from difflib import get_close_matches
 
     folder, name = os.path.split(path)
+    if "://" in path:
+        return "only files of this machine are read: download it first"
     if os.path.exists(path.replace("\\", "/")):
         return f"did you mean {printable(path.replace(chr(92), '/'))}?"
     try:

@@ -10,6 +10,7 @@ from ..errors import printable
 from ..tensor.tabular import Tabular
 
 _SHOWN = 10
+_LONGEST_NAME, _LONGEST_NOTE = 200, 2_000
 _SIMILAR = 0.70
 _MOST_COMPARED = 2000
 _MOST_STEPS = 2_000_000
@@ -130,7 +131,8 @@ class ApplyResult(Tabular):
         for title, texts in (("unused", self.unused), ("errors", list(map(str, self.errors))), ("notes", self.notes)):
             if texts:
                 lines.append(f"├─ {title}")
-                lines += [f"│    {printable(text)}" for text in texts[:_SHOWN]]
+                most = _LONGEST_NOTE if title == "notes" else _LONGEST_NAME
+                lines += [f"│    {printable(text, most)}" for text in texts[:_SHOWN]]
                 lines += _more(texts)
         lines.append("└─")
         return "\n".join(lines)

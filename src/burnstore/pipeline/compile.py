@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
 from ..errors import BurnstoreError, DuplicateNameError, ModelError
+from ..formats.base import UNCLEAR_PART
 from ..models.binding import Slot
 from ..models.load.casting import value_for
 from ..models.result import ApplyError, MissingTensor
@@ -83,10 +84,11 @@ class _Load:
         result.notes += [*notes, *self.named.notes]
         self._note_casts()
         self._share(unmatched)
-        plan.hint = wrapper_hint(result.missing, result.unused)
+        unclear = [note for note in self.source.notes if UNCLEAR_PART in note and result.missing]
+        plan.hint = unclear[0] if unclear else wrapper_hint(result.missing, result.unused)
         if plan.hint is None and result.missing and result.unused:
             plan.hint = self.target.hint
-        result.notes += [] if plan.hint is None else [plan.hint]
+        result.notes += [] if plan.hint is None or unclear else [plan.hint]
         plan.fates = self.named.dropped
         plan.equals += self.named.equals
         plan.renames = {original: name for name, original in self.named.originals.items()}

@@ -86,7 +86,8 @@ def find_tensors(file: PickledFile, top_level_key: str | None, limits: Limits) -
     everything: dict[int, Any] = {}
     if top_level_key is not None:
         chosen = value_below(root, top_level_key)
-        if not isinstance(chosen, dict) and not _is_object(chosen):
+        is_list = isinstance(chosen, (list, tuple)) and _stored_below(chosen) > 0
+        if not isinstance(chosen, dict) and not is_list and not _is_object(chosen):
             problem = f"{printable(top_level_key)!r} does not hold a dictionary but a {kind_of(chosen)}"
             raise CorruptError(problem if top_level_key else _no_dict(chosen), rule="PT-23")
     elif _leaf(root) is not None:
@@ -121,7 +122,7 @@ def value_below(root: Any, key: str) -> Any:
     """Return the value under a key, or under several joined by dots; a key that contains dots is tried first."""
     value, rest = root, key
     while rest:
-        attributes = _attributes(value)
+        attributes = dict(enumerate(value)) if isinstance(value, (list, tuple)) else _attributes(value)
         if attributes is None:
             raise CorruptError(f"there is no dictionary on the way to {printable(key)!r}", rule="PT-23")
         named = {name if isinstance(name, str) else str(name): name for name in attributes if type(name) in (str, int)}
