@@ -612,3 +612,16 @@ def test_files_with_data_that_cannot_be_compared_are_not_equal(tmp_path: Path, m
     assert bs.diff(tmp_path / "a.bpk", {"w": rand(3)}).uncompared == found.uncompared[:1]
     with bs.open(tmp_path / "a.bpk") as same:
         assert bs.diff(same, same).is_equal  # One file is equal to itself, whatever it contains.
+
+
+def test_files_are_not_equal_if_the_filter_leaves_nothing_to_compare(tmp_path: Path) -> None:
+    bs.save({"a": np.ones(2), "b": np.ones(2)}, tmp_path / "a.safetensors")
+    bs.save({"a": np.zeros(2)}, tmp_path / "b.safetensors")
+    for nothing in ("zzz", [], lambda path, _: False):
+        found = bs.diff(tmp_path / "a.safetensors", tmp_path / "b.safetensors", filter=nothing)
+        assert not found.is_equal
+        assert "the filter leaves no tensor to compare" in str(found)
+    found = bs.diff(tmp_path / "a.safetensors", tmp_path / "b.safetensors", filter=["a", "zzz"])
+    assert not found.is_equal
+    assert found.notes == ("the filter's 'zzz' matched no tensor",)
+    assert bs.diff(tmp_path / "a.safetensors", tmp_path / "b.safetensors", filter="b").removed

@@ -139,11 +139,13 @@ def _filtered(aligned: Aligned, pipeline: Pipeline) -> Aligned:
     filter = pipeline.filter
     if filter is None:
         return aligned
-    first, second = (
-        {path: each for path, each in side.items() if filter.matches_with_container_path(path, each.container_stack)}
-        for side in (aligned.first, aligned.second)
-    )
-    return Aligned(first, second, aligned.layout, aligned.notes)
+    sides = (aligned.first, aligned.second)
+    items = [(path, each.container_stack) for side in sides for path, each in side.items()]
+    selection = filter.select(items)
+    kept = {path for (path, _), is_kept in zip(items, selection, strict=True) if is_kept}
+    notes = [f"the filter's {text!r} matched no tensor" for text in selection.unmatched]
+    first, second = ({path: each for path, each in side.items() if path in kept} for side in sides)
+    return Aligned(first, second, aligned.layout, [*aligned.notes, *notes])
 
 
 def _by_name(snapshots: Iterable[TensorSnapshot]) -> dict[str, TensorSnapshot]:

@@ -109,7 +109,10 @@ def diff(
             _differing(first.metadata, second.metadata),
             _differing(first.scalars, second.scalars),
             (*notes, *(f"{name}: {note}" for name, note in read_notes if not note.startswith(LEFT_OUT))),
-            tuple(f"{name}: {note}" for name, note in read_notes if note.startswith(LEFT_OUT) and len(sides) == 2),
+            (
+                *(["the filter leaves no tensor to compare"] if chosen.filter is not None and not found else []),
+                *(f"{name}: {note}" for name, note in read_notes if note.startswith(LEFT_OUT) and len(sides) == 2),
+            ),
         )
 
 
