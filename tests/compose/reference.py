@@ -348,10 +348,10 @@ def convert_layers(tensors: Named, known: Known, own: str, noted: list[str], opt
             elif own == "torch" and known.is_declared is None:
                 found = parts_to_burn(each, inside)
             elif own == "torch":
-                found, filled = module_to_burn(each, inside, each.tensors if known.is_declared else None)
-                unkept = [name for name in filled if not options.keeps(f"{each.burn}.{name}")]
-                noted += ["constant"] if len(unkept) < len(filled) else []
-                found = {name: array for name, array in found.items() if name not in unkept}
+                given = {n: inside[n] for n in inside if n in TORCH_NAMES[each.kind] or options.keeps(f"{path}.{n}")}
+                found, filled = module_to_burn(each, given, each.tensors if known.is_declared else None)
+                noted += ["constant"] if options.keeps_any(each.burn, filled) else []
+                found = {n: found[n] for n in found if n not in filled or options.keeps(f"{each.burn}.{n}")}
             else:
                 found, broken, zeros = module_to_torch(each, inside, known.is_declared)
                 noted += ["constant"] if options.keeps_any(each.path, zeros) else []

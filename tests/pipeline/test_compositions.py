@@ -12,6 +12,7 @@ import torch
 
 import burnstore as bs
 from burnstore import nn
+from burnstore.stores.records import BinFileRecorder, save_file
 
 
 class Net(nn.Module):
@@ -270,6 +271,27 @@ def test_the_parts_of_a_fused_tensor_that_cannot_be_made_are_unused(
     result = bs.load(model, tmp_path / "part.bpk", allow_partial=True)
     assert set(result.unused) == unused
     assert len(result.missing) == 1
+
+
+def test_the_parts_of_a_tensor_that_the_filter_leaves_out_need_no_counterpart(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.LSTM(3, 4), torch.nn.Linear(4, 2))
+    bs.save(model, tmp_path / "whole.bpk")
+    with bs.open(tmp_path / "whole.bpk") as file:
+        rest = [each for each in file.values() if each.path != "0.forget_gate.input_transform.bias"]
+        bs.save(rest, tmp_path / "part.bpk")
+    # Parts of 0.bias_ih_l0 end in "bias" in Burn's file, and torch's tensor does not.
+    bs.convert(tmp_path / "part.bpk", tmp_path / "kept.safetensors", like=model, target_layout="torch", filter="bias$")
+    with bs.open(tmp_path / "kept.safetensors") as file:
+        assert list(file) == ["1.bias"]
+    with pytest.raises(bs.errors.ModelError, match=r"cannot be made: 0\.forget_gate\.input_transform\.bias is missing"):
+        bs.convert(tmp_path / "part.bpk", tmp_path / "no.safetensors", like=model, target_layout="torch", filter="bias")
+
+
+def test_a_conversion_of_a_binary_record_hints_at_migrate(tmp_path: Path) -> None:
+    save_file(Net(), tmp_path / "old", BinFileRecorder())
+    with pytest.raises(bs.errors.BurnstoreError) as caught:
+        bs.convert(tmp_path / "old.bin", tmp_path / "new.bpk", like=Net())
+    assert "burnstore.migrate(old, new, like=Model())" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize("given", [{"fc": {"weight": np.eye(2)}}, [{"weight": np.eye(2)}], {"a": [np.eye(2), None]}])

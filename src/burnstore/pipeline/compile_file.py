@@ -167,6 +167,10 @@ def compile_convert(source: Input, pipeline: Pipeline, layout: Layout | None, li
     except (ModelError, PatternError) as error:
         unclear = next((note for note in source.notes if UNCLEAR_PART in note), None)
         error.hint = unclear or error.hint  # whatever did not fit: most likely one part would
+        if any("a binary record has no names" in note for note in source.notes):
+            error.hint = (
+                "a binary record has no names; burnstore.migrate(old, new, like=Model()) reads it along a model"
+            )
         raise
 
 
@@ -348,9 +352,11 @@ class _Conversion:
                 raise ModelError(f"cannot be made: {', '.join(parts)} is missing", tensor=path)
         for path in self.index:
             if path not in seen.used:
-                if self._keeps(path) and self.like is not None:
+                # The filter has left out what stranded parts would make, whatever it says of their own names.
+                is_kept = path not in seen.stranded and self._keeps(path)
+                if is_kept and self.like is not None:
                     raise self.like.lacks(path)
-                if self._keeps(path):
+                if is_kept:
                     raise ModelError(f"it has no counterpart in {wanted}'s layout", tensor=path, hint=WAYS_OUT)
                 plan.fates[self.named.original(path)] = FILTERED
         if wanted == "torch" and seen.filled and not known.is_declared:

@@ -95,6 +95,9 @@ class ConvertedView:
     incomplete: dict[str, list[str]] = field(default_factory=dict)
     """Tensors that could not be made although some of their parts were given, and the parts that are missing."""
 
+    stranded: set[str] = field(default_factory=set)
+    """Parts that were given of the incomplete tensors."""
+
     lost: list[str] = field(default_factory=list)
     """Tensors that PyTorch has in these modules, and Burn does not."""
 
@@ -257,6 +260,7 @@ def _add_whole(
     if lacking:
         if parts:
             seen.incomplete[path] = lacking
+            seen.stranded.update(each.source for each in origins if each.source is not None)
         return
     seen.used.update(join(module.burn, link.burn) for link in links)
     if len(parts) == 1:
