@@ -54,9 +54,9 @@ class File:
 
     @property
     def counts(self) -> Named:
-        """The counters that the file records."""
-        name = "num_batches_tracked"
-        return {f"{each.path}.{name}": each.tensors[name] for each in self.record or () if name in each.tensors}
+        """The counters that the file records; one of torch has them among its tensors."""
+        name, recorded = "num_batches_tracked", self.record if self.format != "pytorch" else ()
+        return {f"{each.path}.{name}": each.tensors[name] for each in recorded or () if name in each.tensors}
 
 
 @dataclass

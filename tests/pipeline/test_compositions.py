@@ -175,6 +175,18 @@ def test_no_zeros_stand_for_a_bias_whose_weight_is_not_there_either(tmp_path: Pa
     assert torch.equal(model[0].in_proj_bias, before)
 
 
+@pytest.mark.parametrize("kind", ["MultiheadAttention", "CrossAttention"])
+@pytest.mark.parametrize("absent", [("key.bias", "output.weight"), ("query.weight", "query.bias")])
+def test_an_attention_of_a_burn_file_without_a_weight_is_refused(
+    tmp_path: Path, kind: str, absent: tuple[str, ...]
+) -> None:
+    names = [f"{part}.{name}" for part in ("query", "key", "value", "output") for name in ("weight", "bias")]
+    shapes = {name: (4, 4) if name.endswith("weight") else (4,) for name in names if name not in absent}
+    bs.save({f"a.{name}": np.ones(shape, "f4") for name, shape in shapes.items()}, tmp_path / "a.bpk", layout="burn")
+    with pytest.raises(bs.errors.ModelError, match=absent[0].replace(".", r"\.")):
+        bs.convert(tmp_path / "a.bpk", tmp_path / "b.safetensors", target_layout="torch", rules={"^a$": kind})
+
+
 def test_zeros_for_a_bias_that_a_burn_file_leaves_out_are_noted(tmp_path: Path) -> None:
     bs.save(torch.nn.Sequential(torch.nn.MultiheadAttention(4, 2)), tmp_path / "a.bpk")
     bs.convert(tmp_path / "a.bpk", tmp_path / "b.bpk", filter=r"(?<!value\.bias)$")

@@ -580,19 +580,20 @@ def _fused_map(kind: ModuleKind, links: Sequence[Link], tensors: Tensors) -> Mod
     stray = next((name for name in tensors if name not in candidates), None)
     if stray is not None:
         raise ModelError(f"a {kind.name}: its {stray} has no place in PyTorch's {torch_name(kind.name)}")
-    if kind.name == "CrossAttention" and len({*tensors["query.weight"], tensors["key.weight"][1]}) > 1:
+    widths = [*tensors.get("query.weight", ()), *tensors.get("key.weight", ())[1:]]
+    if kind.name == "CrossAttention" and len(set(widths)) > 1:
         raise ModelError(
             "a CrossAttention with fewer heads for keys and values, or heads of another width than the model's: "
             "PyTorch's MultiheadAttention has neither"
         )
     wanted = {link.torch for link in links if link.burn in tensors}
     absent = [link for link in links if link.torch in wanted and link.burn not in tensors]
-    missing = next((link.burn for link in absent if not link.zero_if_absent), None)
+    if any(link.zero_if_absent and link.burn in tensors for link in links):  # PyTorch has all biases or none
+        absent += [each for each in links if each.zero_if_absent and each.burn not in tensors and each not in absent]
+    needed = {link: link.burn.replace("bias", "weight") if link.zero_if_absent else link.burn for link in absent}
+    missing = next((name for name in needed.values() if name not in tensors), None)
     if missing is not None:
         raise ModelError(f"a {kind.name} without {missing}: PyTorch's {torch_name(kind.name)} cannot do without it")
-    if any(link.zero_if_absent and link.burn in tensors for link in links):  # PyTorch has all biases or none
-        absent = [link for link in links if link.zero_if_absent and link.burn not in tensors]
-    width = tensors["output.weight"][1] if absent else 0
     # A part that the module has may be left out by a filter: zeros would then be wrong.
     kept = [replace(link, zero_if_absent=link in absent) for link in links if link.burn in tensors or link in absent]
-    return ModuleMap(tuple(kept), "Linear", tuple(Fill(link.burn, (width,), 0.0) for link in absent))
+    return ModuleMap(tuple(kept), "Linear", tuple(Fill(link.burn, tensors[needed[link]][1:], 0.0) for link in absent))
