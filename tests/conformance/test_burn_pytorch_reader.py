@@ -360,8 +360,10 @@ def test_values_below_a_key_are_read(checkpoint: bytes) -> None:
     assert PytorchReader.read_pickle_data(checkpoint, "optimizer_state_dict.lr") == 0.5
     with pytest.raises(TensorNotFoundError, match="not found"):
         PytorchReader.read_pickle_data(checkpoint, "nothing")
-    with pytest.raises(CorruptError):
+    with pytest.raises(TensorNotFoundError, match=r"'key' not found; there are.*: 0"):
         PytorchReader.read_pickle_data(saved([1, 2]), "key")
+    with pytest.raises(CorruptError, match="no dictionary on the way"):
+        PytorchReader.read_pickle_data(checkpoint, "epoch.key")
 
 
 @dataclass

@@ -25,6 +25,7 @@ from ..transforms.layout import ModuleKind
 from ..transforms.patterns import compile_pattern
 from ..transforms.recipe import Recipe, recipe_from
 
+_FORM = "write lines such as: ^encoder\\.fc\\d$ = Linear, or TOML"
 _MAX_BYTES = 1 << 20
 _KEYS = ("kinds", "tensors", "source_layout", "target_layout")
 
@@ -61,7 +62,7 @@ def _checked(given: Mapping[str, Any], text: str = "") -> Rules:
         raise FormatError(f"unknown key {unknown[0]!r} in the rules", hint=f"known: {', '.join(_KEYS)}")
     kinds = given.get("kinds", {})
     if not isinstance(kinds, Mapping) or not all(isinstance(kind, str) for kind in kinds.values()):
-        raise FormatError("a module kind must be a string")
+        raise FormatError("a module kind must be a string", hint=_FORM)
     for pattern, kind in kinds.items():
         compile_pattern(pattern)
         ModuleKind.parse(kind)
@@ -98,10 +99,9 @@ def _from_file(path: str | os.PathLike[str]) -> tuple[Mapping[str, Any], str]:
         else:
             rules = json.loads(text) if text.lstrip().startswith("{") else dict(_lines(text))
     except (ValueError, RecursionError) as error:
-        hint = "write lines such as: ^encoder\\.fc\\d$ = Linear, or TOML"
-        raise FormatError(f"this is not a rules file: {error}", hint=hint) from error
+        raise FormatError(f"this is not a rules file: {error}", hint=_FORM) from error
     if not rules:
-        raise FormatError("the rules file is empty")
+        raise FormatError("the rules file is empty", hint=_FORM)
     return rules, text
 
 
