@@ -65,11 +65,6 @@ def test_the_public_surface_is_small() -> None:
     assert dir(burnstore) == burnstore.__all__
 
 
-def test_no_file_has_more_than_600_lines() -> None:
-    long = {shown(path): len(lines_of(path)) for path in python_files("src") if len(lines_of(path)) > 600}
-    assert long == {}
-
-
 @pytest.fixture(scope="module")
 def architecture() -> ModuleType:
     """The program that draws docs/architecture.svg."""

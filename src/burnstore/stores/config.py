@@ -143,7 +143,7 @@ def to_json(config: Any) -> str:
     return text
 
 
-def _json_value(value: Any, place: str, depth: int) -> Any:
+def _json_value(value: Any, place: str, depth: int) -> Any:  # noqa: C901 (one branch per JSON type)
     if depth > _DEEPEST:
         raise _too_deep(place)
     if value is None or (isinstance(value, (bool, str)) and not isinstance(value, Enum)):

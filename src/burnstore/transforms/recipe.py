@@ -414,7 +414,7 @@ def recipe_from(document: Mapping[str, Any], lines: Sequence[int] = ()) -> Recip
     return Recipe(tuple(rules), **layouts)
 
 
-def _rule_from(row: Mapping[str, Any]) -> TensorRule:
+def _rule_from(row: Mapping[str, Any]) -> TensorRule:  # noqa: C901 (one branch per key of a rule)
     _check_keys(row, "a rule", _KEYS)
     for key, inner in _INNER_KEYS.items():
         if key in row and not (key == "fold_weight_norm" and row[key] is True):

@@ -114,8 +114,9 @@ class MsgpackReader(Window):
         except UnicodeDecodeError as error:
             raise CorruptError(f"text is not UTF-8: {error.reason}", offset=start) from None
 
-    def tree(self, *, depth: int, longest_text: int, forms: Mapping[str, NumberForm] | None = None) -> Tree:
+    def tree(self, *, depth: int, longest_text: int, forms: Mapping[str, NumberForm] | None = None) -> Tree:  # noqa: C901
         """Take a value of any kind; decode an array of numbers under a key of ``forms`` into the sink."""
+        # One branch per type byte.
         known = forms or {}
         words: dict[bytes, str] = {}  # texts read before: documents have many keys and few different ones
         root: list[Tree] = []

@@ -121,7 +121,7 @@ class _Machine:
         self._symbols: dict[tuple[str, str], Symbol] = {}
         self._globals: list[tuple[int, Symbol]] = []
 
-    def run(self) -> Pickle:
+    def run(self) -> Pickle:  # noqa: C901 (one branch per opcode: a call for each would cost half of the speed)
         """Follow the opcodes up to STOP."""
         data, memo, recogniser, persistent = self._data, self._memo, self._recogniser, self._dialect.persistent
         call, simple, marked, u16, u32, i32 = self._call, self._SIMPLE, self._MARKED, _U16, _U32, _I32

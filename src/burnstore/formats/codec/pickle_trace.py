@@ -118,7 +118,8 @@ class _CutError(Exception):
     """The data end here."""
 
 
-def _follow(data: bytes, position: int, trace: Trace, *, foreign: bool, persistent: bool) -> None:
+# One branch per opcode, in one loop: a function for each would hide the order in which they are checked.
+def _follow(data: bytes, position: int, trace: Trace, *, foreign: bool, persistent: bool) -> None:  # noqa: C901
     stack: list[Any] = []
     marks: list[list[Any]] = []
     memo: dict[int, Any] = {}
