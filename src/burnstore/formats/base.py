@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -14,6 +14,7 @@ from ..io.source import Source
 from ..limits import Limits
 from ..tensor.data import Shape
 from ..tensor.dtype import DType
+from ..tensor.facts import Facts, Piece, PieceData
 from ..tensor.snapshot import TensorSnapshot
 from ..tensor.sources import Data, SourceData
 
@@ -67,6 +68,8 @@ class Table:
     """The rows whose bytes are not one range of the source, and the data that provides them instead."""
     known_kinds: Kinds | None = field(default=None, repr=False, compare=False)
     """The result of `kinds`, if the reader knows it already."""
+    facts: Mapping[int, Facts] = field(default_factory=dict)
+    """The facts of the rows that have some: parts of a tensor, numbers that depend on others."""
 
     def kinds(self) -> Kinds:
         """Group the rows by dtype and shape."""
@@ -85,7 +88,8 @@ class Table:
         apart = {place: self.apart[row] for place, row in enumerate(rows) if row in self.apart} if self.apart else {}
         own: tuple[list[Any], ...] = (self.names, self.dtypes, self.shapes, self.offsets, self.sizes, self.param_ids)
         names, dtypes, shapes, offsets, sizes, ids = ([column[row] for row in rows] for column in own)
-        return Table(names, dtypes, shapes, offsets, sizes, ids, apart)
+        facts = {place: self.facts[row] for place, row in enumerate(rows) if row in self.facts} if self.facts else {}
+        return Table(names, dtypes, shapes, offsets, sizes, ids, apart, facts=facts)
 
     def source_rows(self) -> Table:
         """Return the rows whose bytes are one range of the source."""
@@ -107,7 +111,18 @@ class Table:
             nbytes=size,
             param_id=self.param_ids[row],
             layout=layout,
+            facts=self.facts.get(row) if self.facts else None,
         )
+
+
+def mark_pieces(table: Table, source: Source, pieces: Mapping[int, Piece]) -> Table:
+    """Return a table in which these rows are parts of tensors: they are listed, and not read as whole ones."""
+    apart, facts = dict(table.apart), dict(table.facts)
+    for row, piece in pieces.items():
+        data = apart.get(row) or SourceData(source, table.offsets[row], table.sizes[row])
+        apart[row] = PieceData(data, piece)
+        facts[row] = Facts(piece, facts[row].scheme) if row in facts else Facts(piece)
+    return replace(table, apart=apart, facts=facts)
 
 
 class ModuleClass(NamedTuple):

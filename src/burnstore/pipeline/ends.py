@@ -58,6 +58,12 @@ class Input:
     names: Mapping[str, str] = field(default_factory=dict)
     """The new name of every tensor by its name in the source, if they were renamed."""
 
+    def __post_init__(self) -> None:
+        """Refuse parts of tensors: every verb gets its tensors through an input, and needs them whole."""
+        for snapshot in self.snapshots:
+            if snapshot._facts is not None and snapshot._facts.piece is not None:
+                raise snapshot._facts.piece.refusal(self.name, snapshot.path)
+
     @property
     def recorded(self) -> list[RecordedModule] | None:
         """The modules that the source records in its metadata; CorruptError if that is damaged.

@@ -21,6 +21,7 @@ from .data import (
     quantized_from_bytes,
 )
 from .dtype import DType, Kind
+from .facts import Facts, Piece, PieceData
 from .param_id import ParamId
 from .sources import ArrayData, Data, HeldData, ProvidedData, SourceData
 
@@ -46,7 +47,7 @@ class TensorSnapshot:
     [[2.0, 3.0], [4.0, 5.0]]
     """
 
-    __slots__ = ("_container_stack", "_data", "_dtype", "_layout", "_nbytes", "_param_id", "_path", "_shape")
+    __slots__ = ("_container_stack", "_data", "_dtype", "_facts", "_layout", "_nbytes", "_param_id", "_path", "_shape")
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class TensorSnapshot:
         param_id: int | None = None,
         container_stack: Sequence[str] = (),
         layout: str | None = None,
+        facts: Facts | None = None,
     ) -> None:
         self._path = path
         self._dtype = dtype
@@ -68,6 +70,7 @@ class TensorSnapshot:
         self._param_id = param_id
         self._container_stack = container_stack
         self._layout = layout
+        self._facts = facts
 
     @classmethod
     def from_numpy(
@@ -179,6 +182,26 @@ class TensorSnapshot:
         return self._layout
 
     @property
+    def piece(self) -> Piece | None:
+        """The place in the whole tensor that this one is a part of; None for a whole tensor.
+
+        The values of a part are not read under the name of the whole; `local` gives them.
+        """
+        return None if self._facts is None else self._facts.piece
+
+    @property
+    def scheme(self) -> Any:
+        """What the numbers depend on: a quantization scheme and the names of its scales; None if on nothing."""
+        return None if self._facts is None else self._facts.scheme
+
+    def local(self) -> TensorSnapshot:
+        """Return a part of a tensor (see `piece`) as a tensor of its own; a whole tensor is returned unchanged."""
+        if self._facts is None or self._facts.piece is None:
+            return self
+        data = self._data.data if isinstance(self._data, PieceData) else self._data
+        return self.replace(data=data, facts=None if self.scheme is None else self._facts._replace(piece=None))
+
+    @property
     def container_path(self) -> str:
         """The container stack joined by dots."""
         return ".".join(self._container_stack)
@@ -208,6 +231,7 @@ class TensorSnapshot:
         param_id: int | None = _UNCHANGED,
         container_stack: Sequence[str] | None = None,
         layout: str | None = None,
+        facts: Facts | None = _UNCHANGED,
     ) -> TensorSnapshot:
         """Return a copy with some fields changed; a new dtype or shape sets ``nbytes`` too, unless it is given.
 
@@ -224,6 +248,7 @@ class TensorSnapshot:
         copy._param_id = self._param_id if param_id is _UNCHANGED else param_id
         copy._container_stack = self._container_stack if container_stack is None else container_stack
         copy._layout = self._layout if layout is None else layout
+        copy._facts = self._facts if facts is _UNCHANGED else facts
         return copy
 
     def numpy(self, *, copy: bool = False) -> Array:
@@ -304,7 +329,8 @@ class TensorSnapshot:
             return array_from_bytes(raw, self._dtype, rows_shape)[rest]
 
     def __repr__(self) -> str:
-        return f"TensorSnapshot({printable(self._path)!r}, {self._dtype}, {list(self._shape)})"
+        piece = "" if self.piece is None else f", {self.piece.text}"
+        return f"TensorSnapshot({printable(self._path)!r}, {self._dtype}, {list(self._shape)}{piece})"
 
 
 def _full_index(index: Any, rank: int) -> tuple[int | slice, ...]:

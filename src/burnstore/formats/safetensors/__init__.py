@@ -40,6 +40,9 @@ The rules. Errors and tests cite them; "stricter" marks what the package (0.8) l
     ST-12  The file ends with its last tensor.
     ST-13  A name has at most 64 KiB unless `Limits` sets another. (Stricter.)
     ST-14  A bool is stored as 0 or 1. Checked when a tensor is read. (Stricter.)
+    ST-15  Where the metadata has ``DCP_SHARDING_INFO``, as torch's ``HuggingFaceStorageWriter`` writes it, each tensor
+           is a piece of another: ``saved_offsets`` (and in newer files ``global_shape``) state its place. The values
+           are only read when all files of the set are opened together. (Stricter: the package ignores it.)
 
 Why own code, where there is a package: it copies each tensor out of its map one by one (1 GiB of NumPy arrays takes it
 2.3 times as long as reading into place on two threads, 20,000 small tensors 1.8 times as long), it cannot give

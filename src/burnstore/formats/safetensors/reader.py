@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,9 @@ from ...io.source import Source
 from ...limits import Limits
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
-from ..base import LAYOUT_KEY, Contents, Part, is_reserved
+from ...tensor.facts import Piece, describe_place
+from ..base import LAYOUT_KEY, Contents, Part, Table, is_reserved, mark_pieces
+from ..codec import json
 from ..columns import Int64s, check_end, check_sizes, read_header_bytes, table_of
 from ..sharded import read as sharded
 from ..sharded.locate import begins_like_index
@@ -22,6 +25,8 @@ from . import fast_header
 from .header import LARGEST, LENGTH, MOST_HEADER_BYTES, MOST_TENSORS, Columns, decode_header, read_header
 
 _INDEX_HEAD = 512
+SHARDING_KEY = "DCP_SHARDING_INFO"
+"""The metadata key under which torch's distributed checkpoints state the place of each tensor in the whole one."""
 
 
 def read(source: Source, limits: Limits, *, shards: Sequence[str] | None = None) -> Contents:
@@ -78,12 +83,52 @@ def read_file(source: Source, limits: Limits) -> Contents:
     starts, ends = columns.starts[order], columns.ends[order]
     _check_places(columns, order, starts, ends)
     check_end(source.size, data_start + (int(ends[-1]) if len(ends) else 0), "ST-12")
+    table = table_of(columns, order, starts, ends, data_start)
+    if SHARDING_KEY in columns.metadata:
+        with located(rule="ST-15"):
+            table = mark_pieces(table, source, _pieces(table, columns.metadata[SHARDING_KEY]))
     return Contents(
-        table_of(columns, order, starts, ends, data_start),
+        table,
         metadata=MappingProxyType(columns.metadata),
         layout=stated_layout(columns.metadata),
         data_offset=data_start,
     )
+
+
+def _pieces(table: Table, text: str) -> dict[int, Piece]:
+    """Return the places that ``DCP_SHARDING_INFO`` states for the tensors of a file (ST-15)."""
+    most = len(table.names)
+    raw = text.encode("utf-8", "surrogatepass")
+    tree = json.parse(json.decode(raw, most_nodes=3 * most + 1, most_strings=3 * most))
+    if not isinstance(tree, dict):
+        raise CorruptError(f"the metadata {SHARDING_KEY} is not a JSON object")
+    pieces: dict[int, Piece] = {}
+    for row, name in enumerate(table.names):
+        with located(tensor=name):
+            stated, shape = tree.get(name), table.shapes[row]
+            offset = _naturals(stated, "saved_offsets", len(shape))
+            if offset is None:
+                raise CorruptError(f"the metadata {SHARDING_KEY} states no saved_offsets for this tensor")
+            whole = _naturals(stated, "global_shape", len(shape))
+            if whole is not None and any(o + n > w for o, n, w in zip(offset, shape, whole, strict=True)):
+                raise CorruptError(f"a piece of {list(shape)} from {list(offset)} on exceeds {list(whole)}")
+            if whole != shape:
+                stated_whole = "" if whole is not None else ", whose global shape the file does not state"
+                text = f"{describe_place(offset, shape, whole)} of a shard of torch{stated_whole}"
+                pieces[row] = Piece(whole, offset, text)
+    return pieces
+
+
+def _naturals(stated: Any, key: str, rank: int) -> Shape | None:
+    """Return a list of natural numbers, one for each axis; None if the key is absent."""
+    values = stated.get(key) if isinstance(stated, dict) else None
+    if values is None:
+        return None
+    if not isinstance(values, list) or len(values) != rank or any(type(n) is not int or n < 0 for n in values):
+        raise CorruptError(f"the metadata {SHARDING_KEY} has {key} that are not {rank} natural numbers")
+    if any(value >> 63 for value in values):
+        raise CorruptError(f"the metadata {SHARDING_KEY} has {key} beyond 63 bits")
+    return tuple(values)
 
 
 def stated_layout(metadata: Mapping[str, str]) -> str | None:

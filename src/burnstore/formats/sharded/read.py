@@ -52,6 +52,7 @@ from ...errors import (
 from ...io.paths import plain_name, sibling
 from ...io.source import FileSource, JoinedSource, Source
 from ...limits import Limits
+from ...tensor.facts import Facts
 from ...tensor.sources import Data
 from ..base import LAYOUT_KEY, Contents, Table
 from ..codec import json
@@ -218,9 +219,11 @@ def _joined_contents(joined: JoinedSource, contents: Sequence[Contents], index_s
     tables = [content.table for content in contents]
     notes += dict.fromkeys(note for content in contents for note in content.notes)
     apart: dict[int, Data] = {}
+    facts: dict[int, Facts] = {}
     before = 0
     for table in tables:
         apart |= {before + row: data for row, data in table.apart.items()}
+        facts |= {before + row: fact for row, fact in table.facts.items()}
         before += len(table.names)
     return Contents(
         Table(
@@ -233,6 +236,7 @@ def _joined_contents(joined: JoinedSource, contents: Sequence[Contents], index_s
             sizes=[size for table in tables for size in table.sizes],
             param_ids=[param_id for table in tables for param_id in table.param_ids],
             apart=apart,
+            facts=facts,
         ),
         metadata=MappingProxyType(metadata),
         variant=f"{len(tables)} shards",

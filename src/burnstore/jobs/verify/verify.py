@@ -26,6 +26,7 @@ from ...errors import (
     UnknownFormatError,
     UnsupportedError,
     located,
+    printable,
 )
 from ...formats.base import PART_TAKEN, Check
 from ...formats.registry import format_for_path
@@ -333,7 +334,7 @@ class _Work:
                 )
         checks = sorted(checkpoint.checks(), key=lambda check: -check.nbytes)  # the longest first, for balance
         self.tasks += [_Checks(batch) for batch in in_batches(checks, lambda check: check.nbytes, _TASK_BYTES)]
-        every = list(checkpoint.values())
+        every = [tensor.local() for tensor in checkpoint.values()]
         self._plan = plan_reads(every)
         tensors = [every[at] for at in self._plan.alone]
         room = MemoryBudget(max((tensor.bytes_held for tensor in tensors), default=0) + _SPARE)
@@ -369,6 +370,12 @@ class _Work:
         )
 
     def _notes(self) -> Iterator[str]:
+        pieces = [tensor for tensor in self._checkpoint.values() if tensor.piece is not None]
+        if pieces and pieces[0].piece is not None:
+            yield (
+                f"{len(pieces)} tensors are parts of others, and only their own bytes were verified: "
+                f"{printable(pieces[0].path)} is {pieces[0].piece.text}"
+            )
         count = sum(len(shared.places) for shared in self._plan.shared)
         if count and self._digests:
             yield f"{count} tensors have no digest: together they need more than four times the bytes that they share"
