@@ -22,8 +22,8 @@ TOGETHER = "open all files of the checkpoint together: pass their folder, or a l
 class Piece:
     """The place of a tensor in the whole one that it is a part of.
 
-    >>> Piece((10, 4), (0, 0), "DTensor 0 of 4, rows 0–2 of 10")
-    Piece(global_shape=(10, 4), offset=(0, 0), text='DTensor 0 of 4, rows 0–2 of 10')
+    >>> Piece((10, 4), (0, 0), "DTensor 0 of 4, rows 0–2 of 10").refusal().message
+    'part of a tensor: DTensor 0 of 4, rows 0–2 of 10'
     """
 
     global_shape: Shape | None
