@@ -31,6 +31,7 @@ from .io.source import BytesSource, FileSource, JoinedSource, MmapSource, Source
 from .limits import Limits
 from .tensor.data import Array, Shape, array_from_bytes
 from .tensor.dtype import DType, Kind
+from .tensor.note import Note
 from .tensor.scalar import Scalar
 from .tensor.snapshot import TensorSnapshot
 from .tensor.tabular import Tabular
@@ -115,7 +116,7 @@ class Checkpoint(Tabular, Mapping[str, TensorSnapshot]):
         return self._contents.constants
 
     @property
-    def notes(self) -> Sequence[str]:
+    def notes(self) -> Sequence[Note]:
         """What should be known about how the tensors were found in the file, a sentence each."""
         return self._contents.notes
 
@@ -362,7 +363,8 @@ def _below(contents: Contents, key: str) -> Contents:
     kept = table.picked(rows)
     left_out = len(table.names) - len(rows)
     count = f"{left_out} tensor{'' if left_out == 1 else 's'}"
-    notes = [f"left out because not below the key {printable(key)!r}: {count}"] if left_out else []
+    text = f"left out because not below the key {printable(key)!r}: {count}"
+    notes = [Note("part", text, key)] if left_out else []
     names = [name[len(prefix) :] for name in kept.names]
     known = set(kept.names)
     shared = [tuple(name[len(prefix) :] for name in group if name in known) for group in contents.shared]

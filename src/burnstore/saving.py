@@ -11,12 +11,12 @@ from .errors import BurnstoreWarning, located, refuse_unknown
 from .formats.registry import format_for_path, format_named
 from .io.gc_pause import gc_paused
 from .limits import Limits
-from .pipeline.compile_file import FILTERED
 from .pipeline.options import AdapterLike, FilterLike, Pipeline, RenameLike, RulesLike, pipeline_of, refuse_unused
 from .pipeline.save import SaveResult, WriteOptions, plan_of, save_plan
 from .progress import ProgressLike, progress_from
 from .tensor.data import Array, TensorData
 from .tensor.dtype import DType
+from .tensor.note import note_kind
 from .tensor.snapshot import TensorSnapshot
 
 Tensor = Array | TensorData | TensorSnapshot
@@ -122,7 +122,7 @@ def serialize(
         plan, texts = plan_of(tensors, chosen, _metadata(metadata), chosen_pipeline, how.for_format)
     result, written = save_plan(plan, None, chosen, texts, how)
     assert written is not None
-    left_out = [f"left out: {name} ({why})" for name, why in result.left_out.items() if why != FILTERED]
+    left_out = [f"left out: {name} ({why})" for name, why in result.left_out.items() if note_kind(why) != "filtered"]
     for note in (*left_out, *result.notes):
         warnings.warn(note, BurnstoreWarning, stacklevel=2)
     return written

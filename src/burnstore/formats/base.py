@@ -15,6 +15,7 @@ from ..limits import Limits
 from ..tensor.data import Shape
 from ..tensor.dtype import DType
 from ..tensor.facts import Facts, Piece, PieceData
+from ..tensor.note import Note
 from ..tensor.snapshot import TensorSnapshot
 from ..tensor.sources import Data, SourceData
 
@@ -23,12 +24,6 @@ UNSTATED_LAYOUT = "unknown"
 
 LAYOUT_KEY = "burnstore.layout"
 """The metadata key that states the layout of a file's tensors (``burn``, ``torch``), if not the format's own."""
-
-UNCLEAR_PART = "it is not clear which part is the model"
-"""What a reader notes where a file has several parts that could be the model."""
-
-PART_TAKEN = 'top_level_key="" takes everything'
-"""What a reader notes where it took one part of a file as the model."""
 
 STAMPS = ("format", "producer", "version")
 """The metadata keys with which writers state what a file is."""
@@ -148,7 +143,7 @@ class Contents:
     """The source of the table's offsets, if not the file itself: a decompressed copy, or several files joined."""
     file_size: int | None = None
     """The bytes of all files together, if there are several."""
-    notes: Sequence[str] = ()
+    notes: Sequence[Note] = ()
     """What a user should know about how the tensors were found, one sentence each."""
     shared: Sequence[tuple[str, ...]] = ()
     """The names of the tensors that are views on one storage, for each storage with more than one."""

@@ -25,6 +25,7 @@ from ..pipeline.write import assemble
 from ..progress import ProgressLike, progress_from
 from ..stores.records import open_record, placed
 from ..tensor.dtype import DType
+from ..tensor.note import Note
 from ..tensor.snapshot import TensorSnapshot
 from ..tensor.tabular import Tabular
 from .convert.training import training_plan
@@ -50,7 +51,7 @@ class Migration(Plain, Tabular):
     """For a folder: the outcome for each record below it."""
     left_out: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The tensors that ``rules`` drop, each with the reason."""
-    notes: Sequence[str] = ()
+    notes: Sequence[Note] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..errors import printable
+from ..tensor.note import Note
 from ..tensor.tabular import Tabular
 
 _SHOWN = 10
@@ -83,7 +84,7 @@ class ApplyResult(Tabular):
     missing: list[MissingTensor] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
     errors: list[ApplyError] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
     @property
     def is_complete(self) -> bool:

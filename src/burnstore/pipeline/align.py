@@ -12,6 +12,7 @@ from ..checkpoint import Checkpoint, open_checkpoint
 from ..errors import AmbiguousError, DuplicateNameError, ModelError, located
 from ..limits import Limits
 from ..models.bindings import binding_for
+from ..tensor.note import Note
 from ..tensor.snapshot import TensorSnapshot
 from ..transforms.layout import Layout
 from ..transforms.view import LayoutView
@@ -43,7 +44,7 @@ class Aligned:
     first: dict[str, TensorSnapshot]
     second: dict[str, TensorSnapshot]
     layout: Layout | None
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
 
 @contextmanager
@@ -93,7 +94,7 @@ def align(first: Input, second: Input, pipeline: Pipeline, like: Any = None) -> 
     counters that Burn does not have are left over; they are compared if the other side recorded them. Renames apply to
     the first side, the filter to the names under which tensors are compared.
     """
-    notes: list[str] = []
+    notes: list[Note] = []
     first, second = with_layouts_given([first, second], pipeline.layout, notes)
     if pipeline.rename is not None:
         named = rename_tensors(first, pipeline)
@@ -110,11 +111,12 @@ def _in_one_layout(first: Input, second: Input, pipeline: Pipeline, like: Any) -
         return Aligned(ours, theirs, None)
     if one is None or other is None:
         silent, stated, layout = (first, second, other) if one is None else (second, first, one)
-        note = f"{silent.name} does not state its layout; compared as {layout}'s, like {stated.name}"
+        text = f"{silent.name} does not state its layout; compared as {layout}'s, like {stated.name}"
+        note = Note("layout", text, silent.name)
         return Aligned(ours, theirs, None, [note])
     torch, burn = (first, second) if one == "torch" else (second, first)
     given, wanted = (ours, theirs) if one == "torch" else (theirs, ours)
-    notes: list[str] = []
+    notes: list[Note] = []
     with located(path=torch.name, hint=_WAYS_OUT):
         view = _view(torch, burn, given, pipeline, like)
         view.check(None, "torch")
@@ -129,7 +131,8 @@ def _in_one_layout(first: Input, second: Input, pipeline: Pipeline, like: Any) -
     tensors.update({path: given[path] for path in counts if path in given})
     uncounted = [path for path in seen.lost if path in given and path not in counts]
     if uncounted:
-        notes.append(f"not compared, because Burn's layout has no such tensors: {listed(uncounted)}")
+        text = f"not compared, because Burn's layout has no such tensors: {listed(uncounted)}"
+        notes.append(Note("check", text))
     wanted = {**wanted, **{path: count for path, count in counts.items() if path in given}}
     both = (tensors, wanted) if first is torch else (wanted, tensors)
     return Aligned(*both, "burn", notes)
@@ -143,7 +146,7 @@ def _filtered(aligned: Aligned, pipeline: Pipeline) -> Aligned:
     items = [(path, each.container_stack) for side in sides for path, each in side.items()]
     selection = filter.select(items)
     kept = {path for (path, _), is_kept in zip(items, selection, strict=True) if is_kept}
-    notes = [f"the filter's {text!r} matched no tensor" for text in selection.unmatched]
+    notes = [Note("unmatched", f"the filter's {text!r} matched no tensor", text) for text in selection.unmatched]
     first, second = ({path: each for path, each in side.items() if path in kept} for side in sides)
     return Aligned(first, second, aligned.layout, [*aligned.notes, *notes])
 

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
 from ..errors import BurnstoreError, DuplicateNameError, ModelError
-from ..formats.base import UNCLEAR_PART
 from ..models.binding import Slot
 from ..models.load.casting import value_for
 from ..models.result import ApplyError, MissingTensor
 from ..tensor.dtype import DType, Kind
+from ..tensor.note import Note
 from ..tensor.snapshot import TensorSnapshot
 from ..transforms.adapters import FunctionAdapter, ModuleAdapter
 from ..transforms.layout import Layout
@@ -32,6 +32,8 @@ from .wrappers import strip_rule, wrapper_hint
 
 _NO_STEPS: tuple[Operation, ...] = ()
 
+WRAPPER_STRIPPED = Note("names", "the file was saved from a wrapped model: stripped the wrapper from its names")
+
 
 def compile_load(source: Input, target: Target, pipeline: Pipeline) -> Plan:
     """Return the plan of a load of named tensors into the slots of a target.
@@ -45,7 +47,7 @@ def compile_load(source: Input, target: Target, pipeline: Pipeline) -> Plan:
         stripped = pipeline.replace(rename=(pipeline.rename or KeyRemapper()) + KeyRemapper.from_patterns([rule]))
         again = _Load(source, target, stripped).compiled([*source.notes, *target.notes])
         if not again.result.missing:
-            again.result.notes.append("the file was saved from a wrapped model: stripped the wrapper from its names")
+            again.result.notes.append(WRAPPER_STRIPPED)
             return again
     return plan
 
@@ -61,7 +63,7 @@ class _Load:
         self.named = name_tensors(source, pipeline, target)
         self.view: LayoutView | None = None
 
-    def compiled(self, notes: Iterable[str]) -> Plan:
+    def compiled(self, notes: Iterable[Note]) -> Plan:
         plan, pipeline = self.plan, self.pipeline
         result = plan.result
         chosen = self._filtered()
@@ -84,11 +86,11 @@ class _Load:
         result.notes += [*notes, *self.named.notes]
         self._note_casts()
         self._share(unmatched)
-        unclear = [note for note in self.source.notes if UNCLEAR_PART in note and result.missing]
+        unclear = [note for note in self.source.notes if note.kind == "unclear part" and result.missing]
         plan.hint = unclear[0] if unclear else wrapper_hint(result.missing, result.unused)
         if plan.hint is None and result.missing and result.unused:
             plan.hint = self.target.hint
-        result.notes += [] if plan.hint is None or unclear else [plan.hint]
+        result.notes += [] if plan.hint is None or unclear else [Note("hint", plan.hint)]
         plan.fates = self.named.dropped
         plan.equals += self.named.equals
         plan.renames = {original: name for name, original in self.named.originals.items()}
@@ -102,7 +104,9 @@ class _Load:
         if filter is None:
             return None
         selection = filter.select([(slot.path, slot.container_stack) for slot in self.target.slots])
-        self.plan.result.notes += [f"the filter's {text!r} matched no parameter" for text in selection.unmatched]
+        self.plan.result.notes += [
+            Note("unmatched", f"the filter's {text!r} matched no parameter", text) for text in selection.unmatched
+        ]
         return selection
 
     def _with_adapted_modules(
@@ -266,11 +270,11 @@ class _Load:
         assert self.target.layout is not None
         result = plan.result
         for path, parts in seen.incomplete.items():
-            result.notes.append(f"'{path}' is made of several tensors, and {', '.join(parts)} is missing")
+            text = f"'{path}' is made of several tensors, and {', '.join(parts)} is missing"
+            result.notes.append(Note("layout", text, path))
         if any(error.kind == "ShapeMismatch" and error.expected == error.found[::-1] for error in result.errors):
-            result.notes.append(
-                "shapes look as if the source had the model's own layout, not the one that it states: pass layout="
-            )
+            text = "shapes look as if the source had the model's own layout, not the one that it states: pass layout="
+            result.notes.append(Note("hint", text))
         recorded = recorded_counts(self.named.renamed(self.source).recorded)
         lost = set(seen.lost)
         without = [slot for slot in unmatched if slot.path in lost]
@@ -282,26 +286,28 @@ class _Load:
         result.skipped.sort()
         kept = [slot.path for slot in without if slot.path not in recorded]
         if kept:
-            result.notes.append(f"Burn has no {listed(kept)}: left unchanged in the model")
+            result.notes.append(Note("layout", f"Burn has no {listed(kept)}: left unchanged in the model"))
         unloaded = [path for path in seen.lost if path in given] if self.target.layout == "burn" else []
         if unloaded:
-            result.notes.append(f"Burn has no {listed(unloaded)}: not loaded")
+            result.notes.append(Note("layout", f"Burn has no {listed(unloaded)}: not loaded"))
         result.notes += unknown_notes(
             view, self.target.layout, lambda: {slot.path: slot.container_stack for slot in plan.slots}
         )
         applied = {move.target for move in plan.moves}
         filled = [path for path, made in seen.filled.items() if made in applied]
         if filled:
-            result.notes.append(f"filled with constants that the file leaves out: {listed(filled)}")
+            result.notes.append(Note("filled", f"filled with constants that the file leaves out: {listed(filled)}"))
         return [slot for slot in unmatched if slot.path not in lost]
 
     def _note_part(self) -> None:
         part, result = self.pipeline.part, self.plan.result
         assert part is not None
         unmatched = part.unmatched([slot.path for slot in self.target.slots])
-        result.notes += [f"the partition's {text!r} matched no parameter" for text in unmatched]
+        result.notes += [
+            Note("unmatched", f"the partition's {text!r} matched no parameter", text) for text in unmatched
+        ]
         if any(error.kind == "ShapeMismatch" for error in result.errors):
-            result.notes.append(f"the shapes found are those of {part}; the model must have them, too")
+            result.notes.append(Note("hint", f"the shapes found are those of {part}; the model must have them, too"))
 
     def _note_casts(self) -> None:
         casts = Counter(
@@ -310,7 +316,10 @@ class _Load:
             if move.slot is not None and is_cast(move.slot, move.snapshot)
         )
         self.plan.result.notes += [
-            f"cast from {given} to {kept}, the dtype of the model: {count} tensor{'' if count == 1 else 's'}"
+            Note(
+                "cast",
+                f"cast from {given} to {kept}, the dtype of the model: {count} tensor{'' if count == 1 else 's'}",
+            )
             for (given, kept), count in casts.items()
         ]
 
@@ -331,8 +340,8 @@ class _Load:
             for slot in plan.slots if skipped else ():
                 leader = first.get(slot.identity()) if slot.path in skipped else None
                 if leader is not None and getattr(slot, "put", None) is None:  # It is filled where it is.
-                    note = f"changed with '{leader.path}', whose memory they share: {slot.path}"
-                    result.notes.append(f"{note}, which the filter leaves out")
+                    text = f"changed with '{leader.path}', whose memory they share: {slot.path}"
+                    result.notes.append(Note("tied", f"{text}, which the filter leaves out", slot.path))
             for slot in unmatched:
                 leader = first.get(slot.identity())
                 if leader is None:
@@ -340,7 +349,8 @@ class _Load:
                 else:
                     plan.followers.append(slot)
                     taking.add(id(slot))
-                    result.notes.append(f"'{slot.path}' is shared with '{leader.path}' and took its tensor")
+                    text = f"'{slot.path}' is shared with '{leader.path}' and took its tensor"
+                    result.notes.append(Note("tied", text, slot.path))
             result.missing.sort()
         result.applied = [slot.path for slot in plan.slots if id(slot) in taking]
 
@@ -376,7 +386,7 @@ def unknown_notes(
     layout: Layout,
     containers: Callable[[], Mapping[str, Sequence[str]]],
     keeps: Callable[[str], bool] = lambda name: True,
-) -> list[str]:
+) -> list[Note]:
     """Return a note for each class of modules whose kind is unknown and whose tensors are copied unchanged."""
     classes: dict[str, list[str]] = {}
     names = list(filter(keeps, view.unknown(layout)))
@@ -386,15 +396,19 @@ def unknown_notes(
         owner = next((entry.partition(":")[2] for entry in reversed(stack) if ":" in entry), "")
         classes.setdefault(owner, []).append(name)
     return [
-        f"copied unchanged, {f'modules of class {owner}' if owner else 'modules'} of unknown kind: {listed(names)}"
+        Note(
+            "unknown",
+            f"copied unchanged, {f'modules of class {owner}' if owner else 'modules'} of unknown kind: {listed(names)}",
+            owner or None,
+        )
         for owner, names in classes.items()
     ]
 
 
-def underflow_notes(snapshots: Iterable[TensorSnapshot], names: Iterable[str] = ()) -> list[str]:
+def underflow_notes(snapshots: Iterable[TensorSnapshot], names: Iterable[str] = ()) -> list[Note]:
     """Return the note about tensors in which a cast made a value 0: these names, and what was read of the snapshots."""
     found = sorted({snapshot.path for snapshot in snapshots if underflowed(snapshot._data)}.union(names))
-    return [f"cast: values too small for the new dtype became 0 in {listed(found)}"] if found else []
+    return [Note("cast", f"cast: values too small for the new dtype became 0 in {listed(found)}")] if found else []
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:

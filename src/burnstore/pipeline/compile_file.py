@@ -12,10 +12,10 @@ from functools import cached_property
 from typing import Any
 
 from ..errors import DuplicateNameError, ModelError, PatternError
-from ..formats.base import UNCLEAR_PART
 from ..models.binding import Slot
 from ..models.bindings import binding_for
 from ..tensor.dtype import DType
+from ..tensor.note import Note
 from ..tensor.snapshot import TensorSnapshot
 from ..transforms.adapters import FunctionAdapter, IdentityAdapter, ModuleAdapter
 from ..transforms.layout import Layout
@@ -24,7 +24,7 @@ from ..transforms.precision import cast
 from ..transforms.remap import KeyRemapper, keep_distinct
 from ..transforms.shapes import weight_norm_hint
 from ..transforms.view import ConvertedView, LayoutView, Origin, join
-from .compile import adapter_name, check_adapted, listed, unknown_notes
+from .compile import WRAPPER_STRIPPED, adapter_name, check_adapted, listed, unknown_notes
 from .ends import Input, Target
 from .kinds import (
     WAYS_OUT,
@@ -43,7 +43,7 @@ from .plan import Move, Plan
 from .wrappers import SEGMENTS as WRAPPER_SEGMENTS
 from .wrappers import prefix_hint, strip_rule
 
-FILTERED = "the filter does not match it"
+FILTERED = Note("filtered", "the filter does not match it")
 """The reason for a tensor that the filter leaves out."""
 
 _Row = tuple[TensorSnapshot, tuple[Origin, ...], tuple[Operation, ...]]
@@ -109,7 +109,7 @@ def select_tensors(plan: Plan, given: list[TensorSnapshot], pipeline: Pipeline) 
 def _note_unmatched(plan: Plan, unmatched: Sequence[str], pipeline: Pipeline, what: str) -> None:
     if unmatched and pipeline.unmatched == "error":
         raise PatternError(f"the filter {unmatched[0]!r} matched no {what}", hint="burnstore inspect lists the names")
-    plan.notes += [f"the filter's {text!r} matched no {what}" for text in unmatched]
+    plan.notes += [Note("unmatched", f"the filter's {text!r} matched no {what}", text) for text in unmatched]
 
 
 def _unchanged(snapshots: Sequence[TensorSnapshot]) -> list[_Row]:
@@ -149,9 +149,9 @@ def _model_in(
     return seen
 
 
-def _filled_note(seen: ConvertedView, kept: set[str], why: str) -> list[str]:
+def _filled_note(seen: ConvertedView, kept: set[str], why: str) -> list[Note]:
     filled = [path for path, made in seen.filled.items() if made in kept]
-    return [f"filled with constants, because {why}: {listed(filled)}"] if filled else []
+    return [Note("filled", f"filled with constants, because {why}: {listed(filled)}")] if filled else []
 
 
 # --- files → file -----------------------------------------------------------------------------------------------------
@@ -165,9 +165,9 @@ def compile_convert(source: Input, pipeline: Pipeline, layout: Layout | None, li
     try:
         return _compile_convert(source, pipeline, layout, like)
     except (ModelError, PatternError) as error:
-        unclear = next((note for note in source.notes if UNCLEAR_PART in note), None)
+        unclear = next((str(note) for note in source.notes if note.kind == "unclear part"), None)
         error.hint = unclear or error.hint  # whatever did not fit: most likely one part would
-        if any("a binary record has no names" in note for note in source.notes):
+        if source.format == "record" and any(note.kind == "nameless" for note in source.notes):
             error.hint = (
                 "a binary record has no names; burnstore.migrate(old, new, like=Model()) reads it along a model"
             )
@@ -188,7 +188,7 @@ def _compile_convert(source: Input, pipeline: Pipeline, layout: Layout | None, l
             error.hint = f"{error.hint}; {more}" if error.hint else more
         raise
     if rule is not None:
-        plan.notes.append("the file was saved from a wrapped model: stripped the wrapper from its names")
+        plan.notes.append(WRAPPER_STRIPPED)
     return plan
 
 
@@ -308,7 +308,8 @@ class _Conversion:
             if leader is not None and slot.path not in self.index:
                 self.index[slot.path] = self.index[leader].with_path(slot.path)
                 self.named.originals[slot.path] = self.named.original(leader)
-                self.plan.notes.append(f"'{slot.path}' is tied to '{leader}' and gets its values")
+                text = f"'{slot.path}' is tied to '{leader}' and gets its values"
+                self.plan.notes.append(Note("tied", text, slot.path))
 
     def _known(self, own: Layout | None, *, is_needed: bool, is_wanted: bool) -> Known | None:
         """Return what is known about the modules; ModelError if it is needed and nothing states it."""
@@ -477,8 +478,8 @@ class _Conversion:
         return [(row[0].with_path(full.get(row[0].path, row[0].path)), *row[1:]) for row in rows]
 
 
-def _count_note(paths: Sequence[str]) -> list[str]:
-    return [f"Burn does not count, so these start at 0: {listed(paths)}"] if paths else []
+def _count_note(paths: Sequence[str]) -> list[Note]:
+    return [Note("filled", f"Burn does not count, so these start at 0: {listed(paths)}")] if paths else []
 
 
 def _count_origin(count: TensorSnapshot | None) -> Origin:
@@ -518,10 +519,8 @@ def _adapt(
         changed += after.path != snapshot.path or after.shape != snapshot.shape
         adapted.append((after, origins, (*steps, *more)))
     if changed and not adapter.replaces_layout:
-        plan.notes.append(
-            f"{name} changes the names or axes of {changed} tensors; the file still states the layout "
-            f"{plan.layout or 'unknown'}"
-        )
+        stated = f"the file still states the layout {plan.layout or 'unknown'}"
+        plan.notes.append(Note("layout", f"{name} changes the names or axes of {changed} tensors; {stated}", name))
     return adapted
 
 
@@ -584,13 +583,16 @@ def _finish(plan: Plan, rows: list[_Row], pipeline: Pipeline) -> None:
         renaming = remapper.remap_names(names)
         if renaming.unmatched and pipeline.unmatched == "error":
             raise PatternError(f"the rename {renaming.unmatched[0]!r} matched no tensor")
-        plan.notes += [f"the remapping {rule!r} matched no tensor of the model" for rule in renaming.unmatched]
+        plan.notes += [
+            Note("unmatched", f"the remapping {rule!r} matched no tensor of the model", rule)
+            for rule in renaming.unmatched
+        ]
         kept = keep_distinct(renaming.names, names, pipeline.on_collision)
         is_kept = set(kept)
         for row, name in enumerate(names):
             if row not in is_kept:
                 plan.fates[name] = f"another tensor is renamed to {renaming.names[row]!r} as well"
-                plan.notes.append(f"{name!r} was left out: {plan.fates[name]}")
+                plan.notes.append(Note("names", f"{name!r} was left out: {plan.fates[name]}", name))
         plan.renames = {names[row]: renaming.names[row] for row in kept}
         rows = [(_named(renaming.names[row], rows[row][0]), *rows[row][1:]) for row in kept]
     plan.moves = _moves(rows)

@@ -19,6 +19,7 @@ from ..models.bindings import binding_for
 from ..models.outline import Outline, outline_of
 from ..tensor.data import Array, Shape, TensorData
 from ..tensor.dtype import DType
+from ..tensor.note import Note, as_note
 from ..tensor.scalar import Scalar
 from ..tensor.snapshot import TensorSnapshot
 from ..transforms.layout import LAYOUTS, Layout
@@ -52,7 +53,7 @@ class Input:
     format: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     scalars: Mapping[str, Scalar] = field(default_factory=dict)
-    notes: Sequence[str] = ()
+    notes: Sequence[Note] = ()
     checkpoint: Checkpoint | None = None
     model: Any = None
     names: Mapping[str, str] = field(default_factory=dict)
@@ -82,7 +83,7 @@ class Input:
         found = {} if self.checkpoint is None else self.checkpoint.classes
         return (renamed_classes(found, self.names) or {}) if found and self.names else found
 
-    def layout_given(self, given: Layout | None, notes: list[str]) -> Layout | None:
+    def layout_given(self, given: Layout | None, notes: list[Note]) -> Layout | None:
         """Return the layout of the source: the given one, or the one it states; a contradiction is refused or noted."""
         if given is None or self.layout in (None, given):
             return given or self.layout
@@ -92,11 +93,13 @@ class Input:
                 f'layout="{given}" contradicts the source: {stated} in its metadata',
                 hint=f'leave layout= out; target_layout="{given}" is the layout of what convert writes',
             )
-        notes.append(f'{stated} by its format; read as {given}\'s, because of layout="{given}"')
+        notes.append(
+            Note("layout", f'{stated} by its format; read as {given}\'s, because of layout="{given}"', self.name)
+        )
         return given
 
 
-def with_layouts_given(inputs: Sequence[Input], given: Layout | None, notes: list[str]) -> list[Input]:
+def with_layouts_given(inputs: Sequence[Input], given: Layout | None, notes: list[Note]) -> list[Input]:
     """Return inputs with the given layout where they state none; if all state one, it must be the given one."""
     if given is not None and any(source.layout is None for source in inputs):
         return [source if source.layout is not None else replace(source, layout=given) for source in inputs]
@@ -107,7 +110,14 @@ def input_of_file(file: Checkpoint) -> Input:
     """Return an open file as an input."""
     layout = next((known for known in LAYOUTS if known == file.layout), None)
     return Input(
-        file.path, list(file.values()), layout, file.format, file.metadata, file.scalars, file.notes, checkpoint=file
+        file.path,
+        list(file.values()),
+        layout,
+        file.format,
+        file.metadata,
+        file.scalars,
+        list(map(as_note, file.notes)),
+        checkpoint=file,
     )
 
 
@@ -144,7 +154,7 @@ class Target:
     is_whole: bool = True
     """Whether the source must have every tensor of it."""
 
-    notes: Sequence[str] = ()
+    notes: Sequence[Note] = ()
     hint: str | None = None
     """What to do if a source has other names."""
 

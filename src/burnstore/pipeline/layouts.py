@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 
 from ..errors import ModelError, printable
 from ..tensor.data import Shape
+from ..tensor.note import Note
 from ..tensor.snapshot import TensorSnapshot
 from ..transforms.layout import Layout, Link
 from ..transforms.view import LayoutView, join
@@ -18,10 +19,10 @@ _BURN_NAMES = frozenset({"gamma", "beta", "alpha"})
 """Names of tensors in Burn's modules that have other names in PyTorch."""
 
 
-def layout_note(name: str, layout: Layout, why: str) -> str:
+def layout_note(name: str, layout: Layout, why: str) -> Note:
     """Return the note on how the layout of a source was decided."""
     framework = "PyTorch" if layout == "torch" else "Burn"
-    return f"{printable(name)} does not state its layout: taken as {framework}'s ({why})"
+    return Note("layout", f"{printable(name)} does not state its layout: taken as {framework}'s ({why})", name)
 
 
 def proved_layout(

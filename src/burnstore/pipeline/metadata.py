@@ -21,6 +21,7 @@ from ..formats.base import (
     stated_layout,
     supports_metadata,
 )
+from ..tensor.note import Note
 from ..transforms.layout import LAYOUTS, Layout
 from .ends import Input
 from .kinds import MODULES_KEY, RecordedModule, record_text, recorded_by, recorded_modules, renamed_modules
@@ -96,7 +97,8 @@ def metadata_for_files(
     if not supports_metadata(chosen):
         lost = [printable(key) for key in metadata if key not in _STAMPS and not key.startswith("burnstore.")]
         if lost:
-            plan.notes.append(f"{chosen.name} has no place for metadata, left out: {', '.join(lost)}")
+            lack = f"{chosen.name} has no place for metadata"
+            plan.notes.append(Note("metadata", f"{lack}, left out: {', '.join(lost)}"))
         return {key: text for key, text in given.items() if text is not None}
     is_same = all(source.format == chosen.name and source.layout == layout for source in sources)
     if not is_same or any(key in disputed for key in _STAMPS):
@@ -114,7 +116,7 @@ def metadata_for_files(
     _record_modules(metadata, sources, plan, pipeline)
     names = [printable(key) for key in disputed if key not in _STAMPS]
     if names:
-        plan.notes.append(f"metadata on which the sources differ was left out: {', '.join(names)}")
+        plan.notes.append(Note("metadata", f"metadata on which the sources differ was left out: {', '.join(names)}"))
     return metadata
 
 
@@ -164,7 +166,7 @@ def merged_record(sources: Sequence[Input]) -> list[RecordedModule] | None:
     return list(merged.values()) if merged else None
 
 
-def scalars_of(sources: Sequence[Input], chosen: Format, notes: list[str]) -> dict[str, Any]:
+def scalars_of(sources: Sequence[Input], chosen: Format, notes: list[Note]) -> dict[str, Any]:
     """Return the scalars of the sources where the format has a place for them; otherwise note that they are lost."""
     scalars: dict[str, Any] = {}
     for source in sources:
@@ -172,6 +174,6 @@ def scalars_of(sources: Sequence[Input], chosen: Format, notes: list[str]) -> di
             if scalars.setdefault(name, value) != value:
                 raise DuplicateNameError(f"two sources have different scalars named {name!r}", path=source.name)
     if scalars and not isinstance(chosen, HoldsScalars):
-        notes.append(f"{chosen.name} has no place for scalars, left out: {', '.join(scalars)}")
+        notes.append(Note("metadata", f"{chosen.name} has no place for scalars, left out: {', '.join(scalars)}"))
         return {}
     return scalars

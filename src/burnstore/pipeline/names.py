@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..errors import ModelError, PatternError, located, printable
+from ..tensor.note import Note
 from ..tensor.snapshot import TensorSnapshot
 from ..transforms.indices import ClosedGap, closed_gaps, contiguous_names, index_of
 from ..transforms.operations import Operation
@@ -32,7 +33,7 @@ class Named:
     originals: dict[str, str]
     """The name in the source of every renamed tensor, by the new name; other tensors keep theirs."""
 
-    notes: list[str]
+    notes: list[Note]
     dropped: dict[str, str]
     """Tensors of the source that another one displaced or rules drop, and why."""
 
@@ -145,7 +146,7 @@ def rename_tensors(source: Input, pipeline: Pipeline) -> Named:
     return named if pipeline.recipe is None else _followed(named, source, pipeline)
 
 
-def _renamed(given: list[str], remapper: KeyRemapper | None, pipeline: Pipeline) -> tuple[list[str], list[str]]:
+def _renamed(given: list[str], remapper: KeyRemapper | None, pipeline: Pipeline) -> tuple[list[str], list[Note]]:
     if remapper is None:
         return given, []
     renaming = remapper.remap_names(given)
@@ -155,10 +156,13 @@ def _renamed(given: list[str], remapper: KeyRemapper | None, pipeline: Pipeline)
             hint="patterns are a list and apply one after the other, a mapping renames whole names; "
             "a pattern that starts with ? may match nothing",
         )
-    return renaming.names, [f"the remapping {rule!r} matched no tensor of the file" for rule in renaming.unmatched]
+    notes = [
+        Note("unmatched", f"the remapping {rule!r} matched no tensor of the file", rule) for rule in renaming.unmatched
+    ]
+    return renaming.names, notes
 
 
-def _named(source: Input, given: list[str], names: list[str], notes: list[str], pipeline: Pipeline) -> Named:
+def _named(source: Input, given: list[str], names: list[str], notes: list[Note], pipeline: Pipeline) -> Named:
     if names == given:
         return Named(source.snapshots, {}, notes, {})
     rows = keep_distinct(names, given, pipeline.on_collision)
@@ -171,7 +175,7 @@ def _named(source: Input, given: list[str], names: list[str], notes: list[str], 
             for row in range(len(names))
             if row not in is_kept
         }
-        notes = [*notes, *(f"{name!r} was left out: {why}" for name, why in dropped.items())]
+        notes = [*notes, *(Note("names", f"{name!r} was left out: {why}", name) for name, why in dropped.items())]
     tensors = source.snapshots
     renamed = [tensors[row] if given[row] == names[row] else tensors[row].with_path(names[row]) for row in rows]
     originals = {names[row]: given[row] for row in rows if given[row] != names[row]}
@@ -202,7 +206,7 @@ class _Indices:
 
 def _closed_for(
     names: Sequence[str], indices: _Indices, keep: Callable[[str], bool], *, is_requested: bool
-) -> tuple[Renaming, list[str]]:
+) -> tuple[Renaming, list[Note]]:
     """Return the names with gaps closed as far as the model wants it, and notes about places where that is unclear.
 
     Unless it is requested, indices that the model itself has with these gaps stay. Raises ModelError where the model
@@ -222,7 +226,7 @@ def _either(kept: set[str], keep: Callable[[str], bool]) -> Callable[[str], bool
     return lambda prefix: prefix in kept or keep(prefix)
 
 
-def _judged(gap: ClosedGap, wanted: Sequence[int]) -> str | None:
+def _judged(gap: ClosedGap, wanted: Sequence[int]) -> Note | None:
     """Return a note about a closed gap if the model has other indices; ModelError if the gap must not be closed."""
     if wanted and wanted[-1] >= len(gap.indices):
         where = f"below {printable(gap.prefix)!r}" if gap.prefix else "at the root"
@@ -233,10 +237,11 @@ def _judged(gap: ClosedGap, wanted: Sequence[int]) -> str | None:
             "those below some prefixes, and a rename gives them the model's own",
         )
     if wanted and len(wanted) < len(gap.indices):
-        return (
+        text = (
             f"below {printable(gap.prefix)!r} the file's indices {_listed(gap.indices)} were renumbered, and the "
             f"model has only {_listed(wanted)}"
         )
+        return Note("names", text, gap.prefix)
     return None
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from ..errors import CorruptError, ModelError, TensorNotFoundError, UnsupportedError, located
 from ..models.binding import Slot
 from ..models.result import ApplyResult
+from ..tensor.note import Note
 from ..tensor.snapshot import TensorSnapshot
 from ..transforms.constant import check_constant
 from ..transforms.guess import Guess
@@ -81,7 +82,7 @@ class Plan:
     equals: list[tuple[TensorSnapshot, TensorSnapshot]] = field(default_factory=list)
     """Tensors that the target leaves out because they equal others; their values are compared first."""
 
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     view: LayoutView | None = None
     """What is known of the modules, where the layout was converted or a record has to be kept."""
 

@@ -31,6 +31,7 @@ from ..models.bindings import binding_for
 from ..models.plain import as_text, hidden_tensors
 from ..progress import Progress
 from ..tensor.data import TensorData
+from ..tensor.note import Note
 from ..tensor.snapshot import TensorSnapshot
 from ..tensor.tabular import Tabular
 from ..transforms.filter import PathFilter
@@ -58,7 +59,7 @@ class SaveResult(Tabular):
     tensors: tuple[str, ...]
     nbytes: int
     left_out: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     files: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -213,10 +214,13 @@ def plan_of(
     if metadata is None and source.metadata:
         lost = [key for key in source.metadata if key not in (*STAMPS, LAYOUT_KEY, SET_KEY)]
         plan.notes += (
-            [f"metadata of the file was not written: {listed(lost)}; pass metadata= to keep it"] if lost else []
+            [Note("metadata", f"metadata of the file was not written: {listed(lost)}; pass metadata= to keep it")]
+            if lost
+            else []
         )
     if source.scalars and "scalars" not in options:
-        plan.notes.append(f"scalars of the file were not written: {listed(list(source.scalars))}")
+        text = f"scalars of the file were not written: {listed(list(source.scalars))}"
+        plan.notes.append(Note("metadata", text))
     return plan, _metadata_of_named(chosen, own, metadata, options, is_empty=not source.snapshots)
 
 
@@ -337,6 +341,6 @@ def collect(
     """
     plan = compile_save(model, None, Pipeline(filter=filter, adapter=adapter, skip_enum_variants=skip_enum_variants))
     for note in plan.notes:
-        if "matched no" in note:
+        if note.kind == "unmatched":
             warnings.warn(note, BurnstoreWarning, stacklevel=2)
     return [move.snapshot.replace(layout=plan.layout) for move in plan.moves]

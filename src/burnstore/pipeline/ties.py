@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from ..errors import printable
 from ..formats.base import Format, HoldsTies, is_reserved
 from ..models.load.ties import same_values
+from ..tensor.note import Note
 from ..tensor.snapshot import TensorSnapshot
 from ..tensor.sources import Data, RangeData, WrappedData
 from .compile import listed
@@ -28,7 +29,8 @@ def ties_of(
         if twice:
             layout = "in Burn's layout" if plan.layout == "burn" else "without a layout"
             place = f"{chosen.name} {layout}" if isinstance(chosen, HoldsTies) else chosen.name
-            plan.notes.append(f"tied tensors are stored more than once, because {place} has no ties: {listed(twice)}")
+            text = f"tied tensors are stored more than once, because {place} has no ties: {listed(twice)}"
+            plan.notes.append(Note("tied", text))
         return {}
     ties = {name: group[0] for group in _groups(snapshots, lambda data: data.identity) for name in group[1:]}
     by_name = {snapshot.path: snapshot for snapshot in snapshots} if plan.tied else {}
@@ -39,7 +41,7 @@ def ties_of(
         del ties[name]  # The metadata has this key for something else.
     if ties:
         pairs = [f"{printable(name)} as {printable(kept)}" for name, kept in ties.items()]
-        plan.notes.append(f"tied tensors are stored once: {listed(pairs)}")
+        plan.notes.append(Note("tied", f"tied tensors are stored once: {listed(pairs)}"))
     return ties
 
 

@@ -10,6 +10,7 @@ from ..checkpoint import open_checkpoint
 from ..errors import located
 from ..formats import pytorch
 from ..limits import Limits
+from ..tensor.note import Note
 from ..tensor.snapshot import TensorSnapshot
 from .config import config_from_file
 
@@ -107,7 +108,7 @@ class PytorchReader:
         )
 
     @property
-    def notes(self) -> list[str]:
+    def notes(self) -> list[Note]:
         """What should be known about how the tensors were found, one sentence each."""
         return list(self._checkpoint.notes)
 

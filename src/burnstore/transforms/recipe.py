@@ -33,6 +33,7 @@ from typing import Any
 
 from ..errors import DuplicateNameError, ModelError, PatternError, located
 from ..tensor.dtype import DType
+from ..tensor.note import Note
 from ..tensor.snapshot import TensorSnapshot
 from .layout import LAYOUTS, Layout
 from .operations import (
@@ -196,7 +197,8 @@ class Recipe:
             if not rule.sources and (rule.constant is not None or rule.equals is not None):
                 waiting.append(rule)
             elif not rule.sources:  # what the way there dropped
-                followed.notes.append(f"the way back has no {', '.join(rule.targets)}: the rules dropped it")
+                text = f"the way back has no {', '.join(rule.targets)}: the rules dropped it"
+                followed.notes.append(Note("names", text))
             else:
                 with located(rule=f"line {rule.line} of the rules" if rule.line else None):
                     self._follow(rule, tensors, followed)
@@ -289,7 +291,7 @@ class Recipe:
             if not beside and "*" not in target:
                 raise ModelError(f"nothing states the shape of {target!r}, which is constant")
             if "*" in target:
-                followed.notes.append(f"the way back has no {target}: the rules dropped it")
+                followed.notes.append(Note("names", f"the way back has no {target}: the rules dropped it", target))
                 continue
             for indices in beside:
                 name = form.name(indices)
@@ -331,7 +333,7 @@ class Followed:
     made: dict[str, tuple[TensorSnapshot, tuple[Origin, ...], tuple[Operation, ...]]] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
     equals: list[tuple[TensorSnapshot, TensorSnapshot]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     used: dict[str, TensorRule] = field(default_factory=dict)
     makers: dict[str, TensorRule | None] = field(default_factory=dict)
 

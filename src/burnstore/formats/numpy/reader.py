@@ -23,6 +23,7 @@ from ...io.source import Source
 from ...limits import Limits
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
+from ...tensor.note import Note
 from ...tensor.sources import Data, RangeData, SourceData
 from ..base import Check, Contents, Part, Table
 from ..codec.zip import DEFLATED, Directory, read_directory
@@ -66,7 +67,7 @@ def read(source: Source, limits: Limits) -> Contents:
             try:
                 found = _array(window, size, limits)
             except UnsupportedError as error:
-                left_out.append(f"{printable(short)!r} is left out: {error.message}")
+                left_out.append(Note("left out", f"{printable(short)!r} is left out: {error.message}", short))
                 continue
         rows.append((short, found, member.start, _data(found, source, member.start, packed)))
     return _contents(rows, limits, "zip of arrays", left_out)
@@ -172,7 +173,7 @@ def _data(found: _Array, source: Source, at: int, packed: DeflatedData | None) -
 
 
 def _contents(
-    rows: Sequence[tuple[str, _Array, int, Data | None]], limits: Limits, variant: str, notes: Sequence[str]
+    rows: Sequence[tuple[str, _Array, int, Data | None]], limits: Limits, variant: str, notes: Sequence[Note]
 ) -> Contents:
     names = [row[0] for row in rows]
     check_names(names, limits, "NP-07", "NP-07")

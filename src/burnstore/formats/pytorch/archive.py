@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 from ...errors import CorruptError, LimitError, UnsafeContentError, UnsupportedError, located, printable
 from ...io.source import Source
 from ...limits import Limits
+from ...tensor.note import Note
 from ...tensor.sources import SourceData
 from ..codec.json import decode
 from ..codec.json import parse as parse_json
 from ..codec.zip import DEFLATED, Directory, read_directory
 from .data import DeflatedData, check_member, read_member
 from .stream import PickledFile, max_pickle_bytes, parse_whole, torch_dialect
-from .tensors import DTYPES, PickledTensor, Storage, Storages, shown_names, view
+from .tensors import DTYPES, PickledTensor, Storage, Storages, left_out_note, view
 
 PICKLE = "data.pkl"
 _MAX_TEXT = 4096
@@ -141,7 +142,7 @@ class ZipFile:
             if checksums and stored[row]:
                 check_member(self.source, directory.member(row))
 
-    def unread(self, folder: str, storages: Storages, reason: str, *suffixes: str) -> list[str]:
+    def unread(self, folder: str, storages: Storages, reason: str, *suffixes: str) -> list[Note]:
         """Return a note about the records of a folder that are not one of these storages."""
         prefix = self.root + folder
         names = [name.removeprefix(self.root) for name in self.directory.names if name.startswith(prefix)]
@@ -149,7 +150,7 @@ class ZipFile:
             return []
         known = {folder + key for key in storages.by_key}
         others = [name for name in names if name not in known and not name.endswith((*suffixes, "/"))]
-        return [f"left out: {shown_names(others)}: {reason}"] if others else []
+        return [left_out_note(others, reason)] if others else []
 
 
 def _read_directory(source: Source) -> Directory:
@@ -197,7 +198,7 @@ def read_zip(archive: ZipFile, limits: Limits, *, checksums: bool) -> PickledFil
     if kind.refusal is not None:
         raise UnsupportedError(f"it is {kind.refusal}", rule=kind.rule)
     facts, big_endian, storages = archive.facts(), archive.big_endian(), Storages()
-    notes: list[str] = []
+    notes: list[Note] = []
     if kind.name == "exported":
         value = _exported_weights(archive, storages, notes)
         archive.attach(storages, _WEIGHTS, big_endian=big_endian, checksums=checksums)
@@ -214,7 +215,8 @@ def read_zip(archive: ZipFile, limits: Limits, *, checksums: bool) -> PickledFil
         constants = parse_whole(archive.read(record), torch_dialect(storages), limits, base=archive.start_of(record))
         if storages.by_key:
             value = {"constants": constants.value}
-            notes.append("the model is frozen: its weights are constants of its code, which are numbered, not named")
+            text = "the model is frozen: its weights are constants of its code, which are numbered, not named"
+            notes.append(Note("nameless", text))
     archive.attach(storages, folder, big_endian=big_endian, checksums=checksums)
     notes += archive.unread("data/", storages if folder == "data/" else Storages(), "the pickle does not refer to it")
     if kind.name == "script":
@@ -246,13 +248,13 @@ def tensor_members(archive: ZipFile, limits: Limits) -> frozenset[str]:
 # --------------------------------------------------------------------------------------------------- exported programs
 
 
-def _exported_weights(archive: ZipFile, storages: Storages, notes: list[str]) -> dict[str, PickledTensor]:
+def _exported_weights(archive: ZipFile, storages: Storages, notes: list[Note]) -> dict[str, PickledTensor]:
     """Return the weights of an exported program by name; note those that are left out."""
     weights: dict[str, PickledTensor] = {}
     for name, described in _exported_table(archive, _WEIGHTS, _CONFIG).items():
         with located(tensor=name, rule="PT-26"):
             if described.get("use_pickle"):
-                notes.append(f"left out: {printable(name)}, which is a zip inside the zip")
+                notes.append(Note("left out", f"left out: {printable(name)}, which is a zip inside the zip", name))
             else:
                 weights[name] = _exported_tensor(archive, storages, described)
     return weights
@@ -274,12 +276,12 @@ def _exported_table(archive: ZipFile, folder: str, suffix: str) -> dict[str, dic
     return found
 
 
-def _exported_constants(archive: ZipFile) -> list[str]:
+def _exported_constants(archive: ZipFile) -> list[Note]:
     """Return notes about what an exported program stores besides its state dict."""
     names = list(_exported_table(archive, _CONSTANTS, _CONSTANTS_CONFIG))
     samples = [name for name in archive.directory.names if name.startswith(f"{archive.root}data/sample_inputs/")]
     groups = ((names, "constants"), (samples, "inputs of the program"))
-    return [f"left out: {shown_names(group)}: {what}, not in the state dict" for group, what in groups if group]
+    return [left_out_note(group, f"{what}, not in the state dict") for group, what in groups if group]
 
 
 def _exported_tensor(archive: ZipFile, storages: Storages, entry: dict[str, Any]) -> PickledTensor:

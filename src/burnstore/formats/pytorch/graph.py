@@ -18,12 +18,22 @@ from typing import Any
 
 from ...errors import CorruptError, DuplicateNameError, LimitError, TensorNotFoundError, printable
 from ...limits import Limits
-from ..base import PART_TAKEN, UNCLEAR_PART, ModuleClass
+from ...tensor.note import Note
+from ..base import ModuleClass
 from ..codec.pickle_values import Call, PickledDict, PickledSet, Symbol, kind_of
 from .calls import NumpyArray
 from .stream import PickledFile
 from .tensor_calls import UnbuiltTensor
-from .tensors import AttributedTensor, CompositeTensor, PickledTensor, Storage, StorageView, Unread, shown_names
+from .tensors import (
+    AttributedTensor,
+    CompositeTensor,
+    PickledTensor,
+    Storage,
+    StorageView,
+    Unread,
+    left_out_note,
+    shown_names,
+)
 
 MODEL_KEYS = frozenset(
     (
@@ -76,7 +86,7 @@ class Found:
     """The tensors of a file by name, and notes about how they were found."""
 
     tensors: dict[str, Leaf] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     classes: dict[str, ModuleClass] = field(default_factory=dict)
 
 
@@ -91,7 +101,7 @@ def find_tensors(file: PickledFile, top_level_key: str | None, limits: Limits) -
             problem = f"{printable(top_level_key)!r} does not hold a dictionary but a {kind_of(chosen)}"
             raise CorruptError(problem if top_level_key else _no_dict(chosen), rule="PT-23")
     elif _leaf(root) is not None:
-        found.notes.append(f"the file is one tensor without a name; it is called {ROOT_NAME!r}")
+        found.notes.append(Note("names", f"the file is one tensor without a name; it is called {ROOT_NAME!r}"))
         root = chosen = {ROOT_NAME: root}
     else:
         if not (isinstance(root, (dict, list, tuple)) or _is_object(root)):
@@ -101,10 +111,11 @@ def find_tensors(file: PickledFile, top_level_key: str | None, limits: Limits) -
         key = _model_key(root, found.notes, everything) if isinstance(root, dict) else None
         chosen = root if key is None else root[key]
     if is_module(chosen):
-        found.notes.append(
+        text = (
             f"the whole model was saved, an object of the class {kind_of(chosen)}; its parameters and "
             "persistent buffers are read as its state dict would have them, its code is not needed"
         )
+        found.notes.append(Note("names", text))
     found.classes = _module_classes(chosen, file.pickle_bytes)
     stored, holders = _reach(chosen)
     named = _name_all(chosen, holders, found, file.pickle_bytes, limits)
@@ -140,7 +151,7 @@ def value_below(root: Any, key: str) -> Any:
     return value
 
 
-def _model_key(root: dict[Any, Any], notes: list[str], everything: dict[int, Any]) -> Any:
+def _model_key(root: dict[Any, Any], notes: list[Note], everything: dict[int, Any]) -> Any:
     """Return the key under which the model's state dict is, None if it is the root; note the decision.
 
     ``everything`` takes all stored data below the root.
@@ -161,17 +172,16 @@ def _model_key(root: dict[Any, Any], notes: list[str], everything: dict[int, Any
         models, others = ["state_dict"], []
     if len(models) == 1 and not others:
         left_out = shown_names([f"{_key_text(key)} ({counts[key]})" for key in counts if key not in models])
-        notes.append(
-            f"the tensors are those under the key {models[0]!r}"
-            + (f"; left out, with the number of tensors in each: {left_out}" if left_out else "")
-            + f"; {PART_TAKEN}"
-        )
+        others_left = f"; left out, with the number of tensors in each: {left_out}" if left_out else ""
+        text = f'the tensors are those under the key {models[0]!r}{others_left}; top_level_key="" takes everything'
+        notes.append(Note("part", text, models[0]))
         return models[0]
     shown = shown_names([f"{_key_text(key)} ({counts[key]})" for key in [*models, *others]])
-    notes.append(
-        f"{UNCLEAR_PART}, so all tensors are here, each with its key; choose one with top_level_key=, "
-        f"the number of tensors in each: {shown}"
+    text = (
+        "it is not clear which part is the model, so all tensors are here, each with its key; choose one with "
+        f"top_level_key=, the number of tensors in each: {shown}"
     )
+    notes.append(Note("unclear part", text))
     return None
 
 
@@ -439,7 +449,7 @@ def _reach(root: Any, visits: list[int] | None = None) -> tuple[dict[int, Any], 
     return stored, holders
 
 
-def _unnamed(root: Any, missing: set[int]) -> list[str]:
+def _unnamed(root: Any, missing: set[int]) -> list[Note]:
     """Return notes about stored data that have no name: where they are, and why."""
     reasons: dict[str, list[str]] = {}
     seen = {id(root)}
@@ -459,10 +469,10 @@ def _unnamed(root: Any, missing: set[int]) -> list[str]:
             if isinstance(child, _CONTAINERS) and id(child) not in seen:
                 seen.add(id(child))
                 todo.append((f"{name}.", child, reason))
-    return [f"left out: {shown_names(names)}: {reason}" for reason, names in reasons.items()]
+    return [left_out_note(names, reason) for reason, names in reasons.items()]
 
 
-def _unreferenced(file: PickledFile, stored: dict[int, Any]) -> list[str]:
+def _unreferenced(file: PickledFile, stored: dict[int, Any]) -> list[Note]:
     """Return notes about data that the file stores, and that the saved object does not refer to."""
     storages = {id(value.storage) for value in stored.values() if type(value) is PickledTensor}
     todo = [value for value in stored.values() if type(value) is not PickledTensor]
@@ -475,7 +485,7 @@ def _unreferenced(file: PickledFile, stored: dict[int, Any]) -> list[str]:
     lost = [f"the storage {storage.key!r}" for storage in file.storages if id(storage) not in storages]
     arrays = [array for array in file.storages.arrays if getattr(array, "items", None) is None]  # Others hold objects.
     lost += [f"a {kind_of(array)}" for array in arrays if id(array) not in stored]
-    return [f"left out: {shown_names(lost)}: the saved object does not refer to it"] if lost else []
+    return [left_out_note(lost, "the saved object does not refer to it")] if lost else []
 
 
 # --------------------------------------------------------------------------------------------------- names
@@ -542,11 +552,9 @@ def _name_all(root: Any, holders: set[int], found: Found, pickle_bytes: int, lim
             frames.pop()
             on_path.discard(identity)
     named.update(map(id, tensors.values()))
-    found.notes += [
-        f"the tensors in an object of the class {name} are named by its attributes, items and arguments"
-        for name in classes
-    ]
-    found.notes += [f"left out: {shown_names(names)}: {reason}" for reason, names in left_out.items()]
+    named_by = "are named by its attributes, items and arguments"
+    found.notes += [Note("names", f"the tensors in an object of the class {name} {named_by}", name) for name in classes]
+    found.notes += [left_out_note(names, reason) for reason, names in left_out.items()]
     return named
 
 

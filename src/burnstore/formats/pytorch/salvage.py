@@ -14,6 +14,7 @@ from ...errors import CorruptError, FormatError, UnsafeContentError, Unsupported
 from ...io.sizes import CHUNK_BYTES
 from ...io.source import Source
 from ...limits import Limits
+from ...tensor.note import Note
 from ...tensor.sources import SourceData
 from ..codec.zip import DEFLATED, DESCRIPTOR_MAGIC, LOCAL_MAGIC, STORED, Member
 from .archive import PICKLE, ZipFile
@@ -47,9 +48,9 @@ def without_lost(found: Found, broken: Broken) -> Found:
     """Return the tensors whose bytes are all there; the notes name the others."""
     kept = {name: leaf for name, leaf in found.tensors.items() if _is_whole(leaf, broken)}
     lost = [name for name in found.tensors if name not in kept]
-    note = f"salvaged: {len(kept)} of {len(found.tensors)} tensors are whole"
-    note += f"; lost: {shown_names(lost)}" if lost else ""
-    return Found(kept, [*found.notes, note])
+    text = f"salvaged: {len(kept)} of {len(found.tensors)} tensors are whole"
+    text += f"; lost: {shown_names(lost)}" if lost else ""
+    return Found(kept, [*found.notes, Note("left out", text)])
 
 
 def _is_whole(leaf: object, broken: Broken) -> bool:

@@ -26,6 +26,7 @@ from ...errors import (
 )
 from ...io.source import BytesSource, Source
 from ...limits import Limits
+from ...tensor.note import Note
 from ...tensor.sources import SourceData
 from ..codec.pickle import Dialect, Pickle, PickleLimits, read_pickle
 from ..codec.pickle_values import Symbol, kind_of
@@ -66,7 +67,7 @@ class PickledFile:
     big_endian: bool = False
     facts: Mapping[str, str] = field(default_factory=dict)
     """Records of the container: ``root``, ``version``, ``format_version``, ``storage_alignment``, ``byteorder``."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     """What could not be read, a sentence each."""
     pickle_bytes: int = 0
     """The size of the pickle, or of the tables that are in its place: it bounds the work of naming tensors."""

@@ -9,6 +9,7 @@ from typing import Any
 from ...errors import CorruptError, LimitError, UnsupportedError, printable
 from ...tensor.data import Array, Shape
 from ...tensor.dtype import DType
+from ...tensor.note import Note
 from ...tensor.sources import Data
 from ..codec.pickle_values import Call, Symbol, kind_of
 
@@ -152,6 +153,11 @@ class Storages:
 def shown_integer(value: Any) -> str:
     """Return an integer as text, or the kind of a value that is not one."""
     return str(value) if type(value) is int else kind_of(value)
+
+
+def left_out_note(names: Sequence[str], reason: str) -> Note:
+    """Return the note about stored data that no tensor of the file shows."""
+    return Note("left out", f"left out: {shown_names(names)}: {reason}", names[0])
 
 
 def shown_names(names: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ from ...io.source import Source
 from ...io.spool import Spool
 from ...limits import Limits
 from ...tensor.dtype import DType, Kind
+from ...tensor.note import Note
 from ..base import Contents, Part, Table
 from ..codec.bincode import BincodeReader
 from ..codec.gzip import MAGIC as GZIP
@@ -61,13 +62,14 @@ class Opened:
     compressed: bool
     nameless: bool
 
-    def notes(self) -> list[str]:
+    def notes(self) -> list[Note]:
         """Return notes about the tensors, one sentence each."""
         found = []
         if self.nameless:
-            found.append("a binary record has no names, so tensors are numbered; like= a declaration names them")
+            text = "a binary record has no names, so tensors are numbered; like= a declaration names them"
+            found.append(Note("nameless", text))
         if any(text is not None and len(text) == _UUID_LENGTH for text in self.document.rows.ids):
-            found.append("the ids are UUIDs, as up to Burn 0.13, and have no number")
+            found.append(Note("names", "the ids are UUIDs, as up to Burn 0.13, and have no number"))
         return found
 
     def table(self) -> Table:

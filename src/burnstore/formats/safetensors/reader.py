@@ -16,6 +16,7 @@ from ...limits import Limits
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
 from ...tensor.facts import Piece, describe_place
+from ...tensor.note import Note
 from ..base import LAYOUT_KEY, Contents, Part, Table, is_reserved, mark_pieces
 from ..codec import json
 from ..columns import Int64s, check_end, check_sizes, read_header_bytes, table_of
@@ -62,7 +63,7 @@ def _with_ties(contents: Contents) -> Contents:
     pairs = [f"{printable(name)} of {printable(kept)}" for kept, every in ties.items() for name in every]
     shown = ", ".join(pairs[:3]) + (f" and {len(pairs) - 3} more" if len(pairs) > 3 else "")
     shared = tuple((kept, *every) for kept, every in ties.items())
-    note = f"the metadata gives tensors a second name: {shown}"
+    note = Note("tied", f"the metadata gives tensors a second name: {shown}")
     return replace(contents, table=table, notes=(*contents.notes, note), shared=shared)
 
 

@@ -53,6 +53,7 @@ from ...io.paths import plain_name, sibling
 from ...io.source import FileSource, JoinedSource, Source
 from ...limits import Limits
 from ...tensor.facts import Facts
+from ...tensor.note import Note
 from ...tensor.sources import Data
 from ..base import LAYOUT_KEY, Contents, Table
 from ..codec import json
@@ -215,7 +216,10 @@ def _joined_contents(joined: JoinedSource, contents: Sequence[Contents], index_s
     if len(layouts) > 1:
         raise CorruptError(f"its shards have the layouts {' and '.join(layouts)}", rule="SH-06")
     metadata, differing = _common_metadata([content.metadata for content in contents])
-    notes = [f"the shards differ in the metadata {printable(key)!r}, so it is left out" for key in differing]
+    notes = [
+        Note("metadata", f"the shards differ in the metadata {printable(key)!r}, so it is left out", key)
+        for key in differing
+    ]
     tables = [content.table for content in contents]
     notes += dict.fromkeys(note for content in contents for note in content.notes)
     apart: dict[int, Data] = {}

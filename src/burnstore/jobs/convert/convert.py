@@ -52,6 +52,7 @@ from ...pipeline.ties import ties_of
 from ...pipeline.write import Assembled, assemble, check_apart, files_read
 from ...progress import Progress, ProgressLike, progress_from
 from ...tensor.dtype import DType
+from ...tensor.note import Note
 from ...tensor.tabular import Tabular
 from ...transforms.guess import Guess
 from ...transforms.recipe import Recipe
@@ -76,7 +77,7 @@ class ConvertResult(Tabular):
     source_layout: str | None
     layout: str | None
     verified: bool
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     files: list[str] = field(default_factory=list, repr=False)
     receipt: str | None = field(default=None, repr=False)
     guess: Guess | None = field(default=None, repr=False)
@@ -272,7 +273,7 @@ def gathered(inputs: Sequence[Input], pipeline: Pipeline) -> Input:
         inputs[0].layout,
         inputs[0].format,
         metadata,
-        notes=[f"{printable(each.name)}: {note}" for each in inputs for note in each.notes],
+        notes=[note.about(printable(each.name)) for each in inputs for note in each.notes],
     )
 
 
@@ -526,7 +527,6 @@ def replay(
         options = {**scalar_options(inputs, chosen, plan, stated.options), **stated.options}
         done = _converted(plan, _Written(stated.metadata, options), sources, chosen, how, report)
     if len(done.files) == 1 and file_digest(done.files[0]).sha256 != stated.files[0].sha256:
-        done.notes.append(
-            f"all tensors are the same; header or padding differ from the file of burnstore {stated.burnstore}"
-        )
+        text = f"all tensors are the same; header or padding differ from the file of burnstore {stated.burnstore}"
+        done.notes.append(Note("check", text))
     return done

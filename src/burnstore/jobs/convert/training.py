@@ -15,6 +15,7 @@ from ...pipeline.ends import Input
 from ...pipeline.names import Named, rename_tensors
 from ...pipeline.options import Pipeline, refuse_unused
 from ...pipeline.plan import Move, Plan, lower
+from ...tensor.note import Note
 from ...tensor.scalar import Scalar
 from ...tensor.snapshot import TensorSnapshot
 from ...transforms.operations import Add, Operation, PermuteRope, Reshape, Transpose
@@ -73,7 +74,7 @@ def training_plan(source: Input, pipeline: Pipeline) -> tuple[Plan, Input] | Non
     metadata = {key: text for key, text in source.metadata.items() if key not in lost} | renamed
     scalars = {name: scalar for name, scalar in scalars.items() if name.partition(".")[0] not in lost}
     moved = sum(paths[key] != path for key, path in renamed.items())
-    plan.notes.append(f"training state of {len(renamed)} parameters, {moved} of them under new names")
+    plan.notes.append(Note("names", f"training state of {len(renamed)} parameters, {moved} of them under new names"))
     return plan, replace(source, metadata=metadata, scalars=scalars)
 
 

@@ -24,13 +24,11 @@ from ...pipeline.options import FilterLike, Pipeline, RenameLike, RulesLike, pip
 from ...progress import ProgressLike, progress_from
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
+from ...tensor.note import Note
 from ...tensor.snapshot import TensorSnapshot
 from .compare import Comparison, Pair, pieces_of
 from .difference import Difference, Tolerance
 from .result import Diff, Status, TensorDiff
-
-LEFT_OUT = "left out:"
-"""The beginning of a reader's note about stored data that has no name and so cannot be compared."""
 
 
 def diff(
@@ -108,10 +106,10 @@ def diff(
             tuple(found),
             _differing(first.metadata, second.metadata),
             _differing(first.scalars, second.scalars),
-            (*notes, *(f"{name}: {note}" for name, note in read_notes if not note.startswith(LEFT_OUT))),
+            (*notes, *(note.about(name) for name, note in read_notes if note.kind != "left out")),
             (
                 *(["the filter leaves no tensor to compare"] if chosen.filter is not None and not found else []),
-                *(f"{name}: {note}" for name, note in read_notes if note.startswith(LEFT_OUT) and len(sides) == 2),
+                *(note.about(name) for name, note in read_notes if note.kind == "left out" and len(sides) == 2),
             ),
         )
 
@@ -239,8 +237,8 @@ def _differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str,
     return {key: (one, other) for key, (one, other) in both.items() if repr(one) != repr(other)}
 
 
-def _notes_on_ids(pairs: Sequence[Pair]) -> Iterator[str]:
+def _notes_on_ids(pairs: Sequence[Pair]) -> Iterator[Note]:
     others = [(one, other) for one, other in pairs if one._param_id is not None and other._param_id is not None]
     count = sum(one._param_id != other._param_id for one, other in others)
     if count:
-        yield f"the parameter ids of {count} tensors differ"
+        yield Note("check", f"the parameter ids of {count} tensors differ")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from ...errors import printable
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
+from ...tensor.note import Note
 from ...tensor.scalar import Scalar
 from ...tensor.tabular import Tabular
 from ..json_output import Plain
@@ -90,7 +91,7 @@ class Diff(Plain, Tabular):
     tensors: tuple[TensorDiff, ...] = field(repr=False)
     metadata: Mapping[str, tuple[str | None, str | None]] = field(default_factory=dict)
     scalars: Mapping[str, tuple[Scalar | None, Scalar | None]] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     uncompared: tuple[str, ...] = ()
 
     @property

@@ -25,6 +25,7 @@ from ...pipeline.options import AdapterLike, FilterLike, Pipeline, RenameLike, R
 from ...pipeline.plan import Move, Plan
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
+from ...tensor.note import Note
 from ...tensor.tabular import Tabular
 from ...transforms.guess import guess_kinds
 from ...transforms.layout import LAYOUTS, Layout
@@ -112,7 +113,7 @@ class Explanation(Tabular):
     bytes_to_read: int = 0
     peak_bytes: int = 0
     rate: float = RATE
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
 
     @property

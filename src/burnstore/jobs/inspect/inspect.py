@@ -21,6 +21,7 @@ from ...io.source import read_head
 from ...io.workers import Workers, checked_workers
 from ...limits import Limits
 from ...progress import Progress, ProgressLike, progress_from
+from ...tensor.note import Note
 from ...tensor.param_id import ParamId
 from ...tensor.scalar import Scalar
 from ...tensor.tabular import Tabular
@@ -53,7 +54,7 @@ class Inspection(Plain, Tabular):
     dtypes: Mapping[str, Totals]
     selected: Totals
     tensors: tuple[TensorRow, ...] = field(repr=False)
-    notes: Sequence[str] = ()
+    notes: Sequence[Note] = ()
 
     @property
     def tree(self) -> ModuleTree:

@@ -15,6 +15,7 @@ from ...errors import MergeError, PatternError, located, printable
 from ...io.workers import Workers, in_batches, run_tasks
 from ...progress import Progress
 from ...tensor.dtype import DType
+from ...tensor.note import Note
 from ...tensor.snapshot import TensorSnapshot
 from ...transforms.blend import agreed, arc_weights, blended, can_blend
 from ...transforms.patterns import compile_pattern
@@ -127,7 +128,7 @@ class Combined:
     snapshots: list[TensorSnapshot] = field(default_factory=list)
     rows: list[MergedTensor] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
     def add(
         self,
@@ -220,7 +221,8 @@ class _Combining:
                     self._mix(name, arcs)
         if arcs and None in arcs.values():
             straight = [printable(name) for name, weights in arcs.items() if weights is None]
-            self._done.notes.append(f"blended linearly, because there is no arc between them: {listed(straight)}")
+            text = f"blended linearly, because there is no arc between them: {listed(straight)}"
+            self._done.notes.append(Note("check", text))
         return self._done
 
     def _holders(self, name: str) -> list[int]:

@@ -24,6 +24,7 @@ from ...io.source import read_whole
 from ...pipeline.ends import Input
 from ...tensor.data import Array, array_from_bytes, bytes_of_array
 from ...tensor.dtype import DType
+from ...tensor.note import Note
 from ...tensor.snapshot import TensorSnapshot
 from ...tensor.sources import WrappedData
 from ...transforms.precision import rounded_results, underflows
@@ -176,7 +177,7 @@ def fold(base: Input, adapters: Sequence[Adapter], names: Mapping[str, str]) -> 
     terms: dict[str, list[tuple[Array, Array]]] = {}
     changed: dict[str, list[int]] = {}
     replaced: dict[str, TensorSnapshot] = {}
-    notes: list[str] = []
+    notes: list[Note] = []
     for number, adapter in enumerate(adapters, 1):
         with located(path=adapter.path):
             pairs, whole = _pairs(adapter)
@@ -198,9 +199,10 @@ def fold(base: Input, adapters: Sequence[Adapter], names: Mapping[str, str]) -> 
                 replaced[name] = snapshot.with_path(tensors[name].path)
                 changed.setdefault(name, []).append(number)
     if replaced:
-        notes.append(f"replaced by an adapter: {', '.join(list(replaced)[:3])}{' …' if len(replaced) > 3 else ''}")
+        shown = f"{', '.join(list(replaced)[:3])}{' …' if len(replaced) > 3 else ''}"
+        notes.append(Note("left out", f"replaced by an adapter: {shown}"))
     if ties and any(first in terms for first in ties.values()):
-        notes.append("tied tensors stay tied: what an adapter adds to one is added under every name")
+        notes.append(Note("tied", "tied tensors stay tied: what an adapter adds to one is added under every name"))
     result = []
     for name, found in tensors.items():
         snapshot = replaced.get(name, found)

@@ -42,6 +42,7 @@ from ...pipeline.ties import ties_of
 from ...pipeline.write import assemble, check_apart
 from ...progress import ProgressLike, progress_from
 from ...tensor.dtype import DType
+from ...tensor.note import Note
 from ...tensor.tabular import Tabular
 from ...transforms.layout import Layout
 from ...transforms.operations import Combine
@@ -76,7 +77,7 @@ class MergeResult(Tabular):
     nbytes: int
     layout: str | None
     verified: bool
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data, ready for JSON."""
@@ -193,7 +194,7 @@ def merge(
             if adapters and len(adapters) < len(paths):  # Adapters may be blended with each other.
                 hint = 'fold it with method="lora", after its base'
                 raise MergeError("a PEFT adapter among sources that are not adapters", path=adapters[0], hint=hint)
-        notes: list[str] = []
+        notes: list[Note] = []
         inputs = with_layouts_given(inputs, common.layout, notes)
         layouts = _common_layout(inputs, chosen, common)
         plans = [_compiled(source, each, common, layouts, like) for source, each in zip(inputs, given, strict=True)]
@@ -216,7 +217,7 @@ def merge(
             combined.rows = [replace(row, sources=(0, *by.get(row.name, ()))) for row in combined.rows]
         texts = metadata_for_files(chosen, inputs, merged, kept, common)
         numbers = sorted({printable(name) for each in inputs for name in each.scalars})
-        merged.notes += [f"scalars were not merged: {listed(numbers)}"] if numbers else []
+        merged.notes += [Note("metadata", f"scalars were not merged: {listed(numbers)}")] if numbers else []
         ties = ties_of(merged, combined.snapshots, chosen, texts)
         done = assemble(
             combined.snapshots,
@@ -268,7 +269,7 @@ def _several(sources: Sequence[Path | MergeSource]) -> list[Path | MergeSource]:
 def _stated(source: Input, given: MergeSource) -> Input:
     """Return a source with the layout that the caller gives, and its name in its notes."""
     stated = source.layout if given.layout is None else layout_named(given.layout)
-    return replace(source, layout=stated, notes=[f"{printable(source.name)}: {note}" for note in source.notes])
+    return replace(source, layout=stated, notes=[note.about(printable(source.name)) for note in source.notes])
 
 
 def _common_layout(inputs: Sequence[Input], chosen: Format, common: Pipeline) -> Layout | None:

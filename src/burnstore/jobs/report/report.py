@@ -19,6 +19,7 @@ from ...pipeline.ends import UNKNOWN_LAYOUT, layout_evidence
 from ...pipeline.kinds import MODULES_KEY
 from ...pipeline.write import check_apart
 from ...progress import Progress, ProgressLike, progress_from
+from ...tensor.note import Note
 from ..diff.diff import diff
 from ..diff.result import Diff
 from ..inspect.inspect import Inspection, inspect
@@ -41,7 +42,7 @@ class ReportedFile:
 
     inspection: Inspection
     evidence: Sequence[str]
-    notes: Sequence[str]
+    notes: Sequence[Note]
     outcomes: Sequence[Outcome] = field(repr=False)
     places: Sequence[str] = field(repr=False)
     """The file name of each tensor: the shard that contains it."""

@@ -28,7 +28,7 @@ from ...errors import (
     located,
     printable,
 )
-from ...formats.base import PART_TAKEN, Check
+from ...formats.base import Check
 from ...formats.registry import format_for_path
 from ...formats.sharded.locate import INDEX_SUFFIX, locate
 from ...formats.sharded.read import weight_map_at
@@ -38,6 +38,7 @@ from ...limits import Limits, check_options
 from ...progress import Progress, ProgressLike, progress_from
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
+from ...tensor.note import Note, note_kind
 from ...tensor.snapshot import ByteStream, TensorSnapshot, read_all
 from ...tensor.tabular import Tabular
 from ..budget import Shared, plan_reads, too_much
@@ -93,7 +94,7 @@ class Verification(Plain, Tabular):
     tensors: tuple[TensorCheck, ...] = field(default=(), repr=False)
     errors: tuple[BurnstoreError, ...] = ()
     warnings: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     digest: str | None = None
     expected: str | None = None
     files: tuple[Verification, ...] = field(default=(), repr=False)
@@ -210,7 +211,7 @@ def _verify_one(
 def _open_all(path: str, limits: Limits | None, warnings: list[str]) -> Checkpoint:
     """Open a file with all of its tensors: of a PyTorch file also those that are not the model's (optimizer states)."""
     model = open_checkpoint(path, limits=limits)
-    if not any(PART_TAKEN in note for note in model.notes):
+    if not any(note_kind(note) == "part" for note in model.notes):
         return model
     try:
         everything = open_checkpoint(path, limits=limits, top_level_key="")
@@ -369,16 +370,18 @@ class _Work:
             self._expected,
         )
 
-    def _notes(self) -> Iterator[str]:
+    def _notes(self) -> Iterator[Note]:
         pieces = [tensor for tensor in self._checkpoint.values() if tensor.piece is not None]
         if pieces and pieces[0].piece is not None:
-            yield (
+            text = (
                 f"{len(pieces)} tensors are parts of others, and only their own bytes were verified: "
                 f"{printable(pieces[0].path)} is {pieces[0].piece.text}"
             )
+            yield Note("check", text)
         count = sum(len(shared.places) for shared in self._plan.shared)
         if count and self._digests:
-            yield f"{count} tensors have no digest: together they need more than four times the bytes that they share"
+            text = f"{count} tensors have no digest: together they need more than four times the bytes that they share"
+            yield Note("check", text)
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from ...errors import BurnstoreError
 from ...io.parallel import for_each
 from ...io.source import same_bytes
 from ...tensor.data import Array, Shape, TensorData, bytes_of_array
+from ...tensor.note import Note
 from ...tensor.snapshot import TensorSnapshot
 from ...tensor.sources import AxisSlice, Data, SourceData, TransposedData
 from ..binding import Slot
@@ -205,12 +206,13 @@ def disagreeing(groups: Sequence[Group], values: Sequence[Value]) -> dict[int, s
     return found
 
 
-def changed_with_others(groups: Sequence[Group], filled: Collection[int]) -> list[str]:
+def changed_with_others(groups: Sequence[Group], filled: Collection[int]) -> list[Note]:
     """Return a note for slots that change because they share bytes with slots of these identities."""
     notes = []
     for group in groups:
         causes = [slot.path for identity, (slot, _) in group.items() if identity in filled]
         changed = [slot.path for identity, (slot, _) in group.items() if identity not in filled]
         if causes and changed:
-            notes.append(f"changed with {', '.join(map(repr, causes))}, whose memory they share: {', '.join(changed)}")
+            shown = f"changed with {', '.join(map(repr, causes))}, whose memory they share: {', '.join(changed)}"
+            notes.append(Note("tied", shown, changed[0]))
     return notes

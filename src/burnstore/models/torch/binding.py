@@ -23,6 +23,7 @@ import numpy as np
 from ...errors import BurnstoreError, DeviceError, ModelError, located
 from ...tensor.data import Array, Shape, TensorData
 from ...tensor.dtype import DType
+from ...tensor.note import Note
 from ...tensor.param_id import ParamId
 from ...tensor.snapshot import TensorSnapshot
 from ...tensor.torch import (
@@ -460,7 +461,7 @@ def _check_state_dict(path: str, module: Module, tensors: dict[str, Tensor]) -> 
         )
 
 
-def load_notes(model: Any) -> list[str]:
+def load_notes(model: Any) -> list[Note]:
     """Return a note if classes have code of their own for ``load_state_dict``: a load does not run it."""
     found: dict[type, bool] = {}
     names: dict[str, None] = {}
@@ -472,7 +473,8 @@ def load_notes(model: Any) -> list[str]:
         if found[kind] or any(_is_foreign(getattr(hook, "hook", hook)) for held in hooks for hook in held.values()):
             names[class_name(module)] = None
     hint = "load into model.state_dict() and call load_state_dict to run it"
-    return [f"code for load_state_dict was not run, of {', '.join(names)}; {hint}"] if names else []
+    text = f"code for load_state_dict was not run, of {', '.join(names)}; {hint}"
+    return [Note("unknown", text)] if names else []
 
 
 def _is_foreign(code: Any) -> bool:
