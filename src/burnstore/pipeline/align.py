@@ -14,6 +14,7 @@ from ..limits import Limits
 from ..models.bindings import binding_for
 from ..tensor.note import Note
 from ..tensor.snapshot import TensorSnapshot
+from ..transforms.constant import check_constant
 from ..transforms.layout import Layout
 from ..transforms.view import LayoutView
 from .compile import listed
@@ -127,6 +128,11 @@ def _in_one_layout(first: Input, second: Input, pipeline: Pipeline, like: Any) -
         for snapshot in [*seen.snapshots, *unknown]:
             if tensors.setdefault(snapshot.path, snapshot) is not snapshot:
                 raise ModelError("two of its tensors would have this name in Burn's layout", tensor=snapshot.path)
+    for given_constant, value in seen.constants:
+        try:
+            check_constant(given_constant, value)
+        except ModelError:  # it has a value that the other side cannot have
+            tensors[given_constant.path] = given_constant
     counts = {path: count for path, count in recorded_counts(burn.recorded).items() if path in seen.lost}
     tensors.update({path: given[path] for path in counts if path in given})
     uncounted = [path for path in seen.lost if path in given and path not in counts]

@@ -413,7 +413,11 @@ class _Conversion:
                 origins = seen.origins
                 # like has no such tensors: in modules that take part they must have the values that it implies.
                 kept = {name.rpartition(".")[0] for name in self.index if self._keeps(name)}
-                self.plan.constants = [each for each in seen.constants if each[0].path.rpartition(".")[0] in kept]
+                self.plan.constants = [
+                    each
+                    for each in seen.constants
+                    if self.pipeline.filter is None or each[0].path.rpartition(".")[0] in kept
+                ]
         slots = {slot.path: slot for slot in like.slots}
         for name, snapshot in given.items():
             slot = slots.get(name)

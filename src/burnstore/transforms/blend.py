@@ -101,7 +101,7 @@ def agreed(tensors: Sequence[TensorSnapshot]) -> TensorSnapshot:
 def arc_weights(first: TensorSnapshot, second: TensorSnapshot, t: float) -> tuple[float, float] | None:
     """Return the weights of two tensors at ``t`` from 0 to 1 along the arc between them (slerp).
 
-    Each tensor is one vector. None where there is no arc: the two are nearly parallel (or opposite), or one is zero or
+    Each tensor is one vector of real numbers; a complex number has two, its parts. None where there is no arc: the two are nearly parallel (or opposite), or one is zero or
     not finite; both tensors are read to find out.
 
     >>> x, y = (TensorSnapshot.from_numpy("w", np.float32(values)) for values in ([1, 0], [0, 1]))
@@ -135,14 +135,17 @@ def _products(first: TensorSnapshot, second: TensorSnapshot) -> tuple[float, flo
             for at in range(0, end - begin, _BLOCK):
                 size = min(_BLOCK, end - begin - at)
                 parts = zip(given, terms, strict=True)
-                x, y = (
-                    upcast(_elements(raw, term.dtype, at, size), term.dtype).astype(np.float64) for raw, term in parts
-                )
+                x, y = (_components(upcast(_elements(raw, term.dtype, at, size), term.dtype)) for raw, term in parts)
                 sums.append((float((x * y).sum()), float((x * x).sum()), float((y * y).sum())))
     if not all(map(math.isfinite, (part for parts in sums for part in parts))):
         return math.nan, math.nan, math.nan
     dot, own, others = (math.fsum(parts) for parts in zip(*sums, strict=True)) if sums else (0.0, 0.0, 0.0)
     return dot, own, others
+
+
+def _components(values: Array) -> Array:
+    """Return the real numbers of a block in float64; a complex number has two."""
+    return values.astype(np.complex128).view(np.float64) if values.dtype.kind == "c" else values.astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True)

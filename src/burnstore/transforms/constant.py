@@ -30,7 +30,7 @@ def check_constant(given: TensorSnapshot, value: float) -> None:
     """Raise ModelError unless the tensor is ``value`` throughout: the other framework would have lost another one."""
     if not np.all(_numbers(given) == value):
         raise ModelError(
-            f"it is not all {value:g}, and the module in PyTorch has no such tensor",
+            f"it is not all {value:g}, and the module in the other layout has no such tensor",
             tensor=given.path,
             hint="give the module its affine or bias option",
         )

@@ -340,8 +340,15 @@ def _torch_map(
 
 
 def _check_pair(kind: ModuleKind, found: ModuleMap, tensors: Tensors) -> None:
-    """Refuse a norm with one of its two tensors where nothing declares that the module has only that one."""
+    """Refuse a module with one of two tensors where nothing declares that it has only that one."""
     row = _PLAIN.get(kind.name)
+    biases = [name for name in ("in_proj_bias", "out_proj.bias") if name in tensors]
+    if kind.name == "MultiheadAttention" and found.fills and len(biases) == 1:
+        absent = "out_proj.bias" if biases == ["in_proj_bias"] else "in_proj_bias"
+        raise ModelError(
+            f"{kind.name} has an {biases[0]} but no {absent}, and nothing declares that it has none",
+            hint=f"provide its {absent}, or pass like= a model that declares the module without it",
+        )
     present = [name for name in ("weight", "bias") if name in tensors]
     if row is None or row.names.get("bias") != "beta" or len(present) != 1:
         return
@@ -460,9 +467,10 @@ def _attention_map(tensors: Tensors, *, all_biases: bool) -> ModuleMap:
         raise _refused("MultiheadAttention", "its keys and values have different widths (kdim, vdim), Burn's have one")
     links = tuple(_present(attention_links(separate=separate), tensors))
     fills: tuple[Fill, ...] = ()
-    if "in_proj_bias" not in tensors and (all_biases or separate) and "out_proj.weight" in tensors:
-        width = tensors["out_proj.weight"][0]
-        fills = tuple(Fill(f"{name}.bias", (width,), 0.0) for name in ("query", "key", "value", "output"))
+    if (all_biases or separate) and "out_proj.weight" in tensors:
+        width, present = tensors["out_proj.weight"][0], {link.burn for link in links}
+        biases = [f"{name}.bias" for name in ("query", "key", "value", "output")]
+        fills = tuple(Fill(name, (width,), 0.0) for name in biases if name not in present)
     return ModuleMap(links, "Linear", fills, order=tuple(link.burn for link in attention_links(separate=separate)))
 
 
@@ -519,7 +527,9 @@ def burn_map_of_torch(kind: ModuleKind, tensors: Tensors, filled: Mapping[str, f
             found = replace(found, links=tuple(replace(link, transposed=False) for link in found.links))
     elif kind.name == "MultiheadAttention":
         separate = "key.weight" in own and own["key.weight"][:1] != own["query.weight"][:1]
-        found = _fused_map(ModuleKind("MultiHeadAttention"), list(attention_links(separate=separate)), own)
+        # A bias that the record fills is absent in PyTorch, also where the other one is present.
+        links = [link for link in attention_links(separate=separate) if link.burn not in filled]
+        found = _fused_map(ModuleKind("MultiHeadAttention"), links, own)
     elif kind.name in _RECURRENT:
         found = _fused_map(ModuleKind(kind.name), _recurrent_links_of_burn(kind.name, own), own)
     else:

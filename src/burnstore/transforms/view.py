@@ -195,10 +195,13 @@ class LayoutView:
             # A module whose tensors were all left out gets no constants either; one that holds no tensors always does.
             for fill in of_module.fills if made or not of_module.links else ():
                 path = burn_prefix + fill.burn
+                if fill.burn in made:  # Burn's module does without this part of a fused tensor, if it is constant
+                    seen.constants.append((made.pop(fill.burn), fill.value))
+                    continue
                 made[fill.burn] = constant(path, fill.shape, fill.value, dtype, stack)
                 seen.origins[path] = (_constant_origin(made[fill.burn], fill.value),)
                 seen.filled[path] = path
-            seen.snapshots.extend(made[name] for name in of_module.order if name in made)
+            seen.snapshots.extend(made[name] for name in of_module.order or tuple(made) if name in made)
         return seen
 
     def to_torch(self, snapshots: Mapping[str, TensorSnapshot]) -> ConvertedView:

@@ -19,6 +19,7 @@ from ...tensor.note import Note
 from ...tensor.snapshot import TensorSnapshot
 from ...transforms.blend import agreed, arc_weights, blended, can_blend
 from ...transforms.patterns import compile_pattern
+from ...transforms.precision import cast
 
 Method = Literal["overlay", "linear", "slerp", "lora"]
 METHODS: tuple[Method, ...] = ("overlay", "linear", "slerp", "lora")
@@ -281,7 +282,7 @@ class _Combining:
         if self._conflicts != "error" and not _holds(same):
             self._settle(name, active, f"{tensors[0].dtype} values cannot be averaged, and differ")
         else:
-            self._done.add(same, active)
+            self._done.add(self._cast(same), active)
 
     def _settle(self, name: str, holders: list[int], problem: str) -> None:
         """Resolve a conflict by the policy."""
@@ -294,8 +295,11 @@ class _Combining:
 
     def _take(self, name: str, source: int, *, conflict: str | None = None) -> None:
         (tensor,) = self._tensors(name, [source])
-        cast = self._dtype is not None and tensor.dtype.is_float and can_blend(tensor.dtype)
-        self._done.add(blended([tensor], [1.0], dtype=self._dtype) if cast else tensor, [source], conflict=conflict)
+        self._done.add(self._cast(tensor), [source], conflict=conflict)
+
+    def _cast(self, tensor: TensorSnapshot) -> TensorSnapshot:
+        """Return a tensor that is not blended in the dtype of the merge; only floats are cast."""
+        return tensor if self._dtype is None or not tensor.dtype.is_float else cast(tensor, self._dtype)
 
     def _arcs(self, names: Iterable[str]) -> dict[str, tuple[float, float] | None]:
         """Return the weights for each tensor that both sources have, by reading it once."""
