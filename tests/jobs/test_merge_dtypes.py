@@ -55,13 +55,16 @@ def test_every_method_and_dtype_gives_the_values_or_is_refused(
     bs.save({"v" if method == "overlay" else "w": y}, tmp_path / "b.pt", layout="torch")
     options = {} if method == "overlay" else {"t": 0.25}
     sources, target = [tmp_path / "a.pt", tmp_path / "b.pt"], tmp_path / "c.pt"
+    refusal = None
     try:
         bs.merge(sources, target, method=method, cast=cast, **options)
     except bs.BurnstoreError as error:
+        refusal = str(error)
+    if refusal is not None:
         if method != "overlay" and dtype not in BLENDED:
-            assert "cannot be averaged" in str(error) or "cannot cast" in str(error), error
+            assert "cannot be averaged" in refusal or "cannot cast" in refusal
         else:  # powers of two hold few values
-            assert cast == "F8_E8M0", error
+            assert cast == "F8_E8M0", refusal
         assert not target.exists()
         return
     assert method == "overlay" or dtype in BLENDED

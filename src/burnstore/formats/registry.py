@@ -248,10 +248,14 @@ def _begins_like_pytorch(head: bytes) -> bool:
 
 
 def _begins_like_npz(head: bytes) -> bool:
-    """Match a zip whose first member is called ``*.npy``, and an empty one, which NumPy writes for no arrays."""
-    name = head[30 : 30 + int.from_bytes(head[26:28], "little")]
+    """Match a zip whose first member is called ``*.npy``, and an empty one, which NumPy writes for no arrays.
+
+    A name that is longer than the first bytes is an array's: torch names the members itself.
+    """
+    end = 30 + int.from_bytes(head[26:28], "little")
+    is_array = head[30:end].endswith(b".npy") or end > len(head) >= HEAD_BYTES
     return not _begins_like_safetensors(head) and (
-        (head[:4] == b"PK\3\4" and name.endswith(b".npy")) or (head[:4] == b"PK\5\6" and len(head) == 22)
+        (head[:4] == b"PK\3\4" and is_array) or (head[:4] == b"PK\5\6" and len(head) == 22)
     )
 
 

@@ -325,7 +325,9 @@ class TensorSnapshot:
         start, rows_shape, rest = _rows(wanted, self._shape)
         size = self._dtype.bits // 8
         with located(tensor=self._path, path=self._data.file):
-            raw = self._data.window(start * size, (start + math.prod(rows_shape)) * size)
+            nbytes = math.prod(rows_shape) * size
+            is_whole = nbytes == self._nbytes
+            raw = self._data.window(0, nbytes) if is_whole else self._data.range(start * size, nbytes).window(0, nbytes)
             return array_from_bytes(raw, self._dtype, rows_shape)[rest]
 
     def __repr__(self) -> str:

@@ -101,8 +101,8 @@ def agreed(tensors: Sequence[TensorSnapshot]) -> TensorSnapshot:
 def arc_weights(first: TensorSnapshot, second: TensorSnapshot, t: float) -> tuple[float, float] | None:
     """Return the weights of two tensors at ``t`` from 0 to 1 along the arc between them (slerp).
 
-    Each tensor is one vector of real numbers; a complex number has two, its parts. None where there is no arc: the two are nearly parallel (or opposite), or one is zero or
-    not finite; both tensors are read to find out.
+    Each tensor is one vector of real numbers; a complex number has two, its parts. None where there is no arc: the two
+    are nearly parallel (or opposite), or one is zero or not finite; both tensors are read to find out.
 
     >>> x, y = (TensorSnapshot.from_numpy("w", np.float32(values)) for values in ([1, 0], [0, 1]))
     >>> arc_weights(x, y, 0.5)

@@ -200,7 +200,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], Refusal]] = {
         ),
         CorruptError,
     ),
-    "ratio": (lambda: zipped([Member("x/a", bytes(1 << 20), method=8)]), LimitError),
+    "ratio": (lambda: zipped([Member("x/a", bytes(1 << 20), method=8, size=1 << 21)]), LimitError),
     "a folder with bytes": (lambda: zipped([replace(A, attributes=0x10)]), CorruptError),
     "folder above": (lambda: zipped([replace(A, name="../a", local_name="../a")]), UnsafeContentError),
     "folder above inside": (lambda: zipped([replace(A, name="x/../../a")]), UnsafeContentError),

@@ -8,9 +8,11 @@ other: what one program scans is then not what another loads. Here both are read
 * A member's local header has the same name, method and flags as its entry in the directory, and the same sizes and
   checksum unless it leaves them to a descriptor behind the data.
 * Members are stored or deflated; none is encrypted or patched; a stored one has equal packed and unpacked sizes.
-* No two members have one name, ignoring case, and none overlaps another.
-* A name is a relative path without ``..``, backslashes or control characters. Nothing is ever extracted to it.
-* Inflating stops at the announced length, which must be met exactly; ratio and total are bounded.
+* No two members have one name, and none overlaps another.
+* Unless the caller accepts any name, a name is a relative path without ``..``, backslashes or control characters, and
+  names differ also if case is ignored. Nothing is ever extracted to a name.
+* Inflating stops at the announced length, which must be met exactly. No deflated data give more than 1032 times their
+  own length, and the total is bounded.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ from ...errors import (
 
 STORED, DEFLATED = 0, 8
 MAX_MEMBERS = 1_000_000
-MAX_RATIO = 200
+MAX_RATIO = 1032  # of deflate: 258 bytes are at least 2 bits
+_SLACK = 64  # bytes of a block's frame
 MAX_INFLATED = 1 << 30
 
 _SHARED = "flags:u2 method:u2 time:u4 crc:u4 packed:u4 size:u4 name:u2 extra:u2"
@@ -109,8 +112,14 @@ class Directory:
         return Member(*(int(column[row]) for column in columns))
 
 
-def read_directory(read_at: ReadAt, size: int) -> Directory:
-    """Return all members of the archive of ``size`` bytes."""
+def read_directory(
+    read_at: ReadAt, size: int, *, any_names: bool = False, most_inflated: int | None = None
+) -> Directory:
+    """Return all members of the archive of ``size`` bytes.
+
+    ``any_names`` accepts names that are no paths, and ones that differ in case only. Deflated members may have
+    ``most_inflated`` bytes in total, by default four times the file or 1 GiB.
+    """
     start, end, count = _find_directory(read_at, size)
     if count > MAX_MEMBERS:
         raise LimitError(f"a zip of {count} members, more than the limit of {MAX_MEMBERS}")
@@ -124,12 +133,16 @@ def read_directory(read_at: ReadAt, size: int) -> Directory:
         raise CorruptError("the directory of the zip is broken", offset=start + int(places[broken[0]]))
     name_ends = places + _CENTRAL.itemsize + entries["name"]
     raw_names = _slices(directory, places + _CENTRAL.itemsize, name_ends)
-    names = _names(raw_names, entries["flags"], start + places)
+    names = _names(raw_names, entries["flags"], start + places, any_names=any_names)
     sizes, packed, headers = _wide_columns(directory, entries, name_ends)
     _check_members(names, entries, sizes, packed, start + places)
+    _check_distinct(names if any_names else "\n".join(names).casefold().split("\n") if names else [])
     inflated = int(sizes[entries["method"] == DEFLATED].sum())
-    if inflated > max(4 * size, MAX_INFLATED):
-        raise LimitError(f"members that inflate to {inflated} bytes in a file of {size}")
+    if inflated > (max(4 * size, MAX_INFLATED) if most_inflated is None else most_inflated):
+        raise LimitError(
+            f"members that inflate to {inflated} bytes in a file of {size}",
+            hint="if you trust the file, open it with limits=Limits.trusted()",
+        )
     _refuse(headers + _LOCAL.itemsize + entries["name"] > start, "starts inside the directory", names, headers)
     order = np.argsort(headers, kind="stable")
     local, local_names = _local_headers(read_at, order, headers, entries["name"])
@@ -234,7 +247,7 @@ def _int64(*columns: Array) -> list[Int64s]:
     return [column.astype(np.int64) for column in columns]
 
 
-def _names(raw: list[bytes], flags: Array, offsets: Int64s) -> list[str]:
+def _names(raw: list[bytes], flags: Array, offsets: Int64s, *, any_names: bool) -> list[str]:
     together = b"\n".join(raw)
     if together.isascii():
         names = together.decode("ascii").split("\n") if raw else []
@@ -243,7 +256,8 @@ def _names(raw: list[bytes], flags: Array, offsets: Int64s) -> list[str]:
         objections = any(sign in plain for sign in ("\\", ":", "..")) or not plain.isprintable()
         if len(names) == len(raw) and not objections and b"\n/" not in b"\n" + together and b"" not in raw:
             return names
-    return [_name(one, int(flag), int(at)) for one, flag, at in zip(raw, flags, offsets, strict=True)]
+    rows = zip(raw, flags, offsets, strict=True)
+    return [_name(one, int(flag), int(at), any_names=any_names) for one, flag, at in rows]
 
 
 def is_plain_path(name: str) -> bool:
@@ -252,14 +266,14 @@ def is_plain_path(name: str) -> bool:
     return is_relative and name.isprintable() and "\\" not in name
 
 
-def _name(raw: bytes, flags: int, offset: int) -> str:
+def _name(raw: bytes, flags: int, offset: int, *, any_names: bool) -> str:
     try:
         name = raw.decode("utf-8" if flags & _UTF8 or raw.isascii() else "cp437")
     except UnicodeDecodeError as error:
         raise CorruptError(f"the name of a member is not UTF-8: {error.reason}", offset=offset) from None
     if not name:
         raise CorruptError("a member without a name", offset=offset)
-    if not is_plain_path(name):
+    if "\0" in name or (not any_names and not is_plain_path(name)):
         raise UnsafeContentError(
             f"a member is called {printable(name)!r}, which is not a plain relative path", offset=offset
         )
@@ -306,13 +320,15 @@ def _check_members(names: list[str], entries: Array, sizes: Int64s, packed: Int6
         (~stored & (method != DEFLATED), UnsupportedError, "is compressed by an unsupported method"),
         (stored & (packed != sizes), CorruptError, "declares another size than it stores"),
         (is_folder & (sizes > 0), CorruptError, "is a folder with bytes"),
-        (sizes > MAX_RATIO * np.maximum(packed, 1), LimitError, f"is more than {MAX_RATIO} times its packed size"),
+        (sizes > MAX_RATIO * packed + _SLACK, LimitError, f"is more than {MAX_RATIO} times its packed size"),
     )
     for wrong, error, problem in checks:
         _refuse(wrong, problem, names, offsets, error)
-    folded = "\n".join(names).casefold().split("\n")
-    if names and len(set(folded)) < len(names):
-        repeated = next(name for name, count in Counter(folded).items() if count > 1)
+
+
+def _check_distinct(names: list[str]) -> None:
+    if len(set(names)) < len(names):
+        repeated = next(name for name, count in Counter(names).items() if count > 1)
         raise CorruptError(f"two members are called {printable(repeated)!r}, ignoring case")
 
 
@@ -347,6 +363,14 @@ def _sizes_agree(local: Array, crc: Array, packed: Int64s, sizes: Int64s) -> Arr
     wide = (stated[1] == FULL_32) & (stated[2] == FULL_32)
     agree: Array = deferred | ((stated[0] == crc) & (right | wide))
     return agree
+
+
+def inflate_start(packed: bytes, length: int) -> bytes:
+    """Return the first ``length`` bytes of a deflated member, or fewer where it ends before."""
+    try:
+        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, length)
+    except zlib.error as error:
+        raise CorruptError(f"invalid deflated data: {error}") from None
 
 
 def inflate(packed: bytes, size: int, *, most: int) -> bytes:

@@ -17,11 +17,13 @@ The rules. Errors and tests cite them.
            Arrays of objects, strings, dates, records and raw bytes are not tensors: a ``.npy`` of one is refused, and
            such a member of a ``.npz`` is left out with a note.
     NP-04  The values fill the rest of the file or member exactly.
-    NP-05  A zip is whole, and both its descriptions of each member agree; members are stored or deflated (at most 200
-           times their packed size, in all four times the file or 1 GiB), and each name ends in ``.npy``.
-    NP-06  Checksums are those of the bytes: compared when a deflated array is read, and by ``verify`` for all.
-    NP-07  A name can be a member of a zip: printable, relative, without backslashes and ``..``, and unlike others when
-           case is ignored.
+    NP-05  A zip is whole, and both its descriptions of each member agree; members are stored or deflated (at most 1032
+           times their packed size, in all four times the file or 1 GiB unless `Limits.trusted` lifts that), and each
+           name ends in ``.npy``. (Stricter: NumPy does not compare the descriptions, and has no limit.)
+    NP-06  Checksums are those of the bytes: compared when an array is read, as NumPy does, and by ``verify`` for all.
+           A part of a stored array that is read on its own is not compared.
+    NP-07  A name has no zero byte, and no other member has it. What is written is printable, relative, without
+           backslashes and ``..``, and unlike other names when case is ignored.
     NP-08  A shape has at most 64 axes unless `Limits` sets another, and its bytes fit a file.
     NP-09  A bool is stored as 0 or 1. Checked when a tensor is read.
 """

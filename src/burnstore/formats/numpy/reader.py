@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import re
+import zlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -26,9 +27,9 @@ from ...tensor.dtype import DType
 from ...tensor.note import Note
 from ...tensor.sources import Data, RangeData, SourceData
 from ..base import Check, Contents, Part, Table
-from ..codec.zip import DEFLATED, Directory, read_directory
+from ..codec.zip import DEFLATED, Directory, Member, inflate_start, read_directory
 from ..columns import check_count, check_names, check_shape
-from ..pytorch.data import DeflatedData, StridedData
+from ..pytorch.data import CheckedData, DeflatedData, StridedData
 from ..pytorch.reader import MemberCheck
 from ..pytorch.tensors import PickledTensor, Storage
 
@@ -38,6 +39,7 @@ ARRAY = "array"
 MAX_TENSORS = 1_000_000
 
 MAX_HEADER = 10_000
+_MOST_PACKED_HEADER = 64 << 10  # Deflate does not make 10,000 bytes longer than that.
 _LARGEST = (1 << 62) - 1
 _KINDS = {"O": "objects, which is a pickle and never read", "V": "records or raw bytes", "U": "strings", "S": "bytes"}
 _KINDS |= {"M": "dates", "m": "durations", "f": "floats of another width", "c": "complex numbers of another width"}
@@ -49,11 +51,11 @@ def read(source: Source, limits: Limits) -> Contents:
     head = source.read_at(0, min(4, source.size))
     if head == MAGIC[:4]:
         found = _array(lambda start, stop: source.read_at(start, stop - start), source.size, limits)
-        data = _data(found, source, 0, None)
+        data = _data(found, SourceData(source, found.start, found.nbytes))
         return _contents([(ARRAY, found, 0, data)], limits, "array", ())
     if not head.startswith(b"PK"):
         raise UnknownFormatError("it is neither a .npy nor a .npz file", rule="NP-01", offset=0)
-    directory = _directory(source)
+    directory = _directory(source, limits)
     check_count(len(directory.names), limits, "NP-05")
     rows: list[tuple[str, _Array, int, Data | None]] = []
     left_out = []
@@ -61,34 +63,53 @@ def read(source: Source, limits: Limits) -> Contents:
         if not name.endswith(SUFFIX):
             raise CorruptError(f"the member {printable(name)!r} is not a {SUFFIX} file", rule="NP-05")
         short, size = name.removesuffix(SUFFIX), member.size or 0
-        packed = DeflatedData(source, member) if member.method == DEFLATED else None
-        window = _window(source, member.start) if packed is None else packed.window
+        window = (_inflated if member.method == DEFLATED else _window)(source, member)
         with located(tensor=short):
             try:
                 found = _array(window, size, limits)
             except UnsupportedError as error:
-                left_out.append(Note("left out", f"{printable(short)!r} is left out: {error.message}", short))
+                left_out.append(Note("left out", f"left out: {printable(short)!r}: {error.message}", short))
                 continue
-        rows.append((short, found, member.start, _data(found, source, member.start, packed)))
+        rows.append((short, found, member.start, _data(found, _values(found, source, member))))
     return _contents(rows, limits, "zip of arrays", left_out)
 
 
-def _window(source: Source, start: int) -> Callable[[int, int], bytes]:
-    return lambda first, stop: source.read_at(start + first, stop - first)
+def _window(source: Source, member: Member) -> Callable[[int, int], bytes]:
+    return lambda first, stop: source.read_at(member.start + first, stop - first)
 
 
-def _directory(source: Source) -> Directory:
+def _inflated(source: Source, member: Member) -> Callable[[int, int], bytes]:
+    """Return a function that inflates no more of a member than its header."""
+    packed = source.read_at(member.start, min(member.packed, _MOST_PACKED_HEADER))
+    return lambda first, stop: inflate_start(packed, stop)[first:]
+
+
+def _values(found: _Array, source: Source, member: Member) -> Data:
+    """Return the values of a member, which are compared with its checksum."""
+    if member.method == DEFLATED:
+        return RangeData(DeflatedData(source, member), found.start, found.nbytes)
+    return CheckedData(source, member, found.nbytes, found.head_crc)
+
+
+def _directory(source: Source, limits: Limits) -> Directory:
+    most = None if limits.file_bytes <= Limits().file_bytes else limits.file_bytes
     with located(rule="NP-05"):
-        return read_directory(source.read_at, source.size)
+        return read_directory(source.read_at, source.size, any_names=True, most_inflated=most)
 
 
 class _Array:
     """What the header of an array states, and where its values begin."""
 
-    __slots__ = ("big_endian", "dtype", "fortran", "shape", "start")
+    __slots__ = ("big_endian", "dtype", "fortran", "head_crc", "shape", "start")
 
-    def __init__(self, dtype: DType, shape: Shape, start: int, *, fortran: bool, big_endian: bool) -> None:
-        self.dtype, self.shape, self.start, self.fortran, self.big_endian = dtype, shape, start, fortran, big_endian
+    def __init__(self, dtype: DType, shape: Shape, head: bytes, *, fortran: bool, big_endian: bool) -> None:
+        self.dtype, self.shape, self.fortran, self.big_endian = dtype, shape, fortran, big_endian
+        self.start, self.head_crc = len(head), zlib.crc32(head)
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes of the values."""
+        return self.dtype.nbytes(self.shape)
 
 
 def _array(window: Callable[[int, int], bytes | memoryview], size: int, limits: Limits) -> _Array:
@@ -107,7 +128,8 @@ def _array(window: Callable[[int, int], bytes | memoryview], size: int, limits: 
         raise LimitError(f"a header of {length} bytes, more than the limit of {MAX_HEADER}", rule="NP-01")
     if start > size:
         raise TruncatedError("the header is not whole", rule="NP-01", offset=size)
-    descr, fortran, shape = _fields(bytes(window(8 + width, start)))
+    fields = bytes(window(8 + width, start))
+    descr, fortran, shape = _fields(fields)
     dtype, big_endian = _dtype(descr)
     if math.prod(extent or 1 for extent in shape) * dtype.bits > _LARGEST:
         raise CorruptError(f"shape {list(shape)}: the byte length calculation overflows", rule="NP-08")
@@ -116,7 +138,7 @@ def _array(window: Callable[[int, int], bytes | memoryview], size: int, limits: 
     if size - start != wanted:
         error = TruncatedError if size - start < wanted else CorruptError
         raise error(f"{wanted} bytes of values are stated, {size - start} are there", rule="NP-04", offset=size)
-    return _Array(dtype, shape, start, fortran=fortran, big_endian=big_endian)
+    return _Array(dtype, shape, head[: 8 + width] + fields, fortran=fortran, big_endian=big_endian)
 
 
 def _fields(raw: bytes) -> tuple[str, bool, Shape]:
@@ -154,17 +176,11 @@ def _dtype(descr: str) -> tuple[DType, bool]:
     )
 
 
-def _data(found: _Array, source: Source, at: int, packed: DeflatedData | None) -> Data | None:
-    """Return what gives the values, None if they are a range of the file."""
-    nbytes = found.dtype.nbytes(found.shape)
+def _data(found: _Array, stored: Data) -> Data | None:
+    """Return what gives the values; None if they are a range of the file."""
     strided = found.fortran and sum(extent > 1 for extent in found.shape) > 1
-    if packed is None and not strided and not (found.big_endian and found.dtype.bits > 8):
-        return None
-    stored: Data = (
-        SourceData(source, at + found.start, nbytes) if packed is None else RangeData(packed, found.start, nbytes)
-    )
-    if not strided and not found.big_endian:
-        return stored
+    if not strided and not (found.big_endian and found.dtype.bits > 8):
+        return None if isinstance(stored, SourceData) else stored
     storage = Storage(ARRAY, ARRAY, found.dtype, math.prod(found.shape))
     extents = found.shape if strided else found.shape[::-1]
     strides = [math.prod(extents[:axis]) for axis in range(len(extents))]
@@ -178,7 +194,8 @@ def _contents(
     names = [row[0] for row in rows]
     check_names(names, limits, "NP-07", "NP-07")
     arrays = [row[1] for row in rows]
-    offsets = [0 if row[3] is not None else row[2] + row[1].start for row in rows]
+    in_place = [row[3] is None or isinstance(row[3], CheckedData) for row in rows]
+    offsets = [row[2] + row[1].start if is_plain else 0 for row, is_plain in zip(rows, in_place, strict=True)]
     table = Table(
         names,
         [each.dtype for each in arrays],
@@ -195,7 +212,7 @@ def checks(source: Source, contents: Contents, limits: Limits) -> Sequence[Check
     """Return a check of the checksum of each member."""
     if source.read_at(0, min(2, source.size)) != b"PK":
         return []
-    directory = _directory(source)
+    directory = _directory(source, limits)
     members = zip(directory.names, directory.members(), strict=True)
     return [MemberCheck(source, name, member, member.packed) for name, member in members]
 

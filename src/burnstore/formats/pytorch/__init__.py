@@ -28,7 +28,7 @@ The rules. Errors and tests cite them; "stricter" marks what torch lets pass, "w
            (Stricter.)
     PT-05  All members are in one folder, and exactly one is called ``data.pkl``. (Wider: the folder may be left out.)
     PT-06  There is no zip inside the zip.
-    PT-07  A deflated member gives exactly the bytes it announces; at most 200 times its own, and in all at most four
+    PT-07  A deflated member gives exactly the bytes it announces; at most 1032 times its own, and in all at most four
            times the file or 1 GiB.
     PT-08  ``byteorder`` is ``little`` or ``big`` (little if left out), ``version`` is 1 to 10; such records are short.
     PT-09  The pickle, the small records and deflated storages have the checksum that the directory states; a checksum

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -14,13 +15,16 @@ from ...io.sizes import CHUNK_BYTES
 from ...io.source import Source
 from ...tensor.data import Array, Shape, array_from_bytes, bytes_of_array
 from ...tensor.dtype import DType, Kind
-from ...tensor.sources import Data, SourceData
+from ...tensor.sources import AxisSlice, Data, SourceData
 from ..codec.zip import DEFLATED, Member, inflate
 from .tensors import ITEM_SIZES, MAX_EXPANDED, CompositeTensor, PickledTensor, is_contiguous, last_element
 
 _UNITS: dict[int, np.dtype[Any]] = {
     size: np.dtype(code) for size, code in ((1, "u1"), (2, "<u2"), (4, "<u4"), (8, "<u8"), (16, "<c16"))
 }
+
+
+_Bytes = TypeVar("_Bytes", memoryview, Array)
 
 
 class UnsavedData(Data):
@@ -59,6 +63,71 @@ class DeflatedData(Data):
 
     def window(self, start: int, stop: int) -> memoryview:
         return memoryview(read_member(self.source, self.member))[start:stop]
+
+
+@dataclass(slots=True, eq=False)
+class CheckedData(Data):
+    """The last bytes of a stored member, behind its own header; compared with the member's checksum when first read.
+
+    Parts of the tensor that are read on their own (`range`, `sliced`) are not compared: that would read the rest.
+    """
+
+    source: Source
+    member: Member
+    nbytes: int
+    head_crc: int
+    """The checksum of the member's own header."""
+
+    is_checked: bool = False
+
+    streams = True
+    in_source = True
+
+    @property
+    def file(self) -> str | None:
+        return self.source.name
+
+    @property
+    def offset(self) -> int:
+        """Where the bytes begin in the source."""
+        return self.member.start + self.member.packed - self.nbytes
+
+    @property
+    def identity(self) -> Hashable | None:
+        return id(self.source), self.offset, self.nbytes
+
+    @property
+    def address(self) -> int | None:
+        return self.offset
+
+    def window(self, start: int, stop: int) -> memoryview:
+        return self._compared(self._plain().window(start, stop))
+
+    def owned(self, start: int, stop: int) -> Array:
+        return self._compared(self._plain().owned(start, stop))
+
+    def fill(self, buffer: Array) -> None:
+        self._plain().fill(buffer)
+        self._compared(buffer)
+
+    def range(self, start: int, nbytes: int) -> Data:
+        return self._plain().range(start, nbytes)
+
+    def _sliced(self, part: AxisSlice) -> Data:
+        return self._plain().sliced(part)
+
+    def _plain(self) -> SourceData:
+        return SourceData(self.source, self.offset, self.nbytes)
+
+    def _compared(self, values: _Bytes) -> _Bytes:
+        """Return bytes that were read after the checksum of the whole member was compared."""
+        if not self.is_checked:
+            if len(values) == self.nbytes:
+                _compare(zlib.crc32(values, self.head_crc) if self.member.crc else 0, self.member)
+            else:
+                check_member(self.source, self.member)
+            self.is_checked = True
+        return values
 
 
 def read_member(source: Source, member: Member) -> bytes:
@@ -204,7 +273,8 @@ class StridedData(Data):
         tensor = self.tensor
         width = tensor.dtype.bits // 16 if tensor.dtype.kind is Kind.COMPLEX else ITEM_SIZES[tensor.dtype]
         if self.big_endian and width > 1:
-            values = values.view(np.uint8).reshape(-1, width)[:, ::-1].reshape(-1)
+            # A single element would stay a view that runs backwards.
+            values = np.ascontiguousarray(values.view(np.uint8).reshape(-1, width)[:, ::-1]).reshape(-1)
         if tensor.dtype is DType.Bool:
             true: Array = values != 0
             return true.view(np.uint8)
