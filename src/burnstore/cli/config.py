@@ -10,9 +10,9 @@ from typing import Any
 
 from ..errors import BurnstoreError
 from ..formats.pytorch.values import Opaque, opaque_values
-from ..jobs.json_output import json_text
 from ..pipeline.write import check_apart
 from ..stores.config import config_from_file, save_config, to_json
+from ..tensor.plain import json_text
 from .arguments import add_option, add_options
 from .errors import JOB_ERRORS, OK, fail
 from .text import escape, print_json

@@ -12,7 +12,7 @@ from typing import Any
 from ..jobs.diff.diff import diff
 from ..jobs.diff.result import STATUSES, Diff, TensorDiff
 from ..jobs.inspect.inspect import files_of
-from ..jobs.json_output import json_text
+from ..tensor.plain import json_text
 from .arguments import add_options, expand_patterns, like_from, pipeline_from, stands_for_files
 from .errors import ERROR, FOUND, JOB_ERRORS, OK, error_facts, fail, misuse, print_error, shown_notes
 from .progress import shown_progress

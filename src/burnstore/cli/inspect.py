@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import BurnstoreError
 from ..jobs.inspect.inspect import SORTS, FirstBytes, Inspection, files_of, inspect, read_first_bytes
 from ..jobs.inspect.tree import DEEPEST, ModuleTree, TensorRow, Totals
-from ..jobs.json_output import json_text
+from ..tensor.plain import json_text
 from .arguments import add_option, add_options, expand_patterns, module_depth
 from .errors import ERROR, FOUND, JOB_ERRORS, OK, as_burnstore_error, misuse, print_error, shown_notes
 from .progress import shown_progress

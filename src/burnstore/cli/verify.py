@@ -11,8 +11,8 @@ from typing import Any
 from ..errors import UNREPRESENTABLE, BurnstoreError
 from ..io.atomic import remove_files, stale_scratch_files
 from ..jobs.convert.receipt import check_receipt
-from ..jobs.json_output import json_text
 from ..jobs.verify.verify import Verification, parse_digest, verify_each
+from ..tensor.plain import json_text
 from .arguments import add_option, add_options, expand_patterns
 from .errors import ERROR, FOUND, JOB_ERRORS, OK, as_burnstore_error, error_facts, misuse, print_error, shown_notes
 from .progress import ProgressDisplay

@@ -27,16 +27,15 @@ from ..stores.records import open_record, placed
 from ..tensor.dtype import DType
 from ..tensor.note import Note
 from ..tensor.snapshot import TensorSnapshot
-from ..tensor.tabular import Tabular
+from ..tensor.tabular import Result
 from .convert.training import training_plan
-from .json_output import Plain
 
 SUFFIXES = (".mpk.gz", ".bin.gz", ".json.gz", ".mpk", ".bin", ".json")
 _EPOCH = re.compile(r"-(\d+)$")
 
 
 @dataclass(frozen=True, slots=True)
-class Migration(Plain, Tabular):
+class Migration(Result):
     """The outcome for one record, or for a folder of ``records``: the new file and its contents, or the error."""
 
     source: str
@@ -52,6 +51,11 @@ class Migration(Plain, Tabular):
     left_out: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The tensors that ``rules`` drop, each with the reason."""
     notes: Sequence[Note] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether the record, and every record of a folder, was migrated."""
+        return self.error is None and super(Migration, self).ok and all(record.ok for record in self.records)
 
 
 @dataclass(frozen=True, slots=True)

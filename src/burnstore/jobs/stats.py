@@ -22,10 +22,10 @@ from ..io.workers import Workers, in_batches, run_tasks
 from ..progress import Progress
 from ..tensor.data import Array, Shape, array_from_bytes
 from ..tensor.dtype import DType, Kind
+from ..tensor.plain import Plain
 from ..tensor.snapshot import TensorSnapshot
 from ..tensor.upcast import upcast
 from .budget import plan_reads, too_much
-from .json_output import Plain
 
 # A float64 copy of this many elements (2 MiB) fits into a core's own cache.
 BLOCK = 1 << 18

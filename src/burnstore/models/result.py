@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from ..errors import printable
 from ..tensor.note import Note
-from ..tensor.tabular import Tabular
+from ..tensor.plain import json_text
+from ..tensor.tabular import Result
 
 _SHOWN = 10
 _LONGEST_NAME, _LONGEST_NOTE = 200, 2_000
@@ -33,6 +34,10 @@ class MissingTensor(str):
         missing.container_path = container_path
         return missing
 
+    def to_dict(self) -> dict[str, str]:
+        """Return plain data for JSON."""
+        return {"path": json_text(self), "containers": self.container_path}
+
 
 @dataclass(frozen=True, slots=True)
 class ApplyError:
@@ -48,12 +53,16 @@ class ApplyError:
         yield self.path
         yield self
 
+    def to_dict(self) -> dict[str, str]:
+        """Return plain data for JSON."""
+        return {"path": json_text(self.path), "kind": self.kind, "message": json_text(self.message)}
+
     def __str__(self) -> str:
         return self.message
 
 
 @dataclass(slots=True)
-class ApplyResult(Tabular):
+class ApplyResult(Result):
     """The result of a load.
 
     ``applied`` tensors are in the model, in the model's order; the filter excluded ``skipped`` ones; ``missing``
@@ -87,6 +96,14 @@ class ApplyResult(Tabular):
     notes: list[Note] = field(default_factory=list)
 
     @property
+    def ok(self) -> bool:
+        """Whether there were no errors, and something was applied unless doing nothing was allowed.
+
+        A result is true in conditions if it is ok. Missing tensors, which ``allow_partial`` allows, do not matter here.
+        """
+        return not self.errors and super(ApplyResult, self).ok
+
+    @property
     def is_complete(self) -> bool:
         """Whether there were no errors and no missing tensors."""
         return not self.errors and not self.missing
@@ -98,17 +115,6 @@ class ApplyResult(Tabular):
     def suggestion(self, path: str) -> str | None:
         """Return the unused tensor whose name is most similar to a missing path."""
         return _suggestion(path, self.unused)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain data for JSON."""
-        return {
-            "applied": list(self.applied),
-            "skipped": list(self.skipped),
-            "missing": [{"path": str(path), "containers": path.container_path} for path in self.missing],
-            "unused": list(self.unused),
-            "errors": [{"path": error.path, "kind": error.kind, "message": error.message} for error in self.errors],
-            "notes": list(self.notes),
-        }
 
     def __str__(self) -> str:
         lines = ["┌─ load", "│"]

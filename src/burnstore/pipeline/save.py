@@ -33,7 +33,7 @@ from ..progress import Progress
 from ..tensor.data import TensorData
 from ..tensor.note import Note
 from ..tensor.snapshot import TensorSnapshot
-from ..tensor.tabular import Tabular
+from ..tensor.tabular import Result
 from ..transforms.filter import PathFilter
 from ..transforms.layout import LAYOUTS, Layout
 from .compile import listed, underflow_notes
@@ -47,7 +47,7 @@ from .ties import ties_of
 
 
 @dataclass(frozen=True, slots=True)
-class SaveResult(Tabular):
+class SaveResult(Result):
     """What a save wrote: where, in which layout, and notes.
 
     ``left_out`` has the tensors and values that were given and not written, each with the reason.
@@ -61,19 +61,6 @@ class SaveResult(Tabular):
     left_out: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
     files: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain data, ready for JSON."""
-        return {
-            "path": self.path,
-            "format": self.format,
-            "layout": self.layout,
-            "tensors": list(self.tensors),
-            "bytes": self.nbytes,
-            "left_out": dict(self.left_out),
-            "notes": list(self.notes),
-            "files": list(self.files),
-        }
 
     def __str__(self) -> str:
         count = f"{len(self.tensors):,} tensor{'' if len(self.tensors) == 1 else 's'}"

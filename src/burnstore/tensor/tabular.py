@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from ..errors import MissingDependencyError
+from .note import note_kind
+from .plain import Plain
 
 _TABLES = ("tensors", "moves", "findings", "records", "files")
 _OUTCOMES = {name: name for name in ("applied", "skipped", "missing", "unused", "errors")}
@@ -38,6 +40,35 @@ class Tabular:
 
         document = self.to_dict()
         return records_panel(type(self).__name__, document, records_of(document))
+
+
+class Result(Plain, Tabular):
+    """What a job did or found: its plain data, whether that is good, and a table. A bad result is false.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class Count(Result):
+    ...     tensors: int
+    ...     ok = property(lambda count: count.tensors > 0)
+    >>> bool(Count(0)), Count(2).to_dict()
+    (False, {'ok': True, 'tensors': 2})
+    """
+
+    __slots__ = ()
+
+    _facts: ClassVar[tuple[str, ...]] = ("ok",)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the job did what it was asked for; doing nothing counts only where that was allowed."""
+        return not any(note_kind(note) == "empty" for note in getattr(self, "notes", ()))
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for strict JSON; the bytes of all tensors together are called ``bytes``."""
+        return {"bytes" if name == "nbytes" else name: fact for name, fact in Plain.to_dict(self).items()}
 
 
 def records_of(document: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -42,6 +42,10 @@ class Guess:
                 path = path.rpartition(".")[0]
             yield name, self.kinds.get(path), self.evidence.get(path) or self.ambiguous.get(path, "")
 
+    def to_dict(self) -> dict[str, str]:
+        """Return the kind of each module, as plain data for JSON."""
+        return {path: str(kind) for path, kind in self.kinds.items()}
+
     def __str__(self) -> str:
         lines = [f"{path or '(the file)'}: {self.kinds[path]} ({why})" for path, why in self.evidence.items()]
         lines += [f"{path or '(the file)'}: ambiguous ({why})" for path, why in self.ambiguous.items()]

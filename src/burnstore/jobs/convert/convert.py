@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from ... import __version__
 from ...checkpoint import Checkpoint, open_checkpoint
@@ -53,10 +53,9 @@ from ...pipeline.write import Assembled, assemble, check_apart, files_read
 from ...progress import Progress, ProgressLike, progress_from
 from ...tensor.dtype import DType
 from ...tensor.note import Note
-from ...tensor.tabular import Tabular
+from ...tensor.tabular import Result
 from ...transforms.guess import Guess
 from ...transforms.recipe import Recipe
-from ..json_output import json_text
 from ..map.map import map_names
 from .receipt import RECEIPT_SUFFIX, Receipt, ReceiptSource, ReceiptTensor, file_digest, files_of, read_receipt
 from .training import training_plan
@@ -65,7 +64,7 @@ Path = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, slots=True)
-class ConvertResult(Tabular):
+class ConvertResult(Result):
     """What a conversion did: how many tensors and bytes it wrote, and in which layout they were and are.
 
     ``left_out`` has the tensors of the sources that were not written, each with the reason; ``receipt`` is the path of
@@ -83,22 +82,12 @@ class ConvertResult(Tabular):
     guess: Guess | None = field(default=None, repr=False)
     left_out: Mapping[str, str] = field(default_factory=dict, repr=False)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for strict JSON."""
-        guess = self.guess
-        return {
-            "files": [json_text(path) for path in self.files],
-            "tensors": self.tensors,
-            "bytes": self.nbytes,
-            "source_layout": self.source_layout,
-            "layout": self.layout,
-            "verified": self.verified,
-            "left_out": dict(self.left_out),
-            "notes": self.notes,
-            "receipt": self.receipt,
-            "guess": None if guess is None else {path: str(kind) for path, kind in guess.kinds.items()},
-            "evidence": None if guess is None else {name: why for name, _, why in guess.by_tensor()},
-        }
+    _facts: ClassVar[tuple[str, ...]] = ("ok", "evidence")
+
+    @property
+    def evidence(self) -> dict[str, str] | None:
+        """The reason for the guessed kind of each tensor's module; None if nothing was guessed."""
+        return None if self.guess is None else {name: why for name, _, why in self.guess.by_tensor()}
 
 
 def convert(

@@ -30,6 +30,7 @@ from ...io.source import FileSource, read_whole
 from ...io.workers import Workers, in_batches, run_tasks
 from ...limits import Limits
 from ...tensor.snapshot import TensorSnapshot
+from ...tensor.tabular import Result
 from ...transforms.layout import LAYOUTS
 from ...transforms.operations import operation_from_json
 
@@ -136,7 +137,7 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True)
-class ReceiptCheck:
+class ReceiptCheck(Result):
     """The outcome of checking a receipt: ``problems`` has a sentence for everything that differs from it.
 
     ``unchecked`` are sources that no longer exist; they are not a problem of the target.

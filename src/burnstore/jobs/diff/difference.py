@@ -23,8 +23,8 @@ import numpy as np
 from ...tensor.data import Array, Shape
 from ...tensor.dtype import DType, Kind
 from ...tensor.lowbit import unpack_fields
+from ...tensor.plain import Plain
 from ...tensor.upcast import steps, upcast
-from ..json_output import Plain
 from ..stats import unravel
 
 # If fewer than one in this many elements differ, only those are examined one by one.

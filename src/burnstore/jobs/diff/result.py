@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from ...errors import printable
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
 from ...tensor.note import Note
+from ...tensor.plain import Plain
 from ...tensor.scalar import Scalar
-from ...tensor.tabular import Tabular
-from ..json_output import Plain
+from ...tensor.tabular import Result
 from .difference import Difference, Tolerance
 
 Status = Literal["equal", "close", "moved", "changed", "dtype changed", "shape changed", "added", "removed"]
@@ -70,7 +70,7 @@ class _Having(property):
 
 
 @dataclass(frozen=True, slots=True)
-class Diff(Plain, Tabular):
+class Diff(Result):
     """The differences between two files, models or mappings.
 
     ``tensors`` are in the order of the first side, added ones at the end. ``layout`` is the layout of the comparison,
@@ -83,6 +83,8 @@ class Diff(Plain, Tabular):
     >>> found.is_equal, [tensor.name for tensor in found.removed]
     (False, ['b'])
     """
+
+    _facts: ClassVar[tuple[str, ...]] = ("ok", "is_equal", "counts")
 
     first: str
     second: str
@@ -101,6 +103,8 @@ class Diff(Plain, Tabular):
         ``metadata`` does not count: it states which program wrote a file, and when.
         """
         return not self.scalars and not self.uncompared and all(tensor.status in _EQUAL for tensor in self.tensors)
+
+    ok = is_equal
 
     def of(self, *statuses: Status) -> list[TensorDiff]:
         """Return the tensors with one of these statuses."""
@@ -125,10 +129,6 @@ class Diff(Plain, Tabular):
         for tensor in self.tensors:
             counted[tensor.status] += 1
         return counted
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for strict JSON: NaN, and numbers that a reader might round, are strings."""
-        return {"is_equal": self.is_equal, "counts": self.counts, **Plain.to_dict(self)}
 
     def _repr_html_(self) -> str:
         """Return HTML for a notebook."""

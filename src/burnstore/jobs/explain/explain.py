@@ -26,7 +26,8 @@ from ...pipeline.plan import Move, Plan
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
 from ...tensor.note import Note
-from ...tensor.tabular import Tabular
+from ...tensor.plain import Plain
+from ...tensor.tabular import Result
 from ...transforms.guess import guess_kinds
 from ...transforms.layout import LAYOUTS, Layout
 from ...transforms.operations import Split
@@ -49,7 +50,7 @@ _TYPICAL_ENDINGS = {
 
 
 @dataclass(frozen=True, slots=True)
-class TensorPlan:
+class TensorPlan(Plain):
     """How one tensor of the target will be made: from which tensors of the file, and by which steps."""
 
     target: str
@@ -60,20 +61,9 @@ class TensorPlan:
     nbytes: int
     """The bytes of the file that are read for it."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the plan of the tensor as plain data, ready for JSON."""
-        return {
-            "target": self.target,
-            "sources": list(self.sources),
-            "steps": list(self.steps),
-            "shape": list(self.shape),
-            "dtype": self.dtype,
-            "bytes": self.nbytes,
-        }
-
 
 @dataclass(frozen=True, slots=True)
-class LayoutChange:
+class LayoutChange(Plain):
     """What the conversion of a file into a layout needs, and how many tensors it changes, as far as that is known.
 
     ``is_known`` states that no further information is needed.
@@ -89,7 +79,7 @@ class LayoutChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation(Tabular):
+class Explanation(Result):
     """What a file is, and what a load into a model (or a conversion into another file) will do.
 
     ``result`` is what a load will report if all values can be read and cast, None if nothing is loaded; ``refusal`` is
@@ -126,49 +116,24 @@ class Explanation(Tabular):
         """Whether every tensor has a parameter, every parameter a tensor, and all fit."""
         return self.result is None or not (self.result.errors or self.result.missing or self.result.unused)
 
+    @property
+    def ok(self) -> bool:
+        """Whether the load would not be refused, and would do something unless doing nothing is allowed."""
+        return self.refusal is None and (self.result is None or self.result.ok)
+
     def nearest(self, missing: str) -> str | None:
         """Return the unused tensor that most resembles a missing one."""
         return None if self.result is None else self.result.suggestion(missing)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the explanation as plain data, ready for JSON."""
-        stated: dict[str, Any] = {
-            "path": self.path,
-            "format": self.format,
-            "variant": self.variant,
-            "layout": self.layout,
-            "evidence": self.evidence,
-            "tensors": self.tensors,
-            "bytes": self.nbytes,
-        }
-        if self.result is None:
-            keys = ("layout", "is_known", "needs", "renamed", "transposed", "split", "joined")
-            stated["changes"] = [{key: getattr(change, key) for key in keys} for change in self.changes]
-            if self.target is not None:
-                stated |= {
-                    "target": self.target,
-                    "target_layout": self.target_layout,
-                    "moves": [move.to_dict() for move in self.moves],
-                    "left_out": self.left_out,
-                    "notes": self.notes,
-                }
-            return stated
-        found = self.result.to_dict()
-        found["missing"] = [{**each, "nearest": self.nearest(each["path"])} for each in found["missing"]]
-        return {
-            **stated,
-            "target": self.target,
-            "target_layout": self.target_layout,
-            "moves": [move.to_dict() for move in self.moves],
-            **{key: found[key] for key in ("skipped", "missing", "unused", "errors", "notes")},
-            "refusal": self.refusal,
-            "estimate": {
-                "bytes_to_read": self.bytes_to_read,
-                "peak_bytes": self.peak_bytes,
-                "seconds": self.seconds,
-                "rate": self.rate,
-            },
-        }
+        """Return plain data for strict JSON; that of a load has the fields of its result beside the others."""
+        facts = super(Explanation, self).to_dict()
+        result = facts.pop("result")
+        if result is not None:
+            missing = [{**each, "nearest": self.nearest(each["path"])} for each in result["missing"]]
+            facts |= {name: result[name] for name in ("skipped", "unused", "errors", "notes")} | {"missing": missing}
+        estimate = {name: facts.pop(name) for name in ("bytes_to_read", "peak_bytes", "rate")}
+        return {**facts, "estimate": {**estimate, "seconds": self.seconds}}
 
     def __str__(self) -> str:
         return "\n".join(self._lines())

@@ -23,10 +23,10 @@ from ...limits import Limits
 from ...progress import Progress, ProgressLike, progress_from
 from ...tensor.note import Note
 from ...tensor.param_id import ParamId
+from ...tensor.plain import Plain
 from ...tensor.scalar import Scalar
 from ...tensor.tabular import Tabular
 from ...transforms.patterns import compile_pattern
-from ..json_output import Plain
 from ..stats import all_stats
 from .tree import ModuleTree, TensorRow, Totals, natural_order
 

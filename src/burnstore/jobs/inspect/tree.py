@@ -10,7 +10,7 @@ from typing import Any
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
 from ...tensor.param_id import ParamId
-from ..json_output import Plain, json_text
+from ...tensor.plain import Plain, json_text
 from ..stats import TensorStats
 
 # Names nested deeper are not split further, so that every tree can be shown.

@@ -20,6 +20,7 @@ from ...io.atomic import atomic_file
 from ...io.source import read_whole
 from ...models.outline import Outline, outline_of
 from ...tensor.data import Shape
+from ...tensor.tabular import Result
 from ...transforms.recipe import Recipe, recipe_from, template
 from .align import Alignment, Pair, Question
 from .rules import Row, families_of, rules_of, toml
@@ -41,7 +42,7 @@ class MappedTensor(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class MapResult:
+class MapResult(Result):
     """What was found: ``tensors`` with evidence, ``questions`` that are open, and tensors that are left on either side.
 
     ``rules`` is the data of a rules file, and `text` the file. ``is_certain``: everything has its place, and
@@ -72,6 +73,8 @@ class MapResult:
     def is_certain(self) -> bool:
         """Whether it is complete without a pair that only order decides."""
         return self.is_complete and not self.by_order
+
+    ok = is_certain
 
     @property
     def text(self) -> str:
@@ -119,18 +122,7 @@ class MapResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain data, ready for JSON."""
-        return {
-            "certain": self.is_certain,
-            "tensors": [
-                {"target": target, "sources": list(sources), "evidence": why} for target, sources, why in self.tensors
-            ],
-            "questions": [question._asdict() for question in self.questions],
-            "left_sources": self.left_sources,
-            "left_targets": self.left_targets,
-            "dropped": dict(self.dropped),
-            "rules": self.rules,
-            "suggested": self.suggested,
-        }
+        return {"certain": self.is_certain, **super(MapResult, self).to_dict()}
 
 
 def map_names(

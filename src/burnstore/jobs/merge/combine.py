@@ -16,6 +16,7 @@ from ...io.workers import Workers, in_batches, run_tasks
 from ...progress import Progress
 from ...tensor.dtype import DType
 from ...tensor.note import Note
+from ...tensor.plain import Plain
 from ...tensor.snapshot import TensorSnapshot
 from ...transforms.blend import agreed, arc_weights, blended, can_blend
 from ...transforms.patterns import compile_pattern
@@ -33,7 +34,7 @@ _TASK_BYTES = 32 << 20  # read by one task: enough to be worth a file that is op
 
 
 @dataclass(frozen=True, slots=True)
-class MergedTensor:
+class MergedTensor(Plain):
     """How one tensor was made: from which sources (counted from 0), and blended with which weights.
 
     ``weights`` is None if it was copied unchanged. ``conflict`` is the conflict that the policy decided, if any.

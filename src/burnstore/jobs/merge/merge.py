@@ -43,7 +43,7 @@ from ...pipeline.write import assemble, check_apart
 from ...progress import ProgressLike, progress_from
 from ...tensor.dtype import DType
 from ...tensor.note import Note
-from ...tensor.tabular import Tabular
+from ...tensor.tabular import Result
 from ...transforms.layout import Layout
 from ...transforms.operations import Combine
 from ..convert.convert import like_target, opened_files
@@ -69,7 +69,7 @@ class MergeSource:
 
 
 @dataclass(frozen=True, slots=True)
-class MergeResult(Tabular):
+class MergeResult(Result):
     """What a merge did: ``tensors`` has an entry for each tensor written, ``left_out`` a reason for each other name."""
 
     tensors: list[MergedTensor] = field(repr=False)
@@ -78,20 +78,6 @@ class MergeResult(Tabular):
     layout: str | None
     verified: bool
     notes: list[Note] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain data, ready for JSON."""
-        return {
-            "tensors": [
-                {"name": row.name, "sources": row.sources, "weights": row.weights, "conflict": row.conflict}
-                for row in self.tensors
-            ],
-            "left_out": self.left_out,
-            "bytes": self.nbytes,
-            "layout": self.layout,
-            "verified": self.verified,
-            "notes": self.notes,
-        }
 
 
 def merge(

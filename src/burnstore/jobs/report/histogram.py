@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...tensor.data import Array
-from ..json_output import Plain
+from ...tensor.plain import Plain
 
 MOST_BINS = 64
 # Scaling a float32 by a power of two within this range is exact.

@@ -13,8 +13,8 @@ from ...errors import BurnstoreError
 from ...io.workers import Workers
 from ...progress import Progress
 from ...tensor.data import Array, Shape
+from ...tensor.plain import Plain
 from ...tensor.snapshot import TensorSnapshot
-from ..json_output import Plain
 from ..stats import BLOCK, RunningStats, TensorStats, accumulate, as_numbers, unravel
 from .histogram import Histogram, RunningHistogram
 

@@ -20,10 +20,11 @@ from ...pipeline.kinds import MODULES_KEY
 from ...pipeline.write import check_apart
 from ...progress import Progress, ProgressLike, progress_from
 from ...tensor.note import Note
+from ...tensor.plain import json_number
+from ...tensor.tabular import Result
 from ..diff.diff import diff
 from ..diff.result import Diff
 from ..inspect.inspect import Inspection, inspect
-from ..json_output import json_number
 from .image import Image, image_of
 from .page import page
 from .profile import Profile, all_profiles
@@ -71,7 +72,7 @@ class ReportedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(Result):
     """A report on a file of tensors, or on two and their differences.
 
     ``html`` is one page without external files; `save` writes it.
@@ -86,6 +87,11 @@ class Report:
     def found(self) -> bool:
         """Whether something needs attention: a NaN, an infinity, unreadable values, a difference."""
         return any(file.unsound for file in self.files) or (self.diff is not None and not self.diff.is_equal)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing needs attention."""
+        return not self.found
 
     @property
     def html(self) -> str:
@@ -112,7 +118,7 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for strict JSON."""
         compared = None if self.diff is None else self.diff.to_dict()
-        return {"files": [file.to_dict() for file in self.files], "diff": compared}
+        return {"ok": self.ok, "files": [file.to_dict() for file in self.files], "diff": compared}
 
 
 def report(

@@ -41,6 +41,7 @@ from ...formats.pytorch.salvage import LOCAL_HEADER, find_bytes
 from ...formats.pytorch.stream import MAX_PICKLE_BYTES, begins_like_legacy, read_legacy
 from ...io.source import BytesSource, Source
 from ...limits import Limits
+from ...tensor.plain import Plain
 from .severity import DANGEROUS, HARMLESS, SUSPICIOUS, severity_of
 
 _FIRST_READ = 1 << 20
@@ -86,7 +87,7 @@ _KNOWN_FUNCTIONS = frozenset(_FUNCTIONS.split())
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Plain):
     """Code that a program would run or load because of a file."""
 
     severity: str

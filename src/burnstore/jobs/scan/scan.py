@@ -10,7 +10,7 @@ import codecs
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...checkpoint import open_checkpoint
@@ -19,8 +19,7 @@ from ...formats.registry import HEAD_BYTES, format_for_bytes
 from ...io.paths import is_within
 from ...io.source import FileSource
 from ...limits import Limits
-from ...tensor.tabular import Tabular
-from ..json_output import json_text
+from ...tensor.tabular import Result
 from .loaders import Finding as Finding
 from .loaders import Inspector
 from .severity import DANGEROUS, SUSPICIOUS
@@ -38,7 +37,7 @@ _PICTURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8")
 
 
 @dataclass(frozen=True, slots=True)
-class ScanResult(Tabular):
+class ScanResult(Result):
     """The findings about a file or a folder; ``verdict`` is ``clean``, ``suspicious``, ``dangerous`` or ``error``.
 
     The verdict on a folder is the worst of its ``files``.
@@ -60,17 +59,12 @@ class ScanResult(Tabular):
         """Whether there is only data."""
         return self.verdict == CLEAN
 
+    ok = is_clean
+
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain data, for JSON."""
-        plain: dict[str, Any] = {
-            "path": json_text(self.path),
-            "format": self.format,
-            "verdict": self.verdict,
-            "findings": [asdict(finding) for finding in self.findings],
-            "tensors": list(self.tensors),
-            "error": None if self.error is None else str(self.error),
-        }
-        return {**plain, "files": [file.to_dict() for file in self.files]} if self.files else plain
+        """Return plain data for strict JSON; only a folder has ``files``."""
+        facts = super(ScanResult, self).to_dict()
+        return facts if self.files else {name: fact for name, fact in facts.items() if name != "files"}
 
 
 def scan(path: str | os.PathLike[str], *, limits: Limits | None = None) -> ScanResult:

@@ -15,7 +15,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from ...checkpoint import Checkpoint, open_checkpoint
 from ...errors import (
@@ -39,10 +39,10 @@ from ...progress import Progress, ProgressLike, progress_from
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
 from ...tensor.note import Note, note_kind
+from ...tensor.plain import Plain
 from ...tensor.snapshot import ByteStream, TensorSnapshot, read_all
-from ...tensor.tabular import Tabular
+from ...tensor.tabular import Result
 from ..budget import Shared, plan_reads, too_much
-from ..json_output import Plain
 from ..stats import count_special_values, count_specials, value_runs
 
 # A task has about this many bytes: enough to be worth opening a file, few enough to balance the workers.
@@ -74,7 +74,7 @@ class TensorCheck(Plain):
 
 
 @dataclass(frozen=True, slots=True)
-class Verification(Plain, Tabular):
+class Verification(Result):
     """The findings about a file, a set of shards, or a folder.
 
     ``errors`` break a rule of the format. ``warnings`` break none, but no known writer produces them. ``notes`` concern
@@ -85,6 +85,8 @@ class Verification(Plain, Tabular):
     >>> found.is_whole, found.ok, str(found.errors[0])
     (False, False, 'the header ends early')
     """
+
+    _facts: ClassVar[tuple[str, ...]] = ("ok", "is_whole", "is_finite", "is_expected")
 
     path: str
     format: str | None = None
@@ -121,11 +123,6 @@ class Verification(Plain, Tabular):
         """Whether nothing was found: the file is whole, as expected, finite, fully read, and has no warnings."""
         clean = not self.warnings and all(tensor.error is None for tensor in self.tensors)
         return self.is_whole and self.is_expected and self.is_finite and clean and all(file.ok for file in self.files)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        verdicts = ("ok", "is_whole", "is_finite", "is_expected")
-        return {**{name: getattr(self, name) for name in verdicts}, **Plain.to_dict(self)}
 
 
 def verify(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, ClassVar
 
 from ..errors import BurnstoreError
 from ..tensor.dtype import DType
@@ -15,13 +15,17 @@ _SAFE_INTEGER = 1 << 53
 
 
 class Plain:
-    """A mixin for dataclasses: `to_dict` returns the fields as plain data."""
+    """A mixin for dataclasses: `to_dict` returns the facts and the fields as plain data."""
 
     __slots__ = ()
 
+    _facts: ClassVar[tuple[str, ...]] = ()
+    """Properties that the plain data have besides the fields, before them."""
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for strict JSON: NaN, and numbers that a reader might round, are strings."""
-        return {each.name: plain(getattr(self, each.name)) for each in fields(self)}  # type: ignore[arg-type]
+        names = (*self._facts, *(each.name for each in fields(self)))  # type: ignore[arg-type]
+        return {name: plain(getattr(self, name)) for name in names}
 
 
 def plain(value: Any) -> Any:
@@ -32,12 +36,14 @@ def plain(value: Any) -> Any:
     """
     if isinstance(value, (int, float)) or value is None:
         return json_number(value)
-    if isinstance(value, str):
+    if isinstance(value, str) and not hasattr(value, "to_dict"):
         return json_text(value)
     if isinstance(value, complex):
         return [json_number(value.real), json_number(value.imag)]
     if isinstance(value, Mapping):
         return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return plain(value._asdict())
     if isinstance(value, (tuple, list)):
         return [plain(each) for each in value]
     if isinstance(value, DType):
