@@ -17,7 +17,7 @@ INSTALLED := .venv/installed
 DEMO := .venv-demo
 PIP := -m pip install --disable-pip-version-check
 
-.PHONY: demo test test-rest test-all docs architecture lint types contracts wheel bench fuzz fuzz-safetensors fuzz-pytorch fuzz-compose kill soak-shards architectures classes everyday interop \
+.PHONY: demo test test-rest test-all docs architecture lint types contracts wheel bench fuzz fuzz-safetensors fuzz-pytorch fuzz-pickles fuzz-compose kill soak-shards architectures classes everyday interop \
   interop-all matrix bench-burn fuzz-interop clean
 
 # The main job, in an environment of its own with the package and its dependencies: no torch, nothing for tests.
@@ -61,6 +61,7 @@ bench: $(INSTALLED)
 
 fuzz: $(INSTALLED)
 	$(BIN)/python -m tests.fuzz.run --mutants $(MUTANTS) --seed $(SEED) --minutes $(MINUTES)
+	$(BIN)/python -m tests.fuzz.pickles --cases $(MUTANTS) --seed $(SEED) --minutes $(MINUTES)
 
 fuzz-safetensors: $(INSTALLED)
 	$(BIN)/python -m tests.fuzz.run --format safetensors --mutants $(MUTANTS) --seed $(SEED) --minutes $(MINUTES)
@@ -69,6 +70,10 @@ fuzz-pytorch: $(INSTALLED)
 	$(BIN)/python -m tests.fuzz.pytorch --mutants $(MUTANTS) --seed $(SEED) --minutes $(MINUTES) --jobs 2
 	$(BIN)/python -m tests.fuzz.pytorch --sequences 4
 	$(BIN)/python -m tests.fuzz.pytorch --random 2000 --seed $(SEED)
+
+# Random pickles through the tracer of scan and through Python's own unpicklers.
+fuzz-pickles: $(INSTALLED)
+	$(BIN)/python -m tests.fuzz.pickles --cases $(MUTANTS) --seed $(SEED) --minutes $(MINUTES)
 
 # Random compositions of contents, files, options, targets and verbs, against a slow reference.
 fuzz-compose: $(INSTALLED)

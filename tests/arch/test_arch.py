@@ -191,6 +191,11 @@ BANNED = [
         ("io/atomic.py",),
         "side effects",
     ),
+    (
+        r"json\.(load|loads|JSONDecoder|decoder\..*)|tomll?ib?\..*|tomli\..*",
+        ("io/json.py", "io/documents.py"),
+        "documents have one strict reader",
+    ),
     (r"print|input|sys\.std(out|err)\.write", ("cli/",), "a library does not print"),
     (r"open|(io|codecs)\.open|mmap\.mmap|tempfile\..*", ("io/",), "only io meets the content of files"),
     (r"os\.(open|read|pread|preadv|write|writev)", ("io/", "cli/"), "only io has descriptors, and the command its own"),
@@ -217,9 +222,10 @@ def test_a_banned_call_stands_only_where_it_may(pattern: str, allowed: tuple[str
 def test_the_ban_finds_what_it_looks_for() -> None:
     sample = (
         "import pickle as p, os\nfrom os import replace as r\np.loads(b'')\nr(1, 2)\nprint(1)\nopen('x')\neval('1')\n"
+        "import tomllib\nfrom json import loads as l\nl('')\ntomllib.loads('')\n"
     )
     found = {called for called, _ in calls_in(ast.parse(sample))}
-    assert found == {"pickle.loads", "os.replace", "print", "open", "eval"}
+    assert found == {"pickle.loads", "os.replace", "print", "open", "eval", "json.loads", "tomllib.loads"}
 
 
 def test_an_option_of_the_command_line_is_declared_once() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import BurnstoreError
 from ..formats.pytorch.values import Opaque, opaque_values
 from ..pipeline.write import check_apart
-from ..stores.config import config_from_file, save_config, to_json
+from ..stores.config import config_from_file, json_value, save_config, to_json
 from ..tensor.plain import json_text
 from .arguments import add_option, add_options
 from .errors import JOB_ERRORS, OK, fail
@@ -53,15 +53,16 @@ def run(arguments: argparse.Namespace) -> int:
         kept = _without_opaque(data)
         if kept is _LEFT_OUT:
             raise BurnstoreError(f"expected plain data, got {data!r}", hint="choose another part with --key")
+        to_json(kept)  # It raises an error for what JSON cannot hold.
         if arguments.output is not None:
             check_apart([arguments.file], arguments.output)
             save_config(kept, arguments.output, overwrite=arguments.overwrite)
         if arguments.json:
             places = [{"path": json_text(path), "type": value.type_name} for path, value in left_out]
-            print_json({"config": json.loads(to_json(kept)), "left_out": places})
+            print_json({"config": json_value(kept), "left_out": places})
         elif arguments.output is None:
             # ASCII only: whatever the texts are, no terminal acts on them.
-            print(json.dumps(json.loads(to_json(kept)), indent=2))
+            print(json.dumps(json_value(kept), indent=2))
         else:
             print(f"{escape(arguments.file)} -> {escape(arguments.output)}")
     except JOB_ERRORS as error:

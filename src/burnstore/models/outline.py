@@ -7,12 +7,12 @@ of enums, Linears that are stored transposed, and the model as Burn prints it. `
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
-from ..errors import CorruptError, UnsupportedError
+from ..errors import ConfigError, CorruptError, FormatError, UnsupportedError
+from ..io.documents import read_json
 from ..transforms.layout import ModuleKind, is_known
 from .plain import RECURRENT, TORCH_OPTIONS
 
@@ -122,6 +122,20 @@ class Outline:
         return True
 
 
+class _Format(TypedDict):
+    format: int
+
+
+class _Record(TypedDict, total=False):
+    """An outline in the metadata; later releases may add members."""
+
+    burn: str
+    modules: dict[str, str]
+    variants: dict[str, str]
+    layouts: dict[str, str]
+    display: str
+
+
 def outline_of(metadata: Mapping[str, str]) -> Outline | None:
     """Return the outline that a file's metadata holds, None if it holds none.
 
@@ -134,33 +148,17 @@ def outline_of(metadata: Mapping[str, str]) -> Outline | None:
     if text is None:
         return None
     try:
-        record = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise CorruptError(f"the metadata's {OUTLINE_KEY} is not JSON: {error}") from error
-    number = record.get("format") if isinstance(record, dict) else None
-    if not isinstance(number, int):
-        raise CorruptError(f"the metadata's {OUTLINE_KEY} has no format number")
+        number = read_json(text, into=_Format, ignore_extra=True)["format"]
+        record = read_json(text, into=_Record, ignore_extra=True) if number == _FORMAT else {}
+    except (FormatError, ConfigError) as error:
+        raise CorruptError(f"the metadata's {OUTLINE_KEY} is damaged: {error.message}") from error
     if number != _FORMAT:
         raise UnsupportedError(
             f"an outline of format {number}; this version of burnstore reads format {_FORMAT}",
             hint="update burnstore, or write the outline with an older burnstore-outline",
         )
-    modules, variants, layouts = (_texts(record, member) for member in ("modules", "variants", "layouts"))
-    return Outline(_text(record, "burn"), modules, variants, layouts, _text(record, "display"))
-
-
-def _text(record: Mapping[str, Any], member: str) -> str:
-    found = record.get(member, "")
-    if not isinstance(found, str):
-        raise CorruptError(f"the metadata's {OUTLINE_KEY} is damaged: {member} is not a string")
-    return found
-
-
-def _texts(record: Mapping[str, Any], member: str) -> dict[str, str]:
-    found = record.get(member, {})
-    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise CorruptError(f"the metadata's {OUTLINE_KEY} is damaged: {member} is not an object of strings")
-    return found
+    modules, variants, layouts = (record.get(member, {}) for member in ("modules", "variants", "layouts"))
+    return Outline(record.get("burn", ""), modules, variants, layouts, record.get("display", ""))
 
 
 class _Printed(NamedTuple):

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import AmbiguousError, CorruptError, ModelError, PatternError, located
+from ..errors import AmbiguousError, BurnstoreError, CorruptError, ModelError, PatternError, located
 from ..formats.base import ModuleClass
+from ..io.documents import read_json
 from ..models.binding import Slot
 from ..models.bindings import binding_for
 from ..tensor.data import Shape
@@ -212,12 +213,11 @@ def recorded_modules(metadata: Mapping[str, str]) -> list[RecordedModule] | None
     if text is None:
         return None
     try:
-        record = json.loads(text)
-        if not isinstance(record, dict):
-            raise ValueError("expected an object")
+        record = read_json(text, into=dict[str, str | list[Any]])
         return [_recorded(path, stated) for path, stated in record.items()]
-    except (ValueError, TypeError, RecursionError) as error:
-        raise CorruptError(f"the metadata's {MODULES_KEY} is damaged: {error}") from error
+    except (ValueError, TypeError) as error:
+        why = error.message if isinstance(error, BurnstoreError) else error
+        raise CorruptError(f"the metadata's {MODULES_KEY} is damaged: {why}") from error
 
 
 def _recorded(path: str, stated: Any) -> RecordedModule:

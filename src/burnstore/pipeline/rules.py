@@ -14,19 +14,19 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import FormatError, UnsupportedError, located
+from ..errors import BurnstoreError, FormatError, located
+from ..io.documents import Bounds, read_json, read_toml
 from ..io.source import read_whole
 from ..transforms.layout import ModuleKind
 from ..transforms.patterns import compile_pattern
 from ..transforms.recipe import Recipe, recipe_from
 
 _FORM = "write lines such as: ^encoder\\.fc\\d$ = Linear, or TOML"
-_MAX_BYTES = 1 << 20
+_BOUNDS = Bounds(1 << 20)
 _KEYS = ("kinds", "tensors", "source_layout", "target_layout")
 
 
@@ -93,24 +93,17 @@ def _texts(value: Any) -> list[str]:
 
 def _from_file(path: str | os.PathLike[str]) -> tuple[Mapping[str, Any], str]:
     try:
-        text = read_whole(path, _MAX_BYTES).decode("utf-8")
+        text = read_whole(path, _BOUNDS.nbytes).decode("utf-8")
         if os.fsdecode(path).endswith(".toml"):
-            rules = _toml(text)
+            rules = read_toml(text, _BOUNDS)
         else:
-            rules = json.loads(text) if text.lstrip().startswith("{") else dict(_lines(text))
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"this is not a rules file: {error}", hint=_FORM) from error
+            rules = read_json(text, _BOUNDS) if text.lstrip().startswith("{") else dict(_lines(text))
+    except ValueError as error:
+        why = error.message if isinstance(error, BurnstoreError) else error
+        raise FormatError(f"this is not a rules file: {why}", hint=_FORM) from error
     if not rules:
         raise FormatError("the rules file is empty", hint=_FORM)
     return rules, text
-
-
-def _toml(text: str) -> dict[str, Any]:
-    if sys.version_info < (3, 11):
-        raise UnsupportedError("rules in TOML need Python 3.11", hint="write them as JSON of the same form")
-    import tomllib
-
-    return tomllib.loads(text)
 
 
 def _lines(text: str) -> Iterator[tuple[str, str]]:

@@ -7,11 +7,11 @@ the classes compute with the formulas. A class is trusted only if its tensors ha
 from __future__ import annotations
 
 import functools
-import json
 import pkgutil
 from collections.abc import Mapping
 
 from ..errors import ModelError
+from ..io.documents import read_json
 from ..tensor.data import Shape
 from .layout import AS_IS, CONV1D, PLUS_ONE, SERIES, ModuleKind, is_torch_leaf, torch_map
 
@@ -29,7 +29,7 @@ KINDS = frozenset(
 def _table() -> Mapping[tuple[str, str], str]:
     source = pkgutil.get_data(__name__, "classes.json")
     assert source is not None
-    libraries: dict[str, dict[str, str]] = json.loads(source)
+    libraries: dict[str, dict[str, str]] = read_json(source, into=dict[str, dict[str, str]])
     return {
         (library, name): kind
         for library, rows in libraries.items()

@@ -1,7 +1,7 @@
 """JSON as Burn's recorders use it: documents that are nearly all arrays of numbers, and the pieces of a writer.
 
 A tensor is an array of its bytes, each a number. `parse_document` cuts these arrays out of the text, parses the rest
-strictly (see `codec.json`), and leaves the place of each array in the tree; `NumberTexts` decodes
+strictly (see `io.json`), and leaves the place of each array in the tree; `NumberTexts` decodes
 one, a megabyte at a time. The whole text is in memory: JSON records are those of small models.
 
 The writer's pieces spell what serde_json spells.
@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...errors import CorruptError, LimitError
+from ...io import json as strict
 from ...io.spool import Spool
-from . import json as strict
 from .window import Collector, NumberArray, NumberForm, NumberKind, Numbers
 
 _WHITE = rb"[ \t\n\r]*"

@@ -10,12 +10,11 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ...errors import CorruptError, LimitError, UnsafeContentError, UnsupportedError, located, printable
+from ...io.documents import Bounds, read_json
 from ...io.source import Source
 from ...limits import Limits
 from ...tensor.note import Note
 from ...tensor.sources import SourceData
-from ..codec.json import decode
-from ..codec.json import parse as parse_json
 from ..codec.zip import DEFLATED, Directory, read_directory
 from .data import DeflatedData, check_member, read_member
 from .stream import PickledFile, max_pickle_bytes, parse_whole, torch_dialect
@@ -29,7 +28,9 @@ _SCRIPT = ("constants.pkl", "model.json")
 
 _WEIGHTS, _CONFIG = "data/weights/", "_weights_config.json"
 _CONSTANTS, _CONSTANTS_CONFIG = "data/constants/", "_constants_config.json"
-_MAX_NODES, _MAX_STRINGS = 4_000_000, 20_000_000
+_OLD_CONFIG = "_model_param_config.json"
+_RAW_NAME = re.compile(r"(?:weight|tensor)_[0-9]+")
+_TABLE = Bounds(256 << 20, 20_000_000, 16, text=None)
 _STRIDED = 7
 _FROM_1 = "uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool bfloat16"
 _FROM_28 = "uint16 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu uint32 uint64"
@@ -236,7 +237,11 @@ def tensor_members(archive: ZipFile, limits: Limits) -> frozenset[str]:
         for folder, config in ((_WEIGHTS, _CONFIG), (_CONSTANTS, _CONSTANTS_CONFIG)):
             entries = _exported_table(archive, folder, config).values()
             pickled = {entry.get("path_name") for entry in entries if entry.get("use_pickle") is not False}
-            names |= {f"{folder}{entry.get('path_name')}" for entry in entries if entry.get("path_name") not in pickled}
+            stored = {str(entry.get("path_name")) for entry in entries if entry.get("path_name") not in pickled}
+            # torch unpickles a member of another name, whatever the table says.
+            names |= {f"{folder}{name}" for name in stored if _RAW_NAME.fullmatch(name)}
+        if any(name.endswith(_OLD_CONFIG) for name in archive.directory.names):
+            names.clear()  # Other releases may take the members from this table.
     elif folders and kind.refusal is None:
         names |= {f"{folders[0]}{storage.key}" for storage in read_zip(archive, limits, checksums=False).storages}
     if kind.name == "script":
@@ -269,9 +274,7 @@ def _exported_table(archive: ZipFile, folder: str, suffix: str) -> dict[str, dic
         model = f"{table[len(prefix) : -len(suffix)]}." if len(tables) > 1 else ""
         with located(rule="PT-26"):
             raw = archive.read(table.removeprefix(archive.root))
-            text = decode(raw, most_nodes=_MAX_NODES, most_strings=_MAX_STRINGS)
-            document = parse_json(text, rule="PT-26", rule_of_keys="PT-26")
-            entries = _object(_object(document, "the table").get("config"), "config")
+            entries = _object(_object(read_json(raw, _TABLE), "the table").get("config"), "config")
             found |= {model + name: _object(entry, "an entry") for name, entry in entries.items()}
     return found
 

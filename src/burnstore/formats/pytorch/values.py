@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import CorruptError, LimitError
+from ...io.documents import NotPlain, below
 from ..codec.pickle_values import Call, Symbol, kind_of
 from .calls import NumpyArray
 from .graph import MAX_NODES, is_module, module_entries, value_below
@@ -21,7 +22,7 @@ _OPEN_CLASSES = frozenset(["argparse.Namespace", "types.SimpleNamespace"])
 
 
 @dataclass(frozen=True, slots=True)
-class Opaque:
+class Opaque(NotPlain):
     """A value of a file that is not plain data: a tensor, a class, an object; only its type is known."""
 
     type_name: str
@@ -114,8 +115,3 @@ def opaque_values(data: Any, place: str = "") -> Iterator[tuple[str, Opaque]]:
     elif isinstance(data, list):
         for at, held in enumerate(data):
             yield from opaque_values(held, f"{place}[{at}]")
-
-
-def below(place: str, key: Any) -> str:
-    """Return the place of a key below another place, for messages."""
-    return f"{place}.{key}" if place else str(key)

@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 
 from ...errors import FormatError
+from ...io import json
 from ...limits import Limits
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
-from ..codec import json
 from ..columns import Int64s
 from .header import BY_SPELLING, METADATA, Columns
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from ...errors import CorruptError, DTypeError, LimitError, UnsupportedError, located, printable
+from ...io import json
 from ...limits import Limits
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
 from .. import columns as base
-from ..codec import json
 from ..columns import check_count, check_name
 
 LENGTH = struct.Struct("<Q")

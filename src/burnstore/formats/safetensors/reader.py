@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import CorruptError, FormatError, located, printable
+from ...io import json
 from ...io.source import Source
 from ...limits import Limits
 from ...tensor.data import Shape
@@ -18,7 +19,6 @@ from ...tensor.dtype import DType
 from ...tensor.facts import Piece, describe_place
 from ...tensor.note import Note
 from ..base import LAYOUT_KEY, Contents, Part, Table, is_reserved, mark_pieces
-from ..codec import json
 from ..columns import Int64s, check_end, check_sizes, read_header_bytes, table_of
 from ..sharded import read as sharded
 from ..sharded.locate import begins_like_index

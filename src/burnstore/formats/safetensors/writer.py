@@ -9,12 +9,12 @@ from operator import itemgetter
 from typing import Any
 
 from ...errors import FormatError, LimitError, located
+from ...io.json import quote
 from ...limits import Limits
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
 from ...tensor.snapshot import TensorSnapshot
 from ..base import WritePlan
-from ..codec.json import quote
 from ..columns import check_count, check_names, check_shape, checked_metadata, utf8
 from .header import LARGEST, LENGTH, METADATA, MOST_HEADER_BYTES, MOST_TENSORS, RANK_OF, spelling_of
 

@@ -49,6 +49,7 @@ from ...errors import (
     located,
     printable,
 )
+from ...io.documents import Bounds, read_json
 from ...io.paths import plain_name, sibling
 from ...io.source import FileSource, JoinedSource, Source
 from ...limits import Limits
@@ -56,7 +57,6 @@ from ...tensor.facts import Facts
 from ...tensor.note import Note
 from ...tensor.sources import Data
 from ..base import LAYOUT_KEY, Contents, Table
-from ..codec import json
 from .locate import MOST_SHARDS
 
 _TORCH_MAGIC = (b"PK\x03\x04", b"\x80\x02\x8a\x0a")  # a zip, and the stream of torch before 1.6
@@ -100,8 +100,7 @@ def _read_index(source: Source, limits: Limits) -> tuple[dict[str, str], str | N
         raise LimitError(f"an index of {source.size} bytes, more than the limit of {most}", rule="SH-01")
     entries = (limits.tensors or 0) + limits.metadata_entries
     with located(rule="SH-01"):
-        text = json.decode(source.read_at(0, source.size), most_nodes=entries, most_strings=2 * entries)
-        tree = json.parse(text)
+        tree = read_json(source.read_at(0, source.size), Bounds(most, 2 * entries, 16, text=None))
         weight_map = tree.get("weight_map") if isinstance(tree, dict) else None
         if not isinstance(weight_map, dict):
             raise CorruptError("an index is a JSON object with a 'weight_map'")

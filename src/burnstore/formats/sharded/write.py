@@ -28,8 +28,9 @@ from hashlib import sha256
 from itertools import accumulate
 from typing import Any, Protocol
 
-from ...errors import AlreadyExistsError, BurnstoreError, DuplicateNameError, LimitError, SaveError
+from ...errors import AlreadyExistsError, BurnstoreError, DuplicateNameError, FormatError, LimitError, SaveError
 from ...io.atomic import already_exists, atomic_file, remove_files, stale_scratch_files
+from ...io.documents import Bounds, read_json
 from ...io.source import read_whole
 from ...progress import Progress
 from ...tensor.snapshot import TensorSnapshot
@@ -55,7 +56,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 JOURNAL_SUFFIX = ".burnstore-resume.json"
 
 _SCHEMA = 2
-_MOST_BYTES = 64 << 20
+_BOUNDS = Bounds(64 << 20)
 _IDENTITY = re.compile("[0-9a-f]{32}")
 
 
@@ -128,10 +129,10 @@ class Journal:
 
     def _read(self) -> dict[str, Any]:
         try:
-            document = json.loads(read_whole(self.path, _MOST_BYTES))
+            document = read_json(read_whole(self.path, _BOUNDS.nbytes), _BOUNDS)
         except OSError as error:
             raise SaveError(f"the journal cannot be read: {error.strerror}", stage="check", path=self.path) from error
-        except (ValueError, RecursionError):  # among them LimitError
+        except FormatError:
             document = None
         if (
             not isinstance(document, dict)

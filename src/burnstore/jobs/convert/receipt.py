@@ -23,8 +23,8 @@ from typing import Any
 
 from ...checkpoint import Checkpoint, open_checkpoint
 from ...errors import BurnstoreError, CorruptError, located
-from ...formats.codec import json as strict_json
 from ...io.atomic import atomic_file
+from ...io.documents import Bounds, read_json
 from ...io.sizes import CHUNK_BYTES
 from ...io.source import FileSource, read_whole
 from ...io.workers import Workers, in_batches, run_tasks
@@ -38,8 +38,7 @@ RECEIPT_SUFFIX = ".receipt.json"
 
 _SCHEMA = 2
 _OF_TARGET = ("path", "format", "layout", "max_shard_size", "metadata", "options", "files")
-_MAX_BYTES = 1 << 30
-_MAX_NODES = 50_000_000
+_BOUNDS = Bounds(1 << 30, 50_000_000, 16)
 _TASK_BYTES = 32 << 20
 
 Path = str | os.PathLike[str]
@@ -167,9 +166,8 @@ def read_receipt(path: Path) -> Receipt:
     shown = os.fsdecode(path)
     with located(path=shown):
         try:
-            raw = read_whole(path, _MAX_BYTES)
-            text = strict_json.decode(raw, most_nodes=_MAX_NODES, most_strings=_MAX_NODES)
-            document = _mapping(strict_json.parse(text), "burnstore", "receipt", "sources", "target", "tensors")
+            raw = read_whole(path, _BOUNDS.nbytes)
+            document = _mapping(read_json(raw, _BOUNDS), "burnstore", "receipt", "sources", "target", "tensors")
             if document["receipt"] != _SCHEMA:
                 raise ValueError(f"expected version {_SCHEMA}, found {document['receipt']!r}")
             return _receipt(document, os.path.dirname(shown))

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from ...checkpoint import Checkpoint, open_checkpoint
-from ...errors import ModelError, located
+from ...errors import ConfigError, FormatError, ModelError, located
 from ...io.atomic import atomic_file
+from ...io.documents import Bounds, read_json
 from ...io.source import read_whole
 from ...models.outline import Outline, outline_of
 from ...tensor.data import Shape
@@ -29,7 +30,7 @@ from .words import meaning, table
 
 Rope = Literal["halves", "pairs"]
 Qkv = Literal["parts", "heads"]
-_MAX_CONFIG = 1 << 20
+_CONFIG = Bounds(1 << 20, constants=True)
 _COPIED = frozenset({"embedding", "head"})
 
 
@@ -205,10 +206,11 @@ def _config(path: str) -> Mapping[str, Any]:
     """Return the config.json beside a checkpoint, as Hugging Face writes it; empty if there is none."""
     folder = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
     try:
-        found = json.loads(read_whole(os.path.join(folder, "config.json"), _MAX_CONFIG))
-    except (OSError, ValueError):
+        raw = read_whole(os.path.join(folder, "config.json"), _CONFIG.nbytes)
+        config: dict[str, Any] = read_json(raw, _CONFIG, into=dict[str, Any])
+    except (OSError, FormatError, ConfigError):  # A mapping needs no configuration; it leaves open what it would state.
         return {}
-    return found if isinstance(found, dict) else {}
+    return config
 
 
 class _Completed:

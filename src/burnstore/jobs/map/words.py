@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-import json
 import pkgutil
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from ...io.documents import read_json
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _NUMBERED = re.compile(r"(\D*[^\d.])(\d+)")
@@ -21,8 +22,8 @@ def table() -> Mapping[str, Any]:
     """Return the table of synonyms and conventions."""
     source = pkgutil.get_data(__name__, "synonyms.json")
     assert source is not None
-    found: dict[str, Any] = json.loads(source)
-    return found
+    synonyms: dict[str, Any] = read_json(source, into=dict[str, Any])
+    return synonyms
 
 
 def spoken(path: str) -> str:

@@ -8,7 +8,6 @@ dtype of the base.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -19,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from ...checkpoint import Checkpoint
-from ...errors import MergeError, located, printable
+from ...errors import ConfigError, FormatError, MergeError, located, printable
+from ...io.documents import Bounds, read_json
 from ...io.source import read_whole
 from ...pipeline.ends import Input
 from ...tensor.data import Array, array_from_bytes, bytes_of_array
@@ -35,7 +35,7 @@ _PREFIX = "base_model.model."
 _PART = re.compile(r"(?P<module>.*)\.(?P<part>lora_(?:embedding_)?[AB])(?:\.weight)?", re.DOTALL)
 _ROWS = 256  # Rows are always computed in these blocks, so that reading a part gives the bits of the whole.
 _BASE_CHANGING = ("pissa", "olora", "loftq", "corda")
-_MOST_CONFIG_BYTES = 16 << 20
+_BOUNDS = Bounds(constants=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +65,13 @@ def adapter_of(file: Checkpoint, path: str, weight: float) -> Adapter:
     folder = path if os.path.isdir(path) else os.path.dirname(path)
     with located(path=path):
         try:
-            config = json.loads(read_whole(os.path.join(folder, CONFIG), _MOST_CONFIG_BYTES))
+            raw = read_whole(os.path.join(folder, CONFIG), _BOUNDS.nbytes)
+            config = read_json(raw, _BOUNDS, into=dict[str, Any])
         except FileNotFoundError:
             hint = "pass the base first, then the folders of adapters"
             raise MergeError(f"no {CONFIG} in the adapter's folder", hint=hint) from None
-        except (ValueError, RecursionError) as error:
-            raise MergeError(f"{CONFIG} is not JSON: {error}") from None
-        if not isinstance(config, dict):
-            raise MergeError(f"{CONFIG} is not a JSON object")
+        except (FormatError, ConfigError) as error:
+            raise MergeError(f"{CONFIG} is not a JSON object: {error.message}") from None
         _check_kind(config)
         tensors = {}
         for name, snapshot in file.items():

@@ -20,8 +20,9 @@ import ast
 import bz2
 import contextlib
 import io
-import json
 import lzma
+import math
+import operator
 import re
 import tarfile
 import zipfile
@@ -33,12 +34,13 @@ from typing import Any
 import numpy as np
 
 from ...errors import BurnstoreError, LimitError, UnsafeContentError, UnsupportedError, printable
-from ...formats.codec.pickle_trace import Trace, trace_all
+from ...formats.codec.pickle_trace import LOADS_PICKLE, Trace, trace_all
 from ...formats.codec.tar import BLOCK, read_members
 from ...formats.codec.zip import DEFLATED, END_MAGIC, LOCAL_MAGIC, Member, inflate
-from ...formats.pytorch.archive import ZipFile, tensor_members
+from ...formats.pytorch.archive import ZipFile, kind_of_zip, tensor_members
 from ...formats.pytorch.salvage import LOCAL_HEADER, find_bytes
 from ...formats.pytorch.stream import MAX_PICKLE_BYTES, begins_like_legacy, read_legacy
+from ...io.documents import Bounds, read_json
 from ...io.source import BytesSource, Source
 from ...limits import Limits
 from ...tensor.plain import Plain
@@ -47,8 +49,11 @@ from .severity import DANGEROUS, HARMLESS, SUSPICIOUS, severity_of
 _FIRST_READ = 1 << 20
 _LEGACY_PICKLES = 5
 _NUMPY = b"\x93NUMPY"
+_MAX_ARRAY_HEADER = 1 << 20
 _NATIVE = (b"\x7fELF", b"MZ", b"\xfe\xed\xfa\xce", b"\xfe\xed\xfa\xcf", b"\xce\xfa\xed\xfe", b"\xcf\xfa\xed\xfe")
-_LOADS_PICKLE = ("torch.storage", "_load_from_bytes")
+_PICKLE_SUFFIXES = (".pkl", ".pickle", ".debug_pkl", ".joblib", ".dill")
+_PROGRAM = Bounds(MAX_PICKLE_BYTES, 20_000_000, 500, text=None, constants=True)
+_PROTOCOL = re.compile(rb"\x80[\x00-\x05]")
 _MAX_PARTS, _MAX_LEVELS, _MAX_FAILURES = 20_000, 5, 100
 _MAX_UNPACKED = 64 << 20
 _MAX_TOTAL, _TIMES_FILE = 32 << 20, 8
@@ -74,7 +79,7 @@ _OPAQUE = {
 }
 _STEP = 64 << 10
 _DAMAGE = (zlib.error, OSError, EOFError, lzma.LZMAError)
-_SCRIPT_CALLS = re.compile(rb"\b(?:torch|ops\.aten)\.(save|load|from_file)\(")
+_SCRIPT_CALLS = re.compile(rb"\b(?:torch|ops\s*\.\s*\w+)\s*\.\s*(?:save|load|from_file|read_file|write_file)\b")
 _EXPRESSION = re.compile(r"[\w\s()+\-*/,<>=!&|~%.]*")
 _FUNCTIONS = """
     Max Min Mod PythonMod FloorDiv CleanDiv CeilDiv IntTrueDiv FloatTrueDiv ModularIndexing Where Piecewise Identity Abs
@@ -101,7 +106,8 @@ class Finding(Plain):
     position: int
     """The offset in the member, or in the file."""
     kind: str = "import"
-    """``import`` for a name in a pickle; ``native code``, ``TorchScript``, ``expression`` or ``path``."""
+    """``import`` for a name in a pickle; ``pickle``, ``native code``, ``Python source``, ``TorchScript``,
+    ``expression`` or ``path`` for anything else."""
 
 
 class Inspector:
@@ -156,11 +162,11 @@ class Inspector:
             complete = self._inspect_tar(source, member, level)
         return complete
 
-    def _inspect_inner(self, data: bytes, member: str, level: int) -> None:
+    def _inspect_inner(self, data: bytes, member: str, level: int) -> bool:
         self._bytes_left -= len(data)
         if self._bytes_left < 0:
             raise LimitError("the files inside this one are too large in total", rule="PT-17")
-        self._inspect(BytesSource(data, share=True), member, level + 1)
+        return self._inspect(BytesSource(data, share=True), member, level + 1)
 
     def _inspect_pickles(self, source: Source, head: bytes, member: str, level: int, start: int = 0) -> bool:
         """Follow the pickles from a byte on; return whether they fill the file."""
@@ -179,14 +185,20 @@ class Inspector:
                 raise LimitError(f"pickles of more than {MAX_PICKLE_BYTES} bytes", rule="PT-17")
             length *= 8
         for trace in traces:
-            self._add_names(trace, member, start)
+            self._add_names(trace, member, start, foreign=foreign)
+            loaded = {(blob.start, blob.stop) for pickled, blob in trace.loaded if pickled is data}
+            for pickled, blob in trace.loaded:
+                self._inspect_loaded(blob.content(pickled) or b"", f"{member}[{start + blob.start}]", level)
             for begin, end in trace.blobs:
-                if _EMBEDDED.match(data, begin, end):
+                if (begin, end) not in loaded and _EMBEDDED.match(data, begin, end):
                     inner = data[begin:end]
                     if inner[:1] == b"\xc2":  # Bytes as Python 2 spells them: characters below 256, in UTF-8.
                         inner = inner.decode("utf-8", "ignore").encode("latin-1", "ignore")
                     self._inspect_inner(inner, f"{member}[{start + begin}]", level)
         whole = [trace for trace in traces if trace.is_whole]
+        if whole and len(whole) < len(traces) and data.startswith(_NUMPY, traces[-1].end):  # A second numpy.load.
+            after = start + whole[-1].end
+            self._pending.append((_PartOfSource(source, after, source.size - after), f"{member}[{after}]", level))
         if is_legacy:
             rest = _after_legacy(source, self.limits) if len(whole) == _LEGACY_PICKLES else None
             if rest is not None:  # A second torch.load of an open file reads on.
@@ -194,31 +206,52 @@ class Inspector:
             return len(whole) == _LEGACY_PICKLES
         return bool(whole) and len(whole) == len(traces) and is_all and whole[-1].end == len(data)
 
-    def _add_names(self, trace: Trace, member: str, start: int) -> None:
+    def _inspect_loaded(self, data: bytes, member: str, level: int) -> None:
+        """Follow bytes that a call would unpickle."""
+        if not self._inspect_inner(data, member, level):
+            unproved = f"{member}: bytes that a call unpickles are neither whole pickles nor a file of torch"
+            self.error = self.error or UnsupportedError(unproved)
+
+    def _add_names(self, trace: Trace, member: str, start: int, *, foreign: bool) -> None:
         names: dict[tuple[str, str], tuple[int, bool]] = {}
-        for each in trace.names:
-            if (each.module, each.name) == _LOADS_PICKLE and each.uses == each.loads:
+        for traced in trace.names:
+            key = traced.module, traced.name
+            if key == LOADS_PICKLE and traced.uses == traced.loads and not traced.changed:
                 continue  # What it loads is a string of this pickle, which is followed.
-            first, called = names.get((each.module, each.name), (each.position, False))
-            names[each.module, each.name] = first, called or each.called
+            if key[0] == "copyreg" and foreign and not trace.is_whole and not traced.called:
+                continue  # A byte of something that is not a pickle.
+            if traced.changed:
+                self._suspect(f"{'.'.join(key)} is changed", "pickle", member, start + traced.position)
+            first, called = names.get(key, (traced.position, False))
+            names[key] = first, called or traced.called
         for (module, name), (position, called) in names.items():
             severity = severity_of(module, name)
             if severity != HARMLESS:
                 self.findings.append(Finding(severity, f"{module}.{name}", called, member, start + position))
+        if trace.is_ambiguous and (trace.is_whole or trace.names):
+            self._suspect("frames that readers of pickles follow differently", "pickle", member, start + trace.end)
+
+    def _suspect(self, what: str, kind: str, member: str, position: int = 0) -> None:
+        self.findings.append(Finding(SUSPICIOUS, printable(what), False, member, position, kind))
 
     def _inspect_array(self, source: Source, member: str, level: int) -> bool:
         """Follow the pickle of an array of objects; an array of anything else is data."""
         head = source.read_at(0, min(12, source.size))
         fixed = 10 if head[6:7] == b"\x01" else 12
         begin = fixed + int.from_bytes(head[8:fixed], "little")
-        try:
-            text = source.read_at(fixed, min(begin, source.size) - fixed).decode("latin-1")
-            dtype = np.lib.format.descr_to_dtype(ast.literal_eval(text.strip())["descr"])
-        except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError):
-            dtype = np.dtype(object)  # Assume the worst of a header that cannot be parsed.
-        if not dtype.hasobject:
-            return begin <= source.size
-        return begin < source.size and self._inspect_pickles(source, b"", member, level, begin)
+        dtype, nbytes = np.dtype(object), 0
+        # A header that cannot be parsed counts as that of objects.
+        with contextlib.suppress(ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError):
+            text = source.read_at(fixed, min(begin, source.size, _MAX_ARRAY_HEADER) - fixed).decode("latin-1")
+            header = ast.literal_eval(text.strip())
+            nbytes = math.prod(map(operator.index, header["shape"]))
+            dtype = np.lib.format.descr_to_dtype(header["descr"])
+        if dtype.hasobject:
+            return begin < source.size and self._inspect_pickles(source, b"", member, level, begin)
+        end = begin + max(nbytes, 0) * dtype.itemsize
+        if end < source.size:  # A second numpy.load of an open file reads on.
+            self._pending.append((_PartOfSource(source, end, source.size - end), f"{member}[{end}]", level))
+        return begin <= source.size
 
     def _inspect_compressed(self, source: Source, make: Callable[[], Any], member: str, level: int) -> bool:
         """Follow what compressed data unpack to: all of it, or the first bytes if no program would read on."""
@@ -252,24 +285,27 @@ class Inspector:
             raw = tensor_members(archive, self.limits)
         except BurnstoreError:
             raw = frozenset()  # Other programs may read what torch cannot.
-        for name, each in zip(archive.directory.names, archive.directory.members(), strict=True):
-            if name.endswith((".py", ".pyc")) and "code/" not in name:
-                place = f"{member}/{name}" if member else name
-                shown = Finding(SUSPICIOUS, printable(name), False, place, 0, "Python source")
-                self.findings.append(shown)
-            if name not in raw and each.size:
-                self._inspect_member(_content(source, each), name, member, level)
+        script = f"{archive.root}code/" if kind_of_zip(archive).name == "script" else None
+        for name, stored in zip(archive.directory.names, archive.directory.members(), strict=True):
+            is_script = script is not None and name.startswith(script)
+            if name.endswith((".py", ".pyc")) and not is_script:  # torch.package and Python import it.
+                self._suspect(name, "Python source", f"{member}/{name}" if member else name)
+            # numpy.load takes a storage for an array if it begins like one.
+            if stored.size and (name not in raw or _content(source, stored, len(_NUMPY)) == _NUMPY):
+                self._inspect_member(_content(source, stored), name, member, level)
         return True
 
     def _inspect_member(self, data: bytes, name: str, member: str, level: int) -> None:
         place = f"{member}/{name}" if member else name
-        if "code/" in name and name.endswith(".py"):
+        if name.endswith(".py"):
             for match in _SCRIPT_CALLS.finditer(data):
-                shown = printable(match[0].decode("utf-8", "replace").rstrip("(."))
-                self.findings.append(Finding(SUSPICIOUS, shown, True, place, match.start(), "TorchScript"))
+                self._suspect(match[0].decode("utf-8", "replace"), "TorchScript", place, match.start())
         elif name.endswith(".json"):
             self._inspect_expressions(data, place)
-        self._inspect_inner(data, place, level)
+        is_complete = self._inspect_inner(data, place, level)
+        if not is_complete and (name.endswith(_PICKLE_SUFFIXES) or _PROTOCOL.match(data)):
+            unproved = UnsupportedError(f"{place}: the pickles in it do not fill it, each up to its STOP")
+            self.error = self.error or unproved
 
     def _inspect_series(self, source: Source, member: str, level: int) -> bool:
         """Follow zips that follow each other without gaps, as in the files of a distributed checkpoint."""
@@ -353,9 +389,10 @@ class Inspector:
         if b"expr_str" not in data and b"\\u" not in data:
             return
         try:
-            todo: list[Any] = [json.loads(data)]
-        except (ValueError, RecursionError):
-            return  # Its loader cannot parse it, either.
+            todo: list[Any] = [read_json(data, _PROGRAM)]
+        except BurnstoreError as error:
+            self.error = self.error or UnsupportedError(f"{member}: the JSON cannot be judged: {error.message}")
+            return
         while todo:
             value = todo.pop()
             if isinstance(value, dict):
@@ -490,8 +527,16 @@ def _is_zip_for_python(source: Source) -> bool:
     return archive is not None and bool(archive.infolist())
 
 
-def _content(source: Source, member: Member) -> bytes:
-    """Return the bytes of a member, without checking its checksum, which torch does not check either."""
+def _content(source: Source, member: Member, first: int | None = None) -> bytes:
+    """Return the bytes of a member, or the first, without checking its checksum, which torch does not check either."""
+    if first is not None:
+        head = source.read_at(member.start, min(member.packed, _STEP if member.method == DEFLATED else first))
+        if member.method != DEFLATED:
+            return head
+        try:
+            return zlib.decompressobj(-zlib.MAX_WBITS).decompress(head, first)
+        except zlib.error:
+            return _NUMPY  # The whole member is inspected, which reports the damage.
     if max(member.packed, member.size or 0) > MAX_PICKLE_BYTES:
         raise LimitError(f"a member of {member.size} bytes, more than the limit of {MAX_PICKLE_BYTES}", rule="PT-17")
     data = source.read_at(member.start, member.packed)

@@ -14,7 +14,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...checkpoint import open_checkpoint
-from ...errors import BurnstoreError, ReadError, UnknownFormatError, UnsafeContentError, located, printable
+from ...errors import (
+    BurnstoreError,
+    ReadError,
+    UnknownFormatError,
+    UnsafeContentError,
+    UnsupportedError,
+    located,
+    printable,
+)
 from ...formats.registry import HEAD_BYTES, format_for_bytes
 from ...io.paths import is_within
 from ...io.source import FileSource
@@ -120,8 +128,11 @@ def _judge(source: FileSource, path: str, limits: Limits) -> ScanResult:
         verdict, error = findings[0].severity, broken
     elif isinstance(broken, UnsafeContentError):
         verdict, error = DANGEROUS, broken
-    elif found.error is not None or (broken is not None and (is_data_format or not is_complete)):
+    elif found.error is not None or (broken is not None and is_data_format):
         verdict, error = ERROR, found.error or broken
+    elif not is_complete and not is_data_format:
+        unproved = UnsupportedError("it is neither whole pickles from the first byte to the last, nor an archive")
+        verdict, error = ERROR, broken or unproved
     else:
         verdict, error = CLEAN, broken
     if isinstance(error, BurnstoreError) and error.path is None:

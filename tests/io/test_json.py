@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from burnstore.errors import CorruptError, LimitError
-from burnstore.formats.codec import json
+from burnstore.io import json
 
 ROOM = {"most_nodes": 1000, "most_strings": 1000}
 

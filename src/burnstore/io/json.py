@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import CorruptError, LimitError, located, printable
+from ..errors import CorruptError, LimitError, located, printable
 
 Tree = Any
 """None, bool, int, float, str, list or dict of such."""
