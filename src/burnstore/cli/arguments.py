@@ -341,3 +341,15 @@ def _is_model(value: Any) -> bool:
 def _message(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {printable(text)}" if text else type(error).__name__
+
+
+def add_answers(parser: argparse._ActionsContainer) -> None:
+    """Declare the answers to what a mapping asks and no file states."""
+    parser.add_argument(
+        "--rope",
+        choices=("halves", "pairs"),
+        help="how the source rotates queries and keys; halves are brought into the order of Burn's RotaryEncoding",
+    )
+    parser.add_argument(
+        "--qkv", choices=("parts", "heads"), help="how the source fuses query, key and value, where nothing states it"
+    )

@@ -13,7 +13,7 @@ from ..formats.sharded.write import JOURNAL_SUFFIX
 from ..jobs.convert.convert import ConvertResult, convert, replay
 from ..pipeline.write import check_apart
 from ..transforms.guess import Guess
-from .arguments import add_option, add_options, expand_patterns, like_from, pipeline_from
+from .arguments import add_answers, add_option, add_options, expand_patterns, like_from, pipeline_from
 from .errors import ERROR, JOB_ERRORS, OK, error_facts, fail, misuse, print_error, shown_notes
 from .progress import shown_progress
 from .text import counted, escape, escape_controls, print_json, size
@@ -61,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(layout, "like", "rules", "invert", "guess", "keep_layout", "layout", "target_layout")
     add_options(layout, "skip_enum_variants")
     layout.add_argument("--map", action="store_true", help="find the rules from SRC to the outline given as --like")
+    add_answers(layout)
     layout.add_argument("--no-record", action="store_true", help="do not record the module kinds in the file")
     how = parser.add_argument_group("output")
     add_options(how, "format", "shard", "no_verify")
@@ -158,6 +159,8 @@ def _convert(arguments: argparse.Namespace, progress: Any) -> ConvertResult:
         arguments.paths[-1],
         like=like_from(arguments),
         map=arguments.map,
+        rope=arguments.rope,
+        qkv=arguments.qkv,
         top_level_key=arguments.top_level_key,
         format=arguments.format,
         max_shard_size=arguments.shard,

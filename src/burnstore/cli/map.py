@@ -9,24 +9,25 @@ from collections.abc import Iterator
 from ..jobs.map.align import Question
 from ..jobs.map.map import MapResult, map_names
 from ..pipeline.write import check_apart
-from .arguments import add_option, add_options
+from .arguments import add_answers, add_option, add_options
 from .errors import FOUND, JOB_ERRORS, OK, fail
 from .text import counted, escape, escape_controls, print_json
 
 DESCRIPTION = """\
 Find which tensor of a PyTorch checkpoint becomes which tensor of a Burn model, by structure, shapes and names, and
-write a rules file that convert takes. What fits several ways is shown with the choices, and never decided.
+write a rules file that convert takes. What fits several ways is shown with the choices, and never decided; what
+rests on order is marked, because neither names nor shapes can prove it.
 """
 
 EXAMPLES = """\
 examples:
   burnstore map model.safetensors --like model.outline.bpk
-  burnstore map model.safetensors --like model.outline.bpk --output rules.toml
+  burnstore map model.safetensors --like model.outline.bpk --rope halves --output rules.toml
   burnstore convert model.safetensors model.bpk --rules rules.toml --like model.outline.bpk
 
 exit codes:
-  0  ok: everything has its place
-  1  something is open: a question, a tensor without a partner, or a pair that only order decides
+  0  ok: everything has its place; equal entries of a list follow their places there
+  1  something is open: a question, a tensor without a partner, or a pair that only numbers or fields decide
   2  an error: a file that cannot be read, or wrong arguments
 """
 
@@ -36,12 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SRC", help="a checkpoint of PyTorch, of any format")
     add_option(parser, "like", metavar="OUTLINE", required=True, help="the outline of a Burn model")
     add_option(parser, "output", help="write the rules file (TOML)")
-    parser.add_argument(
-        "--rope", choices=("halves", "pairs"), help="how the source rotates heads, where nothing else states it"
-    )
-    parser.add_argument(
-        "--qkv", choices=("parts", "heads"), help="how the source fuses query, key and value, where nothing states it"
-    )
+    add_answers(parser)
     add_options(parser, "top_level_key", "overwrite", "json")
 
 
@@ -65,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(found.to_dict())
     else:
         print("\n".join(_lines(found, arguments)))
-    return OK if found.is_certain else FOUND
+    return OK if found.ok else FOUND
 
 
 def _lines(found: MapResult, arguments: argparse.Namespace) -> Iterator[str]:
@@ -85,5 +81,8 @@ def _lines(found: MapResult, arguments: argparse.Namespace) -> Iterator[str]:
         yield f"left over: {escape(name)}"
     if found.by_order:
         yield f"only order decides {counted(len(found.by_order), 'tensor')}, the first is {escape(found.by_order[0])}"
+    if found.by_list:
+        count = counted(len(found.by_list), "tensor")
+        yield f"the place in a list decides {count}, the first is {escape(found.by_list[0])}"
     outcome = "certain" if found.is_certain else "complete" if found.is_complete else "not complete"
     yield f"{counted(len(found.tensors), 'tensor')} mapped, {counted(len(found.rules['tensors']), 'rule')}: {outcome}"

@@ -55,8 +55,7 @@ from ...tensor.dtype import DType
 from ...tensor.note import Note
 from ...tensor.tabular import Result
 from ...transforms.guess import Guess
-from ...transforms.recipe import Recipe
-from ..map.map import map_names
+from ..map.map import MapResult, Qkv, Rope, map_names
 from .receipt import RECEIPT_SUFFIX, Receipt, ReceiptSource, ReceiptTensor, file_digest, files_of, read_receipt
 from .training import training_plan
 
@@ -101,6 +100,8 @@ def convert(
     keep_layout: bool = False,
     like: Any = None,
     map: bool = False,
+    rope: Rope | None = None,
+    qkv: Qkv | None = None,
     rules: RulesLike | None = None,
     invert: bool = False,
     guess: bool = False,
@@ -134,7 +135,8 @@ def convert(
       with ``guess=True`` from names and shapes (AmbiguousError with the evidence if they are ambiguous).
     * ``rules`` may also state how each tensor is converted (docs/howto/rules.md), instead of the layout stage or before
       it; ``invert=True`` applies such rules backwards.
-    * ``map=True`` finds these rules if ``like`` is the outline of a Burn model; ModelError unless all are certain.
+    * ``map=True`` finds these rules if ``like`` is the outline of a Burn model; ModelError if something is open, which
+      ``rope`` and ``qkv`` may answer as for `map_names`. Equal entries of lists follow their places, with a note.
     * ``like`` also checks: the target must get every tensor that ``like`` has, of the same shape, and no other.
     * The state of an optimizer, whose tensors are named by ids, follows its parameters to their new names.
     * ``filter``: only tensors whose names in the target match.
@@ -181,8 +183,11 @@ def convert(
     writer = how.checked_format()
     refuse_unknown("convert", format_options, convert, writer.plan)
     paths = _paths(source)
-    if map:
-        chosen = chosen.replace(recipe=_mapped(source, like, top_level_key))
+    if (rope or qkv) and not map:
+        raise ValueError("rope and qkv answer questions of map=True; a rules file has the answers in it")
+    mapping = _mapped(source, like, top_level_key, rope, qkv) if map else None
+    if mapping is not None:
+        chosen = chosen.replace(recipe=mapping.recipe())
     with (
         progress_from(progress) as report,
         opened_files(paths, limits, [top_level_key] * len(paths)) as sources,
@@ -194,6 +199,8 @@ def convert(
             wanted = opened.enter_context(like_target(like, inputs[0], chosen))
             check_apart(read, how.target, shards=max_shard_size is not None, beside=how.receipt)
             plan, inputs = plan_of_files(inputs, chosen, writer, wanted)
+            if mapping is not None and mapping.by_list:
+                plan.notes.append(Note("mapping", mapping.list_note))
             written = _Written(
                 metadata_for_files(writer, inputs, plan, kept, chosen),
                 {**scalar_options(inputs, writer, plan, format_options), **format_options},
@@ -201,12 +208,14 @@ def convert(
         return _converted(plan, written, sources, writer, how, report)
 
 
-def _mapped(source: Path | Sequence[Path], like: Any, top_level_key: str | None) -> Recipe:
-    """Return the rules that lead from a source to an outline."""
+def _mapped(
+    source: Path | Sequence[Path], like: Any, top_level_key: str | None, rope: Rope | None, qkv: Qkv | None
+) -> MapResult:
+    """Return the mapping of a source to an outline."""
     paths = _paths(source)
     if not isinstance(like, (str, os.PathLike)) or len(paths) != 1:
         raise ValueError("map=True needs exactly one source, and like= the path of an outline")
-    return map_names(paths[0], like=like, top_level_key=top_level_key).recipe()
+    return map_names(paths[0], like=like, rope=rope, qkv=qkv, top_level_key=top_level_key)
 
 
 def plan_of_files(

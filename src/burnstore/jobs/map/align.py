@@ -2,7 +2,8 @@
 
 Numbered modules are matched first, by the size of each entry; then entry by entry, and at last the layers between them:
 by shapes where only one fits, by names where several do, by number where names are the same. A pair that another
-assignment could replace at nearly the same price is not made: it becomes a question.
+assignment could replace at nearly the same price is not made: it becomes a question. A pair that rests on order is
+marked: a model that numbers its norms, or fills a list, the other way has the same names and shapes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from .assign import assign
 from .units import Run, TargetSide, Unit, natural, pairs_of, source_runs, split_units, with_roles
@@ -24,6 +25,10 @@ MARGIN = 0.12
 _SAME_SIZE = 0.9
 
 
+Mark = Literal["", "order", "list"]
+"""What a pair rests on besides shapes and names: ``order`` of numbers or fields, or places in a ``list``."""
+
+
 class Pair(NamedTuple):
     """Two units that belong together, why, and the kind of block they are in: the path around them without numbers."""
 
@@ -31,6 +36,7 @@ class Pair(NamedTuple):
     target: Unit
     evidence: str
     block: str
+    mark: Mark = ""
 
 
 class Question(NamedTuple):
@@ -42,11 +48,25 @@ class Question(NamedTuple):
 
 
 class _Around(NamedTuple):
-    """The modules within which units are paired, and whether they are one of several with a number."""
+    """The modules within which units are paired, and whether they are one of several with a number.
+
+    ``is_by_list``: another entry of the list would fit as well, so that only its place decides.
+    """
 
     source: str = ""
     target: str = ""
     is_block: bool = False
+    is_by_list: bool = False
+
+
+class _Decision(NamedTuple):
+    """Two units by their numbers, and why they belong together; ``is_open`` if that is why they may not."""
+
+    one: int
+    other: int
+    why: str
+    mark: Mark = ""
+    is_open: bool = False
 
 
 _ROOT = _Around()
@@ -67,7 +87,7 @@ class Alignment:
 
     sources: list[tuple[Unit, _Around]] = field(default_factory=list)
     targets: list[tuple[Unit, _Around]] = field(default_factory=list)
-    known: dict[object, list[tuple[int, int, str]]] = field(default_factory=dict)
+    known: dict[object, list[_Decision]] = field(default_factory=dict)
 
     def align(self, sources: Sequence[Unit], targets: Sequence[Unit], around: _Around = _ROOT) -> None:
         """Pair units within modules that belong together."""
@@ -78,8 +98,12 @@ class Alignment:
             sources, targets = self._align_inside(inside, sources, targets)
         sources = self._gathered(sources, targets, around)
         for run, other, offset in self._matched_runs(sources, targets, around):
-            for at in range(len(other.numbers)):
-                inside = _Around(run.entry(at + offset), other.entry(at), True)
+            forms = _entry_forms(sources, run), _entry_forms(targets, other)
+            counts = [Counter(each) for each in forms]
+            for at, form in enumerate(forms[1]):
+                is_alike = counts[0][forms[0][at + offset]] > 1 or counts[1][form] > 1
+                is_by_list = around.is_by_list or is_alike
+                inside = _Around(run.entry(at + offset), other.entry(at), True, is_by_list)
                 sources, targets = self._align_inside(inside, sources, targets)
         self._pair(sources, targets, around)
 
@@ -158,19 +182,21 @@ class Alignment:
             for at, unit in enumerate(targets, len(sources)):
                 if unit.kind == "Embedding":  # whatever its name
                     words[at] = {word: held for word, held in words[at].items() if word != "head"} | {"embedding": 1.0}
-            self.known[key] = _decide(sources, targets, words[: len(sources)], words[len(sources) :])
+            plain = [meaning(path, sections=sections, is_flat=is_last, with_numbers=False) for path in paths]
+            self.known[key] = _decide_twice(sources, targets, words, plain)
         block = re.sub(r"\d+", "#", around.source)
         used_sources, used_targets = set(), set()
         open_: dict[str, list[tuple[int, int]]] = {}
-        for one, other, evidence in self.known[key]:
+        for one, other, why, mark, is_open in self.known[key]:
             used_sources.add(one)
             used_targets.add(other)
-            if evidence.startswith("?"):
-                open_.setdefault(evidence[1:], []).append((one, other))
+            if is_open:
+                open_.setdefault(why, []).append((one, other))
                 self.likeliest.append(Pair(sources[one], targets[other], "", block))
             else:
                 made = self.late if is_last else self.pairs
-                made.append(Pair(sources[one], targets[other], evidence, block))
+                mark = mark or ("list" if around.is_by_list else "")
+                made.append(Pair(sources[one], targets[other], why, block, mark))
         for why, members in open_.items():
             self.questions.append(
                 Question(
@@ -197,7 +223,7 @@ def _matched_modules(sources: Sequence[Unit], targets: Sequence[Unit], around: _
     """Return the modules of several layers that have one name and one size on both sides, such as an encoder."""
     given, wanted = _modules(sources, around.source), _modules(targets, around.target)
     return [
-        _Around(path, other, around.is_block)
+        _Around(path, other, around.is_block, around.is_by_list)
         for name, (path, size, count) in given.items()
         for other, wanted_size, wanted_count in [wanted.get(name, ("", 0, 0))]
         if size == wanted_size and min(count, wanted_count) > 1 and not name.isdecimal()
@@ -214,13 +240,31 @@ def _modules(units: Sequence[Unit], above: str) -> dict[str, tuple[str, int, int
     return found
 
 
+def _decide_twice(
+    sources: Sequence[Unit],
+    targets: Sequence[Unit],
+    words: Sequence[Mapping[str, float]],
+    plain: Sequence[Mapping[str, float]],
+) -> list[_Decision]:
+    """Decide by names, and mark what only the usual meaning of numbers decides (``norm1`` is the attention's).
+
+    ``plain`` has the words without such meanings: equal numbers on both sides still count.
+    """
+    count = len(sources)
+    decided = _decide(sources, targets, words[:count], words[count:])
+    if list(words) == list(plain):
+        return decided
+    without = {pair[:2] for pair in _decide(sources, targets, plain[:count], plain[count:]) if not pair.is_open}
+    return [pair if pair.is_open or pair[:2] in without else pair._replace(mark="order") for pair in decided]
+
+
 def _decide(
     sources: Sequence[Unit],
     targets: Sequence[Unit],
     source_words: Sequence[Mapping[str, float]],
     target_words: Sequence[Mapping[str, float]],
-) -> list[tuple[int, int, str]]:
-    """Return pairs with the evidence; evidence that begins with ``?`` is a reason why the pair is not decided."""
+) -> list[_Decision]:
+    """Return pairs with the evidence, or with the reason why they are open."""
     rarity = _rarity([*source_words, *target_words])
     fitting: dict[tuple[int, int], float] = {}
     for other, target in enumerate(targets):
@@ -246,46 +290,48 @@ def _decide(
             if pair.one == one or pair.other == other
         )
     }
-    found: list[tuple[int, int, str]] = []
+    found: list[_Decision] = []
     unsure: list[tuple[int, int]] = []
     for one, other, margin, group in pairings:
         shared = sorted(set(source_words[one]) & set(target_words[other]), key=lambda word: (-rarity[word], word))
         if margin == math.inf and group not in doubtful:
-            found.append((one, other, "only it fits by shape"))
+            found.append(_Decision(one, other, "only it fits by shape"))
         elif group not in doubtful:
-            found.append((one, other, f"names: {', '.join(shared[:3])}"))
+            found.append(_Decision(one, other, f"names: {', '.join(shared[:3])}"))
         else:
             unsure.append((one, other))
     beside = list(_beside(found, unsure, sources, targets, fitting))
-    ones, others = {one for one, *_ in beside}, {other for _, other, _ in beside}
+    ones, others = {pair.one for pair in beside}, {pair.other for pair in beside}
     left = {pair: value for pair, value in fitting.items() if pair[0] not in ones and pair[1] not in others}
     return found + beside + _by_number([pair for pair in unsure if pair in left], sources, targets, left)
 
 
 def _beside(
-    found: Sequence[tuple[int, int, str]],
+    found: Sequence[_Decision],
     unsure: Sequence[tuple[int, int]],
     sources: Sequence[Unit],
     targets: Sequence[Unit],
     fitting: Mapping[tuple[int, int], float],
-) -> Iterator[tuple[int, int, str]]:
+) -> Iterator[_Decision]:
     """Yield pairs of layers that stand beside layers that are decided: the norm of a convolution."""
     near = [_companions(units) for units in (sources, targets)]
     ones, others = {one for one, _ in unsure}, {other for _, other in unsure}
-    made: dict[tuple[int, int], str] = {}
-    for one, other, _ in found:
-        for mine in near[0][one]:
-            for theirs in near[1][other]:
+    made: dict[tuple[int, int], tuple[str, Mark]] = {}
+    for one, other, *_ in found:
+        for mine, is_numbered in near[0][one]:
+            for theirs, is_numbered_too in near[1][other]:
                 fits = [pair for pair in fitting if pair[0] in ones & mine and pair[1] in others & theirs]
                 if len(mine) == len(theirs) and len(fits) == 1:
-                    made[fits[0]] = f"beside {targets[other].shown.rpartition('.')[2]}"
-    for (one, other), why in made.items():
+                    # conv1 and bn1 have only a number in common; a module of their own is more than that.
+                    mark: Mark = "order" if is_numbered or is_numbered_too else ""
+                    made[fits[0]] = f"beside {targets[other].shown.rpartition('.')[2]}", mark
+    for (one, other), (why, mark) in made.items():
         if sum(pair[0] == one or pair[1] == other for pair in made) == 1:
-            yield one, other, why
+            yield _Decision(one, other, why, mark)
 
 
-def _companions(units: Sequence[Unit]) -> list[list[set[int]]]:
-    """Return the layers beside each unit: those of its module, and those with its number (``conv3``, ``bn3``).
+def _companions(units: Sequence[Unit]) -> list[list[tuple[set[int], bool]]]:
+    """Return the layers beside each unit: those of its module, and those with its number (``conv3``, ``bn3``; True).
 
     A number counts only where names are those of their kinds, and a module only if it holds nothing else.
     """
@@ -301,7 +347,7 @@ def _companions(units: Sequence[Unit]) -> list[list[set[int]]]:
         keys.append(own)
         for key in own:
             groups.setdefault(key, set()).add(at)
-    return [[groups[key] for key in own if 1 < len(groups[key]) < 4] for own in keys]
+    return [[(groups[key], bool(key[1])) for key in own if 1 < len(groups[key]) < 4] for own in keys]
 
 
 def _stands_out(one: int, other: int, fitting: Mapping[tuple[int, int], float]) -> bool:
@@ -317,7 +363,7 @@ def _by_number(
     sources: Sequence[Unit],
     targets: Sequence[Unit],
     fitting: Mapping[tuple[int, int], float],
-) -> list[tuple[int, int, str]]:
+) -> list[_Decision]:
     """Decide by order where the names in the source differ in numbers only, and all that is unsure fits all of it."""
     groups: dict[tuple[int, ...], list[tuple[int, int]]] = {}
     for one, other in unsure:
@@ -333,9 +379,10 @@ def _by_number(
         is_even = _is_even([[fitting.get((one, other), -1.0) for other in others] for one in ones])
         rivals = {one for one, other in fitting if other in others}  # sources that fit and found no partner count, too
         if len(names) == 1 and is_even and tuple(sorted(others)) == partners and rivals == set(ones):
-            found += [(one, other, "order") for one, other in zip(ones, others, strict=True)]
+            found += [_Decision(one, other, "order", "order") for one, other in zip(ones, others, strict=True)]
         else:
-            found += [(one, other, "?shapes and names fit several ways") for one, other in members]
+            why = "shapes and names fit several ways"
+            found += [_Decision(one, other, why, is_open=True) for one, other in members]
     return found
 
 
@@ -366,11 +413,22 @@ def _rarity(all_words: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def _broken(units: Iterable[Unit]) -> Iterable[Unit]:
     for unit in units:
         for leaf, part in unit.tensors.items():
-            yield Unit(unit.path, {leaf: part}, unit.kind, unit.shown, unit.is_transposed)
+            yield replace(unit, tensors={leaf: part})
 
 
-def _shapes(unit: Unit) -> object:
-    return unit.kind, tuple((leaf, part.shape, part.cut) for leaf, part in unit.tensors.items())
+def _shapes(unit: Unit) -> tuple[object, ...]:
+    return unit.kind, tuple((leaf, part.shape, part.cut) for leaf, part in unit.tensors.items()), unit.has_outputs_last
+
+
+def _entry_forms(units: Sequence[Unit], run: Run) -> list[tuple[object, ...]]:
+    """Return the kinds and shapes of the layers in each entry of a run: entries of one form fit each other's place."""
+    forms: dict[str, list[object]] = {run.entry(at): [] for at in range(len(run.numbers))}
+    depth = run.path.count(".") + 2 if run.path else 1
+    for unit in units:
+        entry = ".".join(unit.path.split(".")[:depth])
+        if entry in forms:
+            forms[entry].append(_shapes(unit)[:2])
+    return [tuple(sorted(map(repr, form))) for form in forms.values()]
 
 
 def _sizes(units: Sequence[Unit], run: Run) -> list[int]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from ...checkpoint import Checkpoint, open_checkpoint
-from ...errors import ConfigError, FormatError, ModelError, located
+from ...errors import BurnstoreError, ModelError, located
 from ...io.atomic import atomic_file
 from ...io.documents import Bounds, read_json
 from ...io.source import read_whole
@@ -24,6 +24,7 @@ from ...tensor.data import Shape
 from ...tensor.tabular import Result
 from ...transforms.recipe import Recipe, recipe_from, template
 from .align import Alignment, Pair, Question
+from .config import contradictions
 from .rules import Row, families_of, rules_of, toml
 from .units import Part, TargetSide, Unit, pairs_of, source_units, target_side
 from .words import meaning, table
@@ -31,15 +32,21 @@ from .words import meaning, table
 Rope = Literal["halves", "pairs"]
 Qkv = Literal["parts", "heads"]
 _CONFIG = Bounds(1 << 20, constants=True)
+_CONFIG_HINT = "correct config.json, or move it away if it is not the checkpoint's"
 _COPIED = frozenset({"embedding", "head"})
 
 
 class MappedTensor(NamedTuple):
-    """A tensor of the target, where it comes from, and how that is known."""
+    """A tensor of the target, where it comes from, and how that is known.
+
+    ``mark`` is ``"order"`` where only numbers or the order of fields decide, and ``"list"`` where the entries of a list
+    fit each other's places, so that only the places decide.
+    """
 
     target: str
     sources: tuple[str, ...]
     evidence: str
+    mark: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +54,7 @@ class MapResult(Result):
     """What was found: ``tensors`` with evidence, ``questions`` that are open, and tensors that are left on either side.
 
     ``rules`` is the data of a rules file, and `text` the file. ``is_certain``: everything has its place, and
-    nothing was decided by order alone.
+    nothing rests on order, which neither names nor shapes can prove.
     """
 
     tensors: list[MappedTensor]
@@ -62,8 +69,19 @@ class MapResult(Result):
 
     @property
     def by_order(self) -> list[str]:
-        """The targets that only order decides."""
-        return [each.target for each in self.tensors if each.evidence == "order"]
+        """The targets that only numbers, or the order of fields, decide."""
+        return [each.target for each in self.tensors if each.mark == "order"]
+
+    @property
+    def by_list(self) -> list[str]:
+        """The targets in lists of equal entries, which are paired by their places."""
+        return [each.target for each in self.tensors if each.mark == "list"]
+
+    @property
+    def list_note(self) -> str:
+        """What a conversion along this mapping states about lists."""
+        count = f"{len(self.by_list):,} tensor{'' if len(self.by_list) == 1 else 's'}"
+        return f"the mapping pairs {count} by the place in a list alone, the first is {self.by_list[0]!r}"
 
     @property
     def is_complete(self) -> bool:
@@ -72,10 +90,13 @@ class MapResult(Result):
 
     @property
     def is_certain(self) -> bool:
-        """Whether it is complete without a pair that only order decides."""
-        return self.is_complete and not self.by_order
+        """Whether it is complete, and names and shapes alone decide every pair."""
+        return self.is_complete and not (self.by_order or self.by_list)
 
-    ok = is_certain
+    @property
+    def ok(self) -> bool:
+        """Whether `convert` follows it: nothing is open, and only lists of equal entries rest on order."""
+        return self.is_complete and not self.by_order
 
     @property
     def text(self) -> str:
@@ -83,12 +104,12 @@ class MapResult(Result):
         lines = [f"# {comment}" for comment in self.comments]
         lines += [f"{key} = {json.dumps(self.rules[key])}" for key in ("source_layout", "target_layout")]
         lines.append("tensors = [")
-        evidence = {each.target: each.evidence for each in self.tensors}
+        evidence = {each.target: _evidence(each) for each in self.tensors}
         for rule in self.rules["tensors"]:
             first = rule.get("target", "")
             form = template(first if isinstance(first, str) else first[0])
             whys = [why for target, why in evidence.items() if form.match(target) is not None]
-            why = "order" if "order" in whys else next(iter(whys), "")
+            why = next((why for why in whys if why.startswith("order")), next(iter(whys), ""))
             lines.append(f"  {toml(rule)},{f'  # {why}' if why and not rule.get('tie') else ''}")
         if self.suggested:
             lines.append("  # Open: these rules are the likeliest of several that fit. Correct them, and remove the #.")
@@ -102,8 +123,11 @@ class MapResult(Result):
             scratch.write(raw)
 
     def recipe(self) -> Recipe:
-        """Return the rules as a recipe; ModelError if something is open."""
-        if not self.is_certain:
+        """Return the rules as a recipe; ModelError if something is open, or only numbers or fields decide it.
+
+        Equal entries of lists follow their places: see `by_list`.
+        """
+        if not self.ok:
             task = "check the pairs marked 'order'" if self.is_complete else "edit what is open"
             raise ModelError(
                 self._open(),
@@ -126,6 +150,12 @@ class MapResult(Result):
         return {"certain": self.is_certain, **super(MapResult, self).to_dict()}
 
 
+def _evidence(tensor: MappedTensor) -> str:
+    if tensor.mark == "order":
+        return "order" if tensor.evidence == "order" else f"order: {tensor.evidence}"
+    return f"{tensor.evidence}, by place in a list" if tensor.mark == "list" else tensor.evidence
+
+
 def map_names(
     source: str | os.PathLike[str],
     *,
@@ -136,12 +166,14 @@ def map_names(
 ) -> MapResult:
     """Find which tensor of a PyTorch checkpoint becomes which tensor of the Burn model of an outline.
 
-    ``like`` is an outline, see `burnstore outline`. ``rope`` states whether the source rotates the halves of a head
-    (Hugging Face's Llama) or neighbouring pairs, where the model has a `RotaryEncoding` and no config.json beside the
-    source states it. ``qkv`` states whether a fused projection has the query, key and value one after the other
-    (``"parts"``), or all three for each head (``"heads"``, as GPT-NeoX), which shapes do not show. Only headers are
-    read, and values where two tensors may be the same. Nothing is applied: `MapResult.save` writes a rules file for
-    `convert`, and ``convert(..., like=outline, map=True)`` does both if everything is certain.
+    ``like`` is an outline, see `burnstore outline`. ``rope="halves"`` states that the source rotates the halves of a
+    head (Hugging Face's Llama), and brings its rows into the order of Burn's `RotaryEncoding`; ``"pairs"`` leaves them
+    unchanged, for a source that rotates neighbouring pairs and for a Burn model that rotates halves. It is asked for
+    wherever a model may rotate: neither names nor shapes show it, and a wrong order loads without an error. ``qkv``
+    states whether a fused projection has the query, key and value one after the other (``"parts"``), or all three for
+    each head (``"heads"``, as GPT-NeoX), which shapes do not show. Only headers are read, and values where two tensors
+    may be the same. Nothing is applied: `MapResult.save` writes a rules file for `convert`, and ``convert(...,
+    like=outline, map=True)`` does both if nothing is open.
 
     >>> import json, tempfile, numpy as np, burnstore as bs
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -205,11 +237,15 @@ def _without_copies(units: Sequence[Unit], side: TargetSide, source: Checkpoint,
 def _config(path: str) -> Mapping[str, Any]:
     """Return the config.json beside a checkpoint, as Hugging Face writes it; empty if there is none."""
     folder = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
-    try:
-        raw = read_whole(os.path.join(folder, "config.json"), _CONFIG.nbytes)
-        config: dict[str, Any] = read_json(raw, _CONFIG, into=dict[str, Any])
-    except (OSError, FormatError, ConfigError):  # A mapping needs no configuration; it leaves open what it would state.
+    path = os.path.join(folder, "config.json")
+    if not os.path.exists(path):
         return {}
+    try:
+        with located(path=path):
+            config: dict[str, Any] = read_json(read_whole(path, _CONFIG.nbytes), _CONFIG, into=dict[str, Any])
+    except BurnstoreError as error:
+        error.hint = error.hint or _CONFIG_HINT
+        raise
     return config
 
 
@@ -240,14 +276,18 @@ class _Completed:
 
     def result(self) -> MapResult:
         self._check_attention()
+        self._check_bare()
+        self.questions += contradictions(self.config, self.source, self.side)
         rows = list(self._rows(self.alignment.pairs))
         self._tie(rows)
         rows += self._late_rows()
         rows = self._without_gaps(list(self._fused(rows)))
         is_rope_open = self._ask_for_rope(rows)
+        rotated: list[Row] = []
         if is_rope_open:  # rules leave out what is asked
             asked = {row.sources for row in rows if _is_attention_input(row.target)}
             rows = [row for row in rows if row.sources not in asked]
+            rotated = self._likely_rotated(asked)
         self._check_recurrent()
         names = list(self.source), list(self.side.shapes)
         rules = [*rules_of(rows, *names), *rules_of(self.ties, *names, tie=True)]
@@ -256,12 +296,12 @@ class _Completed:
             rules.append({"source": source, "drop": why, **({} if same == why else {"equals": same})})
         questions = list(self.questions)
         likeliest = self._rows(self.alignment.likeliest)
-        suggested = [
+        suggested = rotated + [
             row for row in likeliest if row.cut is None and not (is_rope_open and _is_attention_input(row.target))
         ]
         left = dict.fromkeys(part.names for unit, _ in self.alignment.sources for part in unit.tensors.values())
         return MapResult(
-            [MappedTensor(row.target, row.sources, row.evidence) for row in (*rows, *self.ties)],
+            [MappedTensor(row.target, row.sources, row.evidence, row.mark) for row in (*rows, *self.ties)],
             questions,
             [name for names in left for name in names if name not in self.dropped],
             [part.names[0] for unit, _ in self.alignment.targets for part in unit.tensors.values()],
@@ -278,7 +318,7 @@ class _Completed:
         late = self.alignment.late
         if not (self.alignment.sources or self.alignment.targets or self.alignment.questions):
             return list(self._rows(late))
-        for source, target, _, _ in late:
+        for source, target, *_ in late:
             why = "it fits only outside of the module where it belongs, and other tensors have no place"
             self.questions.append(Question((target.path,), (source.name,), why))
         return []
@@ -301,7 +341,7 @@ class _Completed:
                     steps.append(("transpose", True))
                 if done == "reshape":
                     steps.append(("reshape", {"from": list(given.shape), "to": list(wanted.shape)}))
-                yield Row(given.names, wanted.names[0], given.cut, tuple(steps), pair.evidence)
+                yield Row(given.names, wanted.names[0], given.cut, tuple(steps), pair.evidence, pair.mark)
 
     def _orientation(self) -> dict[str, bool]:
         """Return for each kind of block whether its square matrices are transposed, as its other matrices are."""
@@ -343,13 +383,23 @@ class _Completed:
                     Question((owner,), tuple(places), "its query, key and value come from several modules")
                 )
 
+    def _check_bare(self) -> None:
+        """Ask for the orientation of a square matrix that is a Linear's on one side only, and a bare parameter's."""
+        for pair in (*self.alignment.pairs, *self.alignment.late):
+            for given, wanted, _ in pairs_of(pair.source, pair.target):
+                is_square = len(given.shape) == 2 and given.shape[0] == given.shape[1] > 1
+                is_mixed = ("" in pair.source.tensors) != (pair.target.kind is None)
+                if is_square and is_mixed and given.cut is None and pair.target.kind in (None, "Linear"):
+                    why = "a square matrix of a Linear on one side only: nothing shows whether it is transposed"
+                    self.questions.append(Question(wanted.names, ("transpose = true", "unchanged"), why))
+
     # --- conventions
 
     def _heads(self, pair: Pair) -> int | None:
         """Return the size of a head whose rotary features must be permuted; None if they need not be."""
         name = pair.target.shown.rpartition(".")[2]
         words = meaning(pair.target.shown)
-        if not self._permutes or "cross" in words or not any(word in meaning(name) for word in ("query", "key")):
+        if self.rope != "halves" or "cross" in words or not any(word in meaning(name) for word in ("query", "key")):
             return None
         size = self._head_size(pair.target.path.rpartition(".")[0])
         if size is None:
@@ -411,18 +461,24 @@ class _Completed:
 
     @property
     def _rotates(self) -> bool:
-        return "Struct:RotaryEncoding" in self.side.outline.modules.values()
+        """Whether anything shows rotary features: the outline, config.json, or names; or nothing shows positions."""
+        outline, config = self.side.outline, self.config
+        if "Struct:RotaryEncoding" in outline.modules.values() or self.kind in table()["rotates halves"]:
+            return True
+        if any(key.startswith(("rope", "rotary")) and value is not None for key, value in config.items()):
+            return True
+        names = [*self.source, *self.side.shapes, *outline.modules]
+        words = {word for name in names for word in meaning(name)}
+        if any(word.startswith(("rope", "rotary", "rot", "inv freq")) for word in words):
+            return True
+        is_language_model = {"token", "embedding", "ffn"} <= words
+        return not self.kind and is_language_model and not any("position" in word for word in words)
 
     @property
     def _rotates_a_part(self) -> bool:
         settings = {**self.config, **(self.config.get("rope_parameters") or {})}
         shares = (settings.get(key) for key in ("partial_rotary_factor", "rotary_pct", "rotary_percentage"))
         return any(share not in (None, 1, 1.0) for share in shares) or settings.get("rotary_dim") is not None
-
-    @property
-    def _permutes(self) -> bool:
-        order = self.rope or ("halves" if self.kind in table()["rotates halves"] else None)
-        return order == "halves" and self._rotates
 
     def _without_gaps(self, rows: Sequence[Row]) -> list[Row]:
         """Return the rows without parts of tensors of which other parts found no place."""
@@ -441,21 +497,30 @@ class _Completed:
         return kept
 
     def _ask_for_rope(self, rows: Sequence[Row]) -> bool:
-        """Ask for the order of rotary features where nothing states it; return whether it is open."""
-        is_known = self.rope is not None or self.kind in table()["rotates halves"]
+        """Ask for the order of rotary features, which no name or shape shows; return whether it is open."""
         names = [row.target for row in rows if _is_attention_input(row.target)]
-        if names and self._rotates and self._rotates_a_part:
+        if not names or not self._rotates:
+            return False
+        if self._rotates_a_part:
             why = "the source rotates only a part of each head, and a RotaryEncoding rotates whole heads"
             self.questions.append(Question(tuple(names[:1]), (), why))
-        elif names and self._rotates and not is_known:
-            why = "the model has a RotaryEncoding, and nothing states the order of the source's rotary features"
-            self.questions.append(Question(tuple(names[:1]), ("rope=halves", "rope=pairs"), why))
-        elif names and not self._rotates and self.kind in table()["rotates halves"] and self.rope is None:
-            why = f"a {self.kind} rotates the halves of heads, and no RotaryEncoding shows what the model does"
-            self.questions.append(Question(tuple(names[:1]), ("rope=halves", "rope=pairs"), why))
-        else:
+            return True
+        if self.rope is not None:
             return False
+        why = "queries and keys may be rotated: state the order of the source's rotary features"
+        if self.kind in table()["rotates halves"]:
+            why += f" (Hugging Face's {self.kind} rotates halves, Burn's RotaryEncoding pairs)"
+        self.questions.append(Question(tuple(names[:1]), ("rope=halves", "rope=pairs"), why))
         return True
+
+    def _likely_rotated(self, asked: set[tuple[str, ...]]) -> list[Row]:
+        """Return the queries and keys in the likeliest order, for rules that are suggested."""
+        if self.kind not in table()["rotates halves"] or self._rotates_a_part:
+            return []
+        known, self.rope = list(self.questions), "halves"
+        rows = [row for row in self._rows(self.alignment.pairs) if row.sources in asked and row.cut is None]
+        self.questions, self.rope = known, None
+        return rows
 
     def _tie(self, rows: Sequence[Row]) -> None:
         """Tie a head that the source leaves out to the embedding, where only one fits and config.json allows it."""

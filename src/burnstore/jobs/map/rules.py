@@ -21,6 +21,9 @@ class Row(NamedTuple):
     cut: tuple[int, int, int] | None
     steps: tuple[tuple[str, Any], ...]
     evidence: str
+    mark: str = ""
+    """What the pair rests on besides shapes and names: ``order`` of numbers or fields, or places in a ``list``."""
+
     heads: int = 0
     """Of a part: the number of heads within which the parts lie; 0 if they are one after the other."""
 

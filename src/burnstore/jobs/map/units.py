@@ -45,6 +45,12 @@ class Unit:
     is_transposed: bool = False
     """Whether Burn keeps the weight transposed against PyTorch."""
 
+    has_outputs_last: bool = False
+    """Whether the bias proves that a matrix of the source has its outputs last, as GPT-2's Conv1D has.
+
+    Without a bias a matrix counts as a Linear's: of two matrices of mirrored shapes each would fit the other's place.
+    """
+
     @property
     def numel(self) -> int:
         """The number of elements."""
@@ -100,7 +106,7 @@ def source_units(shapes: Mapping[str, Shape]) -> tuple[list[Unit], dict[str, str
             axes = [axis for axis, size in enumerate(magnitude.shape) if size != 1]
             axis = axes[0] if len(axes) == 1 else 0
             tensors["weight"] = Part((*magnitude.names, *direction.names), direction.shape, folded=axis)
-        units.append(Unit(path, tensors, shown=path))
+        units.append(Unit(path, tensors, shown=path, has_outputs_last=_outputs_last(tensors)))
     return units, buffers
 
 
@@ -284,7 +290,7 @@ def target_side(shapes: Mapping[str, Shape], outline: Outline) -> TargetSide:
             numbers.setdefault((owner, "", ""), []).append(int(name))
         elif found is not None and not _is_layer(kinds.get(path)):  # block_1, block_2 of one type
             numbers.setdefault((owner, found[1], kind), []).append(int(found[2]))
-    runs = [Run(*key[:2], tuple(found)) for key, found in numbers.items() if len(found) > 1 or not key[2]]
+    runs = [Run(*key[:2], tuple(sorted(found))) for key, found in numbers.items() if len(found) > 1 or not key[2]]
     return TargetSide(units, runs, shapes, outline, shown)
 
 
@@ -320,17 +326,32 @@ def pairs_of(source: Unit, target: Unit) -> Iterator[tuple[Part, Part, str]]:
             raise ValueError("other tensors")
     for leaf, wanted in target.tensors.items():
         given = source.tensors[leaf] if leaf in source.tensors else next(iter(source.tensors.values()))
-        is_turned = target.is_transposed and leaf == "weight"
-        yield given, wanted, _done(given.shape, wanted.shape, turned=is_turned, is_bare=target.kind is None)
+        if target.is_transposed and leaf == "weight" and len(wanted.shape) == 2:
+            yield given, wanted, _orientation(source, given, wanted.shape)
+        else:
+            yield given, wanted, _reshaped(given.shape, wanted.shape, is_bare=target.kind is None)
 
 
-def _done(given: Shape, wanted: Shape, *, turned: bool, is_bare: bool) -> str:
-    if turned and len(wanted) == 2:
-        if given == wanted[::-1]:
-            return "square" if given == wanted else "transpose"
-        if given == wanted:
-            return ""
-        raise ValueError("another shape")
+def _outputs_last(tensors: Mapping[str, Part]) -> bool:
+    weight, bias = tensors.get("weight"), tensors.get("bias")
+    if weight is None or bias is None or len(weight.shape) != 2 or len(bias.shape) != 1:
+        return False
+    return weight.shape[0] != weight.shape[1] == bias.shape[0]
+
+
+def _orientation(source: Unit, given: Part, wanted: Shape) -> str:
+    """Return what is done to a matrix that becomes a Linear's; a bare parameter may have either orientation."""
+    may_be_unchanged = source.has_outputs_last or "" in source.tensors or given.cut is not None
+    if given.shape == wanted == wanted[::-1]:
+        return "square"
+    if given.shape == wanted and may_be_unchanged:
+        return ""
+    if given.shape == wanted[::-1] and not source.has_outputs_last:
+        return "transpose"
+    raise ValueError("another shape")
+
+
+def _reshaped(given: Shape, wanted: Shape, *, is_bare: bool) -> str:
     if given == wanted:
         return ""
     if is_bare and [size for size in given if size != 1] == [size for size in wanted if size != 1]:

@@ -36,11 +36,15 @@ def spoken(path: str) -> str:
 
 
 @functools.cache
-def _replacer(section: str) -> tuple[re.Pattern[str], Mapping[str, str]]:
+def _replacer(section: str, *, with_numbers: bool = True) -> tuple[re.Pattern[str], Mapping[str, str]]:
     meanings = {phrase: meaning for meaning, phrases in table()[section].items() for phrase in phrases}
+    if not with_numbers:  # a place in a sequence of one, such as "to out / 0", is no choice
+        meanings = {phrase: word for phrase, word in meanings.items() if not re.search(r"(?<!/ )\d", phrase)}
     if section != "spelling":  # phrases are found in text that is spelt alike
         meanings = {_replaced(phrase, *_replacer("spelling")): meaning for phrase, meaning in meanings.items()}
     longest = sorted(meanings, key=len, reverse=True)
+    if not longest:
+        return re.compile(r"(?!)"), {}
     return re.compile(r"(?<![^ ])(?:" + "|".join(map(re.escape, longest)) + r")(?![^ ])"), meanings
 
 
@@ -49,17 +53,20 @@ def _replaced(text: str, pattern: re.Pattern[str], meanings: Mapping[str, str]) 
 
 
 @functools.lru_cache(maxsize=65536)
-def meaning(path: str, *, sections: tuple[str, ...] = (), is_flat: bool = False) -> Mapping[str, float]:
+def meaning(
+    path: str, *, sections: tuple[str, ...] = (), is_flat: bool = False, with_numbers: bool = True
+) -> Mapping[str, float]:
     """Return the words of a path in their common spelling, each with its weight; all the same if ``is_flat``.
 
     ``sections`` of the table hold besides: in a block with attention, a norm is called by the layer it belongs to.
+    Without ``with_numbers`` a number stands for nothing else: ``norm1`` is no attention's norm, ``w3`` no ``up``.
 
     >>> sorted(meaning("h.attn.q_proj")), sorted(meaning("blocks.attention.query"))
     (['attention', 'layer', 'query'], ['attention', 'layer', 'query'])
     """
     text = spoken(path)
     for section in ("spelling", *sections, "words"):
-        text = _replaced(text, *_replacer(section))
+        text = _replaced(text, *_replacer(section, with_numbers=with_numbers))
     weights: dict[str, float] = {}
     weight = _LAST
     for segment in reversed(text.split(" / ")):
