@@ -200,7 +200,7 @@ def convert(
             check_apart(read, how.target, shards=max_shard_size is not None, beside=how.receipt)
             plan, inputs = plan_of_files(inputs, chosen, writer, wanted)
             if mapping is not None and mapping.by_list:
-                plan.notes.append(Note("mapping", mapping.list_note))
+                plan.notes.append(Note("names", mapping.list_note))
             written = _Written(
                 metadata_for_files(writer, inputs, plan, kept, chosen),
                 {**scalar_options(inputs, writer, plan, format_options), **format_options},
