@@ -31,6 +31,7 @@ from .io.source import BytesSource, FileSource, JoinedSource, MmapSource, Source
 from .limits import Limits
 from .tensor.data import Array, Shape, array_from_bytes
 from .tensor.dtype import DType, Kind
+from .tensor.facts import Scheme
 from .tensor.note import Note
 from .tensor.scalar import Scalar
 from .tensor.snapshot import TensorSnapshot
@@ -160,6 +161,12 @@ class Checkpoint(Tabular, Mapping[str, TensorSnapshot]):
                     ties[table.names[row]] = first
         return ties
 
+    @cached_property
+    def schemes(self) -> Mapping[str, Scheme]:
+        """How tensors are stored whose values are decoded when they are read, by name: blocks, codes with scales."""
+        facts, names = self._table.facts, self._table.names
+        return {names[row]: fact.scheme for row, fact in facts.items() if fact.scheme is not None}
+
     def offset_of(self, name: str) -> int:
         """Return the byte of its file at which a tensor's data begins; UnsupportedError if they had to be unpacked."""
         row, (_, offset) = self._row(name), self._place_of(name)
@@ -263,6 +270,22 @@ class Checkpoint(Tabular, Mapping[str, TensorSnapshot]):
         self._closed = True
         self._source.close()
         self._data.close()
+
+    def stored(self, name: str) -> TensorSnapshot:
+        """Return a tensor as the file stores it, by the file's own name: codes or scales of a decoded one, too."""
+        found = self._stored.get(name) if self._table.facts else None
+        return self[name] if found is None else found
+
+    @cached_property
+    def _stored(self) -> dict[str, TensorSnapshot]:
+        """The tensors that decoded ones are made of, by name."""
+        rows = (self[self._table.names[row]] for row in self._table.facts)
+        return {part.path: part for row in rows for part in row.stored()}
+
+    @property
+    def stored_count(self) -> int:
+        """The number of tensors that the file stores."""
+        return len(self) - len(self._table.facts) + len(self._stored) if self._table.facts else len(self)
 
     def __getitem__(self, name: str) -> TensorSnapshot:
         return self._table.snapshot(self._row(name), self._data, self.layout)

@@ -193,7 +193,6 @@ def test_a_lora_adapter_in_the_place_of_a_model_is_named(tmp_path: Path) -> None
     [
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:aa", "git lfs pull"),
         (b"<!DOCTYPE html><html>", "a web page"),
-        (b"GGUF\x03\0\0\0", "a GGUF file"),
         (b"\x89HDF\r\n\x1a\n", "HDF5"),
     ],
 )

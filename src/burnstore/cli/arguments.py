@@ -151,7 +151,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     },
     # of what is written
     "format": {
-        "choices": ("burnpack", "safetensors", "pytorch", "npz"),
+        "choices": ("burnpack", "safetensors", "pytorch", "npz", "gguf"),
         "help": "the format (default: by the suffix)",
     },
     "shard": {

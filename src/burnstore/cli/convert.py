@@ -68,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--burn-version", metavar="V", help="the Burn version to write Burnpack for, such as 0.21 (default: the newest)"
     )
+    how.add_argument("--quantize", metavar="TYPE", help="write the matrices of a GGUF file in blocks: q8_0")
     how.add_argument(
         "--resume",
         action="store_true",
@@ -153,7 +154,8 @@ def interrupted(arguments: argparse.Namespace) -> str:
 
 
 def _convert(arguments: argparse.Namespace, progress: Any) -> ConvertResult:
-    options = {} if arguments.burn_version is None else {"burn_version": arguments.burn_version}
+    given = {"burn_version": arguments.burn_version, "quantize": arguments.quantize}
+    options = {name: value for name, value in given.items() if value is not None}
     return convert(
         arguments.paths[:-1],
         arguments.paths[-1],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from ..errors import BurnstoreError
 from ..jobs.inspect.inspect import SORTS, FirstBytes, Inspection, files_of, inspect, read_first_bytes
 from ..jobs.inspect.tree import DEEPEST, ModuleTree, TensorRow, Totals
+from ..tensor.dtype import DType
 from ..tensor.plain import json_text
 from .arguments import add_option, add_options, expand_patterns, module_depth
 from .errors import ERROR, FOUND, JOB_ERRORS, OK, as_burnstore_error, misuse, print_error, shown_notes
@@ -263,6 +264,7 @@ def _summary_lines(found: Inspection, arguments: argparse.Namespace, screen: Scr
     has_offsets = any(row.offset is not None for row in found.tensors)
     data = f", tensor data from byte {found.data_offset:,}" if has_offsets else ""
     schemes = dict.fromkeys(str(row.dtype.scheme) for row in found.tensors if row.dtype.scheme is not None)
+    schemes |= dict.fromkeys(row.scheme.partition(", scales in ")[0] for row in found.tensors if row.scheme is not None)
     facts: list[tuple[str, Sequence[str]]] = [
         ("format", [f"{found.format} ({escape(found.variant)})" if found.variant else found.format]),
         ("layout", [found.layout or "unknown"]),
@@ -322,12 +324,17 @@ def _alarm_lines(found: Inspection, screen: Screen) -> Iterator[str]:
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
+def _with_scheme(row: TensorRow, labels: Mapping[DType, str]) -> str:
+    """Return the dtype of a row, with the name of the scheme in which the file stores it."""
+    return labels[row.dtype] if row.scheme is None else f"{labels[row.dtype]}({escape(row.scheme.partition(',')[0])})"
+
+
 def _columns(rows: tuple[TensorRow, ...], arguments: argparse.Namespace, screen: Screen) -> list[Column]:
     labels = {dtype: dtype_label(dtype) for dtype in {row.dtype for row in rows}}
     size_spare = 6 if arguments.stats else 10
     made: dict[str, Callable[[], Column]] = {
         "name": lambda: name_column("NAME", [escape(row.name) for row in rows], screen),
-        "dtype": lambda: Column("DTYPE", [labels[row.dtype] for row in rows], spare=11, style="36"),
+        "dtype": lambda: Column("DTYPE", [_with_scheme(row, labels) for row in rows], spare=11, style="36"),
         "shape": lambda: Column("SHAPE", [shape_label(row.shape) for row in rows], least=16),
         "elements": lambda: Column("ELEMENTS", [f"{row.elements:,}" for row in rows], right=True, spare=0),
         "size": lambda: Column("SIZE", [size(row.nbytes, gap="") for row in rows], right=True, spare=size_spare),

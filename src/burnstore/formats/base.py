@@ -272,6 +272,19 @@ def supports_metadata(format: Format) -> bool:
 
 
 @runtime_checkable
+class RoundsValues(Protocol):
+    """A format with options that round values as they are written."""
+
+    def losses(self, tensors: Sequence[TensorSnapshot], **options: Any) -> list[Note]:
+        """Return what writing these tensors with these options rounds, a sentence each."""
+
+
+def loss_notes(format: Format, tensors: Sequence[TensorSnapshot], options: Mapping[str, Any]) -> list[Note]:
+    """Return what a format rounds when it writes these tensors with these options, a sentence each."""
+    return format.losses(tensors, **options) if options and isinstance(format, RoundsValues) else []
+
+
+@runtime_checkable
 class HoldsTies(Protocol):
     """A format that stores a tensor once under several names: its ``plan`` takes ``ties={name: stored name}``."""
 

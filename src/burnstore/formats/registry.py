@@ -165,7 +165,6 @@ _ELSEWHERE = {
     b"version https://git-lfs": "it is a pointer of Git LFS, not the file: run git lfs pull",
     b"<!doctype html": "it is a web page, not the file: download the file itself",
     b"<html": "it is a web page, not the file: download the file itself",
-    b"gguf": "it is a GGUF file: convert it with the tools of llama.cpp first",
     b"\x89hdf": "it is an HDF5 file, as of Keras: save the weights as .npz or .safetensors first",
     b"\x08\x07\x12": "it looks like an ONNX file: save the weights as .safetensors first",
     b"\x08\x08\x12": "it looks like an ONNX file: save the weights as .safetensors first",
@@ -213,7 +212,7 @@ def _begins_like_safetensors(head: bytes) -> bool:
     length = int.from_bytes(head[:8], "little")
     if len(head) < 8 or length >> 48:
         return begins_like_index(head) and not _names_pytorch_shards(head) and not _begins_like_a_record(head)
-    if length >> 32 and head.startswith((b"NRUB", *_PICKLES)):
+    if length >> 32 and head.startswith((b"NRUB", b"GGUF", *_PICKLES)):
         return False
     return head[8:].lstrip(b" \t\n\r")[:1] in (b"{", b"")
 
@@ -277,3 +276,4 @@ register_format(
 )
 register_format("npz", "burnstore.formats.numpy", suffixes=[".npz"], signature=_begins_like_npz)
 register_format("npy", "burnstore.formats.numpy:npy", suffixes=[".npy"], signature=b"\x93NUMPY")
+register_format("gguf", "burnstore.formats.gguf", suffixes=[".gguf"], signature=b"GGUF")

@@ -15,6 +15,7 @@ from ..errors import DuplicateNameError, ModelError, PatternError
 from ..models.binding import Slot
 from ..models.bindings import binding_for
 from ..tensor.dtype import DType
+from ..tensor.facts import DecodedData
 from ..tensor.note import Note
 from ..tensor.snapshot import TensorSnapshot
 from ..transforms.adapters import FunctionAdapter, IdentityAdapter, ModuleAdapter
@@ -574,7 +575,9 @@ def _cast(rows: list[_Row], pipeline: Pipeline) -> list[_Row]:
         return rows
     step = Cast(dtype)
     return [
-        (cast(row[0], dtype), row[1], (*row[2], step)) if row[0].dtype.is_float and row[0].dtype is not dtype else row
+        (cast(row[0], dtype), row[1], (*row[2], step))
+        if row[0].dtype.is_float and (row[0].dtype is not dtype or isinstance(row[0]._data, DecodedData))
+        else row
         for row in rows
     ]
 

@@ -106,19 +106,22 @@ def with_layouts_given(inputs: Sequence[Input], given: Layout | None, notes: lis
     return [replace(source, layout=source.layout_given(given, notes)) for source in inputs]
 
 
-def input_of_file(file: Checkpoint) -> Input:
-    """Return an open file as an input."""
-    layout = next((known for known in LAYOUTS if known == file.layout), None)
-    return Input(
-        file.path,
-        list(file.values()),
-        layout,
-        file.format,
-        file.metadata,
-        file.scalars,
-        list(map(as_note, file.notes)),
-        checkpoint=file,
-    )
+def input_of_file(file: Checkpoint, *, own_names: bool = False) -> Input:
+    """Return an open file as an input; a GGUF file under the names of its model, or with ``own_names`` its own."""
+    layout: Layout | None = next((known for known in LAYOUTS if known == file.layout), None)
+    metadata, notes = file.metadata, list(map(as_note, file.notes))
+    snapshots: Sequence[TensorSnapshot] = list(file.values())
+    if file.format == "gguf":
+        from .gguf import transformers_names, typed_metadata, untranslated_note  # not at import: few files need it
+
+        metadata = typed_metadata(file)
+        translated = None if own_names else transformers_names(file)
+        if translated is not None:
+            snapshots, more = translated
+            layout, notes = "torch", notes + more
+        elif not own_names:
+            notes += untranslated_note(file)
+    return Input(file.path, snapshots, layout, file.format, metadata, file.scalars, notes, checkpoint=file)
 
 
 UNKNOWN_LAYOUT = "layout unknown: the file does not state it"

@@ -77,6 +77,8 @@ def _state_layout(
 ) -> None:
     """Add the layout if the other metadata does not state it."""
     stated = stated_layout(chosen, metadata)
+    if stated not in (None, *LAYOUTS) and layout is None:
+        return  # names of a format's own, such as llama.cpp's
     if stated != layout and not (is_burn_default and stated is None and layout == "burn"):
         metadata[LAYOUT_KEY] = layout or UNSTATED_LAYOUT
 

@@ -18,6 +18,7 @@ from ..formats.base import (
     UNSTATED_LAYOUT,
     Format,
     Shardable,
+    loss_notes,
     stamped_metadata,
     stated_layout,
     supports_metadata,
@@ -118,6 +119,7 @@ def save_plan(
             files = _save_shards(stored, path, chosen, metadata, limits, how, options)
     nbytes = sum(each.nbytes for each in stored)
     plan.notes += underflow_notes(snapshots)
+    plan.notes += loss_notes(chosen, stored, how.for_format)
     names = tuple(each.path for each in snapshots)
     result = SaveResult(path, chosen.name, plan.layout, names, nbytes, plan.fates, tuple(plan.notes), tuple(files))
     return result, written
@@ -214,7 +216,7 @@ def plan_of(
 def _named_tensors(tensors: Any, types: tuple[type, ...]) -> Input | None:
     """Return named tensors as an input; None if a model was given."""
     if isinstance(tensors, Checkpoint):
-        return input_of_file(tensors)
+        return input_of_file(tensors, own_names=True)
     if isinstance(tensors, Mapping):
         if any(not isinstance(value, types) for value in tensors.values()):
             return None

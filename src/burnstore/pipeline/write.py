@@ -288,11 +288,11 @@ class _Builder:
         self, tensors: Sequence[TensorSnapshot], written: Checkpoint, room: MemoryBudget, report: _Report
     ) -> tuple[str | None, str] | None:
         """Return the first tensor that is wrong, and why; None if all are right."""
-        count = len(written) - len(written.ties)
+        count = written.stored_count - len(written.ties)
         if count != len(tensors):
             return None, f"{len(tensors)} tensors were written, {count} are there"
         with gc_paused():
-            pairs = [(tensor, written[tensor.path]) for tensor in tensors]
+            pairs = [(tensor, written.stored(tensor.path)) for tensor in tensors]
             batches = list(in_batches(pairs, lambda pair: pair[0].nbytes, _TASK_BYTES))
         prover = _Prover(room, self.digests or self.expected is not None)
         for batch, (wrong, found, zeroed) in zip(batches, run_tasks(prover, batches, self.workers), strict=True):

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 from ..errors import UnsupportedError
 from .data import Array, Shape
+from .dtype import DType
 from .sources import AxisSlice, Data, WrappedData
 
 TOGETHER = "open all files of the checkpoint together: pass their folder, or a list of their paths"
@@ -43,12 +44,84 @@ class Piece:
         return UnsupportedError(f"part of a tensor: {self.text}", path=path, tensor=tensor, hint=self.hint)
 
 
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How the numbers of a tensor are stored: in codes that mean nothing without their scales.
+
+    >>> str(Scheme("FP8", ("m.weight", "m.weight_scale_inv"), "blocks of 128x128"))
+    'FP8, blocks of 128x128, scales in m.weight_scale_inv'
+    """
+
+    name: str
+    """The scheme in the word of its library, such as ``FP8`` or ``Q4_K``."""
+
+    stored: tuple[str, ...]
+    """The names of the tensors in the file that make up this one, the codes first."""
+
+    detail: str = ""
+    """What else the numbers depend on, such as the size of blocks."""
+
+    @property
+    def kind(self) -> str:
+        """The name and the detail, which many tensors share."""
+        return f"{self.name}, {self.detail}" if self.detail else self.name
+
+    def __str__(self) -> str:
+        return f"{self.kind}, scales in {', '.join(self.stored[1:])}" if len(self.stored) > 1 else self.kind
+
+
 class Facts(NamedTuple):
     """The facts of one tensor."""
 
     piece: Piece | None = None
-    scheme: Any = None
+    scheme: Scheme | None = None
     """What the numbers depend on: a quantization scheme and the names of its scales; None if on nothing."""
+
+
+class DecodedData(Data):
+    """The values of a tensor that is stored in codes: decoded when they are read.
+
+    A copy writes what is `stored` instead, so that it has the same codes and scales.
+    """
+
+    __slots__ = ()
+
+    @property
+    def stored(self) -> Sequence[Stored]:
+        """The tensors of the file that are decoded, the codes first."""
+        raise NotImplementedError
+
+
+@dataclass(slots=True, eq=False)
+class ValuesData(WrappedData):
+    """Decoded values as numbers of their own: a copy writes them, and not what they are decoded from."""
+
+    @property
+    def streams(self) -> bool:
+        return self.data.streams
+
+    @property
+    def in_source(self) -> bool:
+        return self.data.in_source
+
+    def window(self, start: int, stop: int) -> memoryview:
+        return self.data.window(start, stop)
+
+    def owned(self, start: int, stop: int) -> Array:
+        return self.data.owned(start, stop)
+
+    def fill(self, buffer: Array) -> None:
+        self.data.fill(buffer)
+
+
+class Stored(NamedTuple):
+    """A tensor of a file that is part of a decoded one: codes, scales, offsets."""
+
+    path: str
+    dtype: DType
+    shape: Shape
+    data: Data
+    nbytes: int
 
 
 @dataclass(slots=True, eq=False)

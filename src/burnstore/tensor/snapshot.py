@@ -21,7 +21,7 @@ from .data import (
     quantized_from_bytes,
 )
 from .dtype import DType, Kind
-from .facts import Facts, Piece, PieceData
+from .facts import DecodedData, Facts, Piece, PieceData, Scheme, ValuesData
 from .param_id import ParamId
 from .sources import ArrayData, Data, HeldData, ProvidedData, SourceData
 
@@ -190,9 +190,34 @@ class TensorSnapshot:
         return None if self._facts is None else self._facts.piece
 
     @property
-    def scheme(self) -> Any:
-        """What the numbers depend on: a quantization scheme and the names of its scales; None if on nothing."""
-        return None if self._facts is None else self._facts.scheme
+    def scheme(self) -> Scheme | None:
+        """What the numbers depend on: a quantization scheme and the names of its scales; None if on nothing.
+
+        ``dtype`` and ``shape`` are those of the decoded values, which every read returns; `stored` has the codes.
+        """
+        if self._facts is None or not isinstance(self._data, (DecodedData, PieceData)):
+            return None  # of a tensor that was computed from it, nothing depends on the scales any more
+        return self._facts.scheme
+
+    def decoded(self) -> TensorSnapshot:
+        """Return the values of a tensor with a `scheme` as numbers of their own; another tensor is returned unchanged.
+
+        A copy of it writes the values, where a copy of this one writes the codes and scales.
+        """
+        if not isinstance(self._data, DecodedData):
+            return self
+        facts = self._facts and self._facts._replace(scheme=None)
+        return self.replace(data=ValuesData(self._data), facts=facts if facts and facts.piece else None)
+
+    def stored(self) -> tuple[TensorSnapshot, ...]:
+        """Return the tensors of the file that this one is decoded from, the codes first; itself if it is not coded."""
+        data = self._data
+        if not isinstance(data, DecodedData):
+            return (self,)
+        return tuple(
+            TensorSnapshot(path, dtype, shape, own, nbytes=nbytes, layout=self._layout)
+            for path, dtype, shape, own, nbytes in data.stored
+        )
 
     def local(self) -> TensorSnapshot:
         """Return a part of a tensor (see `piece`) as a tensor of its own; a whole tensor is returned unchanged."""
@@ -331,8 +356,10 @@ class TensorSnapshot:
             return array_from_bytes(raw, self._dtype, rows_shape)[rest]
 
     def __repr__(self) -> str:
-        piece = "" if self.piece is None else f", {self.piece.text}"
-        return f"TensorSnapshot({printable(self._path)!r}, {self._dtype}, {list(self._shape)}{piece})"
+        facts = [self.piece.text] if self.piece is not None else []
+        facts += [str(self.scheme)] if self.scheme is not None else []
+        more = "".join(f", {printable(fact)}" for fact in facts)
+        return f"TensorSnapshot({printable(self._path)!r}, {self._dtype}, {list(self._shape)}{more})"
 
 
 def _full_index(index: Any, rank: int) -> tuple[int | slice, ...]:

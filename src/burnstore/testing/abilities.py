@@ -132,6 +132,8 @@ class Abilities:
     """The dtypes that it can hold; others must be refused with a `DTypeError`."""
     stored_as: ClassVar[Mapping[DType, DType]] = {}
     """Dtypes that it writes as another dtype of equal bytes, and that dtype."""
+    most_axes: ClassVar[int] = 64
+    """The most axes that a tensor of it can have."""
     names: ClassVar[Mapping[str, str]] = NAMES
     """Names that it can hold, by the test's id."""
     holds_metadata: ClassVar[bool] = True
@@ -170,6 +172,10 @@ class Abilities:
         source = CountingSource(data)
         return Checkpoint(source, None, Limits(), dict(self.open_options)), source
 
+    def without_padding(self, data: bytes) -> bytes:
+        """Return a file without the bytes at its end that may be missing; none, unless a format overrides this."""
+        return data
+
     def floats(self) -> dict[str, Array]:
         """Return a few small arrays, one of them with three axes."""
         return {
@@ -191,7 +197,7 @@ class Abilities:
         """Parametrize the tests by the attributes above."""
         known: dict[str, Mapping[str, Any]] = {
             "dtype": {str(dtype): dtype for dtype in self.dtypes},
-            "shape": SHAPES,
+            "shape": {label: shape for label, shape in SHAPES.items() if len(shape) <= self.most_axes},
             "name": self.names,
             "layout": layouts(),
             "metadata": METADATA if self.holds_metadata else {"none": {}},

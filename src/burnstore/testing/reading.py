@@ -300,13 +300,14 @@ class Damage(Abilities):
     """Damaged files raise; none gives wrong tensors."""
 
     def test_a_file_cut_at_any_byte_is_refused(self) -> None:
-        data = self.pack({"w": f32(1, 2, 3), "b": np.array([255], np.uint8) if self._holds_u8() else f32(4)})
+        second = np.array([255], np.uint8) if self._holds_u8() else f32(4)
+        data = self.without_padding(self.pack({"w": f32(1, 2, 3), "b": second}))
         for length in range(len(data)):
             with pytest.raises(FormatError):
                 self._read_all(data[:length], f"the first {length} of {len(data)} bytes")
 
     def test_a_file_without_tensors_cut_at_any_byte_is_refused(self) -> None:
-        data = self.pack({})
+        data = self.without_padding(self.pack({}))
         for length in range(len(data)):
             with pytest.raises(FormatError):
                 self._read_all(data[:length], f"the first {length} of {len(data)} bytes")
@@ -365,7 +366,7 @@ class Damage(Abilities):
 
     def test_an_error_names_the_file_and_the_tensor(self, tmp_path: Path) -> None:
         path = tmp_path / f"model{self.suffix}"
-        path.write_bytes(self.pack(self.floats())[:-1])
+        path.write_bytes(self.without_padding(self.pack(self.floats()))[:-1])
         with pytest.raises(FormatError) as caught:
             self._read_all(path, "cut")
         assert caught.value.path == str(path)

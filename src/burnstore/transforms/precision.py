@@ -33,7 +33,7 @@ def cast(snapshot: TensorSnapshot, dtype: DType) -> TensorSnapshot:
             f"cannot cast {snapshot.dtype.name} to {dtype.name}: both must be floats", tensor=snapshot.path
         )
     if snapshot.dtype is dtype:
-        return snapshot
+        return snapshot.decoded()
     for each in (snapshot.dtype, dtype):
         if each.bits % 8:
             raise DTypeError(f"{each.name} values are packed {8 / each.bits:g} to a byte", tensor=snapshot.path)

@@ -19,7 +19,7 @@ MOST_SHARDS = 10_000
 _MOST_FOLDERS = 1_000
 
 _NUMBERED = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.[a-z]+)", re.DOTALL)
-_SUFFIXES = ((".safetensors",), (".bin", ".pt", ".pth", ".ckpt"), (".bpk",), (".mpk", ".mpk.gz"), (".npz",))
+_SUFFIXES = ((".safetensors",), (".bin", ".pt", ".pth", ".ckpt"), (".bpk",), (".mpk", ".mpk.gz"), (".npz",), (".gguf",))
 """The files that a folder may stand for; the first kind that it has counts."""
 
 _BESIDE = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state(_\d+)?|random_states_\d+)\.(bin|pt|pth|pkl)")
@@ -61,7 +61,7 @@ def locate(path: str) -> tuple[str, dict[str, Any]]:
             )
         raise ReadError(
             "the directory has no checkpoint; looked for *.safetensors.index.json, *.safetensors, *.bin.index.json, "
-            "*.bin, *.pt, *.pth, *.ckpt, *.bpk, *.mpk, *.npz and for folders with one of them",
+            "*.bin, *.pt, *.pth, *.ckpt, *.bpk, *.mpk, *.npz, *.gguf and for folders with one of them",
             hint="open a file by its name",
         )
 

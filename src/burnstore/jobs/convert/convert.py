@@ -26,7 +26,7 @@ from ...errors import (
     printable,
     refuse_unknown,
 )
-from ...formats.base import Format
+from ...formats.base import Format, loss_notes
 from ...formats.registry import format_for_path
 from ...formats.sharded.write import Journal, byte_count
 from ...io.atomic import already_exists
@@ -195,7 +195,8 @@ def convert(
     ):
         read = [*sources, like, rules]
         with gc_paused():
-            inputs: Sequence[Input] = [input_of_file(file) for file in sources]
+            is_copy = writer.name == "gguf" and all(file.format == "gguf" for file in sources)
+            inputs: Sequence[Input] = [input_of_file(file, own_names=is_copy) for file in sources]
             wanted = opened.enter_context(like_target(like, inputs[0], chosen))
             check_apart(read, how.target, shards=max_shard_size is not None, beside=how.receipt)
             plan, inputs = plan_of_files(inputs, chosen, writer, wanted)
@@ -382,6 +383,7 @@ def _converted(
         receipt = _receipt(sources, plan, written, moves, how, chosen, done)
         receipt.save(how.receipt, overwrite=how.overwrite, durable=how.durable)
     plan.notes += underflow_notes((), done.underflowed)
+    plan.notes += loss_notes(chosen, snapshots, written.options)
     nbytes = sum(each.nbytes for each in snapshots if each.path not in ties)
     return ConvertResult(
         len(snapshots),
@@ -517,11 +519,14 @@ def replay(
     ):
         check_apart([*sources, receipt], how.target, shards=stated.max_shard_size is not None)
         inputs = [input_of_file(file) for file in sources]
+        tensors = [
+            {**file, **{each.path: each for each in own.snapshots}} for file, own in zip(sources, inputs, strict=True)
+        ]
         plan = Plan(
             layout=None if stated.layout is None else layout_named(stated.layout), source_layout=inputs[0].layout
         )
         with located(path=os.fsdecode(receipt)):
-            plan.moves = list(moves_from_json([tensor.move for tensor in stated.tensors], sources))
+            plan.moves = list(moves_from_json([tensor.move for tensor in stated.tensors], tensors))
         options = {**scalar_options(inputs, chosen, plan, stated.options), **stated.options}
         done = _converted(plan, _Written(stated.metadata, options), sources, chosen, how, report)
     if len(done.files) == 1 and file_digest(done.files[0]).sha256 != stated.files[0].sha256:

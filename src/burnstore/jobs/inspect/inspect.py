@@ -165,7 +165,7 @@ def _has_known_bytes(file: str) -> bool:
 
 
 def _rows(checkpoint: Checkpoint) -> list[TensorRow]:
-    places, ties = list(checkpoint.places()), checkpoint.ties
+    places, ties, schemes = list(checkpoint.places()), checkpoint.ties, checkpoint.schemes
     files = {place[0] for place in places if place is not None}
     shards = {file: os.path.basename(file) if files != {checkpoint.path} else None for file in files}
     rows = []
@@ -173,7 +173,8 @@ def _rows(checkpoint: Checkpoint) -> list[TensorRow]:
         offset, shard = (None, None) if place is None else (place[1], shards[place[0]])
         identity = None if param_id is None else ParamId(param_id)
         tied = ties.get(name)
-        rows.append(TensorRow(name, dtype, shape, math.prod(shape), nbytes, offset, identity, shard, tied_to=tied))
+        row = TensorRow(name, dtype, shape, math.prod(shape), nbytes, offset, identity, shard, tied_to=tied)
+        rows.append(replace(row, scheme=str(schemes[name])) if name in schemes else row)
     return rows
 
 

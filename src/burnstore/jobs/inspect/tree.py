@@ -24,7 +24,8 @@ class TensorRow:
 
     ``offset`` is None if the bytes are compressed or in several places. ``shard`` is the file of a set that contains
     them, None for a single file. ``problem`` is the reason why wanted statistics could not be computed. ``tied_to`` is
-    an earlier tensor with the same bytes; totals count the two once.
+    an earlier tensor with the same bytes; totals count the two once. ``scheme`` is how the file stores a tensor in
+    codes (``Q4_K``); ``dtype``, ``shape`` and ``nbytes`` are then those of the decoded values.
     """
 
     name: str
@@ -38,6 +39,7 @@ class TensorRow:
     stats: TensorStats | None = None
     problem: str | None = None
     tied_to: str | None = None
+    scheme: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON; the id is a decimal string, because JavaScript rounds 64-bit numbers."""
@@ -45,7 +47,7 @@ class TensorRow:
         return {
             "name": self.name,
             "dtype": self.dtype.name,
-            "quantization": None if self.dtype.scheme is None else str(self.dtype.scheme),
+            "quantization": self.scheme or (None if self.dtype.scheme is None else str(self.dtype.scheme)),
             "shape": list(self.shape),
             "elements": self.elements,
             "nbytes": self.nbytes,

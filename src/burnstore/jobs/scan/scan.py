@@ -36,7 +36,7 @@ CLEAN, ERROR = "clean", "error"
 
 _SUFFIXES = (
     *(".pt", ".pth", ".bin", ".ckpt", ".pt2", ".pkl", ".pickle", ".joblib", ".dill", ".npy", ".npz", ".safetensors"),
-    *(".bpk", ".mpk", ".th", ".tar"),
+    *(".bpk", ".mpk", ".th", ".tar", ".gguf"),
 )
 _TEXT_BYTES = 1 << 20
 _MAX_VOCABULARY_BYTES = 64 << 20
