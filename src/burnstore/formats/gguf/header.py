@@ -245,7 +245,7 @@ def _text(value: Any) -> str:
         return (
             "[" + ",".join(json.dumps(v, ensure_ascii=False) if isinstance(v, str) else _text(v) for v in value) + "]"
         )
-    return str(value)
+    return str(value) if np.isfinite(value) else {"nan": "NaN", "inf": "Infinity"}.get(str(value), "-Infinity")
 
 
 def read_header(source: Source, limits: Limits) -> tuple[int, GgufMetadata, TensorInfos, int, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import CorruptError, DTypeError, FormatError, LimitError, located, printable
+from ...io.documents import Bounds, read_json
 from ...limits import Limits
 from ...tensor.dtype import DType
 from ...tensor.note import Note
@@ -39,6 +39,7 @@ TYPES_KEY = "burnstore.gguf.types"
 """The metadata key under which other formats keep the types of GGUF's values, so that the way back restores them."""
 
 _PLAIN = {kind.dtype: number for number, kind in TYPES.items() if kind.dtype is not None} | {DType.Flex32: 0}
+_BOUNDS = Bounds(nbytes=MOST_HEADER_BYTES, nodes=20_000_000, depth=8, text=None, constants=True)
 _Q8_0 = NUMBERS["Q8_0"]
 _ROW = TYPES[_Q8_0].elements
 _U32, _U64 = struct.Struct("<I").pack, struct.Struct("<Q").pack
@@ -169,12 +170,8 @@ def _pairs(metadata: Mapping[str, str]) -> tuple[list[bytes], int]:
 def _recorded_types(text: str | None) -> dict[str, str]:
     if text is None:
         return {}
-    try:
-        types = json.loads(text)
-    except ValueError as error:
-        raise CorruptError(f"the metadata {TYPES_KEY} is not JSON: {error}", rule="GG-04") from None
-    if not isinstance(types, dict) or not all(isinstance(name, str) for name in types.values()):
-        raise CorruptError(f"the metadata {TYPES_KEY} does not map keys to types", rule="GG-04")
+    with located(rule="GG-04"):
+        types: dict[str, str] = read_json(text, _BOUNDS, into=dict[str, str])
     return types
 
 
@@ -189,8 +186,8 @@ def _value(text: str, kind: str, key: str) -> bytes:
         if kind == "str":
             return _U32(STRING) + _string(text)
         if kind.startswith("["):
-            return _U32(ARRAY) + _array(json.loads(text), kind[1:-1])
-        return _U32(TYPE_NUMBERS[kind]) + _scalar(json.loads(text) if kind[0] != "f" else float(text), kind)
+            return _U32(ARRAY) + _array(read_json(text, _BOUNDS), kind[1:-1])
+        return _U32(TYPE_NUMBERS[kind]) + _scalar(read_json(text, _BOUNDS) if kind[0] != "f" else float(text), kind)
     except (ValueError, TypeError, KeyError, OverflowError, struct.error, RecursionError):
         raise CorruptError(
             f"the metadata {printable(key)!r} is no value of the type {printable(kind)}: {printable(text, 80)}",
