@@ -70,7 +70,9 @@ class Checkpoint(Tabular, Mapping[str, TensorSnapshot]):
                 own["top_level_key"] = key
             refuse_unknown("open", own, open_checkpoint, chosen.read)
             self._contents: Contents = chosen.read(source, limits, **own)
-            if key and self._format != "pytorch":
+            if key is None and self._contents.model_key is not None:
+                self._contents = _below(self._contents, self._contents.model_key, '; top_level_key="" takes everything')
+            elif key and self._format != "pytorch":
                 self._contents = _below(self._contents, key)
         self._table = self._contents.table
         self._data = self._contents.source or source
@@ -371,7 +373,7 @@ class Checkpoint(Tabular, Mapping[str, TensorSnapshot]):
             raise ClosedError("the checkpoint was closed", path=self.path)
 
 
-def _below(contents: Contents, key: str) -> Contents:
+def _below(contents: Contents, key: str, advice: str = "") -> Contents:
     """Return the tensors whose names begin with this key, named by the rest."""
     if not isinstance(key, str):
         raise TypeError(f"top_level_key must be a str, got {type(key).__name__}")
@@ -386,7 +388,7 @@ def _below(contents: Contents, key: str) -> Contents:
     kept = table.picked(rows)
     left_out = len(table.names) - len(rows)
     count = f"{left_out} tensor{'' if left_out == 1 else 's'}"
-    text = f"left out because not below the key {printable(key)!r}: {count}"
+    text = f"left out because not below the key {printable(key)!r}: {count}{advice}"
     notes = [Note("part", text, key)] if left_out else []
     names = [name[len(prefix) :] for name in kept.names]
     known = set(kept.names)
@@ -470,7 +472,7 @@ def _open_path(
     for attempt in range(_MOST_ATTEMPTS):
         file, found = locate(path)
         try:
-            return _opened(kind(file), format, limits, {**found, **options})
+            return _opened(kind(file), found.pop("format", None) or format, limits, {**found, **options})
         except ChangedError:  # an index whose shards were replaced with it: the new index is in place now
             if not file.endswith(INDEX_SUFFIX) or attempt == _MOST_ATTEMPTS - 1:
                 raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -12,6 +12,7 @@ import numpy as np
 from ..io.gather import Column
 from ..io.source import Source
 from ..limits import Limits
+from ..progress import Progress
 from ..tensor.data import Shape
 from ..tensor.dtype import DType
 from ..tensor.facts import Facts, Piece, PieceData
@@ -149,6 +150,8 @@ class Contents:
     """The names of the tensors that are views on one storage, for each storage with more than one."""
     classes: Mapping[str, ModuleClass] = field(default_factory=dict)
     """The class of each module of a model that was saved as an object, by path, outer before inner."""
+    model_key: str | None = None
+    """The key below which the model's tensors are, which are the ones that a caller gets without ``top_level_key``."""
 
 
 class Around(Protocol):
@@ -196,7 +199,7 @@ class Format(Protocol):
     """Read contents out of a source and plan files. Stateless: one object serves all files.
 
     A format may have further abilities: `ModelLayout`, `StampsMetadata`, `StatesLayout`, `HasChecks`,
-    `DescribesHeader`, `Shardable`, `HoldsTies`, `HoldsScalars`. Callers ask for them with isinstance.
+    `DescribesHeader`, `Shardable`, `WritesFolder`, `HoldsTies`, `HoldsScalars`. Callers ask for them with isinstance.
     """
 
     name: str
@@ -296,3 +299,31 @@ class HoldsScalars(Protocol):
     """A format that stores named numbers beside the tensors: its ``plan`` takes ``scalars=``."""
 
     holds_scalars: bool
+
+
+class WriteOne(Protocol):
+    """How a planned file is written."""
+
+    def __call__(self, plan: WritePlan, path: str, *, overwrite: bool, progress: Progress | None) -> None: ...
+
+
+@runtime_checkable
+class WritesFolder(Protocol):
+    """A format whose checkpoints are folders: files of data, and one that makes them a checkpoint, which comes last."""
+
+    def save_folder(
+        self,
+        tensors: Sequence[TensorSnapshot],
+        path: str,
+        limits: Limits,
+        *,
+        overwrite: bool,
+        durable: bool,
+        progress: Progress | None,
+        write: WriteOne,
+        prove: Callable[[str], None] | None = None,
+    ) -> list[str]:
+        """Save tensors into a folder, all or nothing; return the files, the one that was published last first.
+
+        ``prove`` gets the path of that file before it has its name, and raises if what was written is wrong.
+        """

@@ -235,7 +235,7 @@ def _begins_like_a_record(head: bytes) -> bool:
 
 def _begins_like_pytorch(head: bytes) -> bool:
     """Match a zip, a tar, or a pickle of any protocol; none of torch's containers has a signature of its own."""
-    if _begins_like_safetensors(head):
+    if _begins_like_safetensors(head) or _begins_like_dcp(head):
         return False
     if _begins_like_npz(head):
         return False
@@ -244,6 +244,11 @@ def _begins_like_pytorch(head: bytes) -> bool:
     if head[:4] in (b"PK\3\4", b"PK\5\6") or head[257:262] == b"ustar" or head[4:8] == b"PTMF":
         return True
     return head.startswith(_PICKLES) or (head[:1] == b"\x80" and len(head) > 1 and head[1] <= 5)
+
+
+def _begins_like_dcp(head: bytes) -> bool:
+    """Match the pickle of ``Metadata``, the first class that the metadata of a distributed checkpoint names."""
+    return head[:1] == b"\x80" and b"torch.distributed.checkpoint.metadata" in head[:64] and b"Metadata" in head[:128]
 
 
 def _begins_like_npz(head: bytes) -> bool:
@@ -274,6 +279,7 @@ register_format(
     suffixes=[".pt", ".pth", ".bin", ".ckpt", ".pt2", ".pth.tar"],
     signature=_begins_like_pytorch,
 )
+register_format("dcp", "burnstore.formats.dcp", suffixes=[".dcp"], signature=_begins_like_dcp)
 register_format("npz", "burnstore.formats.numpy", suffixes=[".npz"], signature=_begins_like_npz)
 register_format("npy", "burnstore.formats.numpy:npy", suffixes=[".npy"], signature=b"\x93NUMPY")
 register_format("gguf", "burnstore.formats.gguf", suffixes=[".gguf"], signature=b"GGUF")

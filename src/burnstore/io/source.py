@@ -521,6 +521,41 @@ class JoinedSource:
         return JoinedSource, (self.name, self.parts)
 
 
+class RangeSource:
+    """A range of another source as a source of its own; closing it does not close the other.
+
+    >>> inner = RangeSource(BytesSource(b"one two three"), 4, 3)
+    >>> inner.size, inner.read_at(0, 3)
+    (3, b'two')
+    """
+
+    def __init__(self, source: Source, offset: int, size: int) -> None:
+        self.source = source
+        self.offset = offset
+        self.name = source.name
+        self.size = size
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        self._check_inside(offset, length)
+        return self.source.read_at(self.offset + offset, length)
+
+    def read_into(self, reads: Sequence[Read]) -> None:
+        for offset, buffer in reads:
+            self._check_inside(offset, len(buffer))
+        self.source.read_into([(self.offset + offset, buffer) for offset, buffer in reads])
+
+    def view(self, offset: int, length: int) -> memoryview | None:
+        self._check_inside(offset, length)
+        return self.source.view(self.offset + offset, length)
+
+    def close(self) -> None:
+        return None
+
+    def _check_inside(self, offset: int, length: int) -> None:
+        if offset < 0 or offset + length > self.size:
+            raise _truncated(self.name, offset, length, self.size)
+
+
 def _read_batch(batch: tuple[Source, list[Read]]) -> None:
     source, reads = batch
     source.read_into(reads)

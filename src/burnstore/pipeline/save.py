@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from ..checkpoint import Checkpoint
-from ..errors import BurnstoreWarning, ModelError, located
+from ..errors import BurnstoreWarning, ModelError, UnsupportedError, located
 from ..formats.base import (
     LAYOUT_KEY,
     STAMPS,
     UNSTATED_LAYOUT,
     Format,
     Shardable,
+    WritesFolder,
     loss_notes,
     stamped_metadata,
     stated_layout,
@@ -106,7 +107,24 @@ def save_plan(
             ties = ties_of(plan, snapshots, chosen, metadata)
         stored = [each for each in snapshots if each.path not in ties] if ties else snapshots
         options = {**how.for_format, "ties": ties} if ties else how.for_format
-        if path is None:
+        if isinstance(chosen, WritesFolder):
+            if path is None:
+                raise UnsupportedError(f"a checkpoint of the format {chosen.name} is a folder, not bytes")
+            if how.max_shard_size is not None:
+                raise TypeError(f"max_shard_size is for SafeTensors; {chosen.name} is written to one file")
+            if metadata:
+                raise UnsupportedError(f"the format {chosen.name} has no place for metadata: {next(iter(metadata))!r}")
+            write = partial(write_file, durable=how.durable)
+            files = chosen.save_folder(
+                stored,
+                path,
+                limits,
+                overwrite=how.overwrite,
+                durable=how.durable,
+                progress=how.progress,
+                write=write,
+            )
+        elif path is None:
             with gc_paused():
                 planned = chosen.plan(stored, metadata, limits, **options)
             written = b"".join(buffer for buffers in batches(planned) for buffer in map(bytes, buffers))

@@ -18,14 +18,14 @@ import threading
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import dropwhile
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..errors import BurnstoreError, CorruptError, SaveError, located, printable
-from ..formats.base import Format, WritePlan
+from ..formats.base import Format, WritePlan, WritesFolder
 from ..formats.sharded.locate import INDEX_SUFFIX
 from ..formats.sharded.write import Journal, byte_count, is_of_set, save_shards, set_at
 from ..io.atomic import PortionWriter, SharedScratch, atomic_file
@@ -114,6 +114,12 @@ def assemble(
     apart = durable and not are_local(workers)
     with located(path=path), persistent(workers) as kept:
         builder = _Builder(chosen, limits, kept, durable, apart, verify, digests, expected)
+        if isinstance(chosen, WritesFolder):
+            if max_shard_size is not None or metadata:
+                problem = "max_shard_size is for SafeTensors" if max_shard_size is not None else "no metadata"
+                raise TypeError(f"{problem}: {chosen.name} is written to one file, without metadata")
+            files = builder.save_folder(chosen, tensors, path, overwrite=overwrite, progress=progress)
+            return Assembled(files, builder.digests_with(ties), builder.underflowed)
         if max_shard_size is None:
             with gc_paused():
                 plan = chosen.plan(tensors, metadata, limits, **options)
@@ -166,7 +172,10 @@ def check_apart(inputs: Iterable[Any], target: str, *, shards: bool = False, bes
             read |= {file.identity: file.name for file in files_read(each)}
         elif isinstance(each, (str, bytes, os.PathLike)):
             read |= _files_at(os.fsdecode(each))
-    for path in [target, *(set_at(target) if shards else ()), *([] if beside is None else [beside])]:
+    inside: list[str] = []
+    with suppress(OSError):  # a checkpoint that is a folder
+        inside = [os.path.join(target, name) for name in os.listdir(target)]
+    for path in [target, *inside, *(set_at(target) if shards else ()), *([] if beside is None else [beside])]:
         try:
             status = os.stat(path)
         except OSError:
@@ -261,6 +270,37 @@ class _Builder:
                 if wrong is not None:
                     raise CorruptError(wrong[1], path=path, tensor=wrong[0], hint="check the disk and the memory")
             report.finish()
+
+    def save_folder(
+        self,
+        chosen: WritesFolder,
+        tensors: Sequence[TensorSnapshot],
+        path: str,
+        *,
+        overwrite: bool,
+        progress: Progress | None,
+    ) -> list[str]:
+        """Write and prove a checkpoint that is a folder: the proof reads it by the file that is published last."""
+
+        def prove(metadata: str) -> None:
+            room = MemoryBudget(max((tensor.bytes_held for tensor in tensors), default=0) + _SPARE)
+            report = _Report(None, sum(tensor.nbytes for tensor in tensors))
+            with phase("verify"), open_checkpoint(metadata, limits=self.limits, top_level_key="") as written:
+                wrong = self._first_wrong(tensors, written, room, report)
+            if wrong is not None:
+                raise CorruptError(wrong[1], path=path, tensor=wrong[0], hint="check the disk and the memory")
+
+        writer = replace(self, verify=False)
+        return chosen.save_folder(
+            tensors,
+            path,
+            self.limits,
+            overwrite=overwrite,
+            durable=self.durable,
+            progress=progress,
+            write=writer.write,
+            prove=prove if self.verify else None,
+        )
 
     def digests_with(self, ties: Mapping[str, str] | None) -> dict[str, str]:
         """Return the digests of all tensors, tied ones included."""

@@ -347,6 +347,11 @@ class TensorSnapshot:
         wanted = _full_index(index, len(self._shape))
         if self._dtype.bits % 8 or self._dtype.is_quantized:
             return self.numpy()[wanted]
+        if self._data.reads_boxes:
+            low, extents, rest = _box(wanted, self._shape)
+            with located(tensor=self._path, path=self._data.file):
+                raw = memoryview(self._data.read_box(low, extents).reshape(-1).view(np.uint8))
+                return array_from_bytes(raw, self._dtype, extents)[rest]
         start, rows_shape, rest = _rows(wanted, self._shape)
         size = self._dtype.bits // 8
         with located(tensor=self._path, path=self._data.file):
@@ -400,6 +405,18 @@ def _rows(index: tuple[int | slice, ...], shape: Shape) -> tuple[int, Shape, tup
             relative = slice(0, high - low, chosen.step if chosen else None)
         return start + low * inner, (high - low, *shape[axis + 1 :]), (relative, *index[axis + 1 :])
     return start, (), ()
+
+
+def _box(index: tuple[int | slice, ...], shape: Shape) -> tuple[Shape, Shape, tuple[int | slice, ...]]:
+    """Return the box that an index spans: its start, its extents, and the index within it."""
+    low, extents, rest = list[int](), list[int](), list[int | slice]()
+    for axis, part in enumerate(index):
+        is_slice = isinstance(part, slice)
+        start, span, relative = _rows((part,), (shape[axis],))
+        low.append(start)
+        extents.append(span[0] if is_slice else 1)
+        rest.append(relative[0] if is_slice else 0)
+    return tuple(low), tuple(extents), tuple(rest)
 
 
 def read_all(snapshots: Sequence[TensorSnapshot]) -> list[Any]:

@@ -97,6 +97,15 @@ class Data:
         """Return the most bytes that `chunks` has in memory at a time."""
         return min(nbytes, CHUNK_BYTES) if self.streams else nbytes
 
+    @property
+    def reads_boxes(self) -> bool:
+        """Whether `read_box` reads less than the rows that a box spans."""
+        return False
+
+    def read_box(self, low: Shape, extents: Shape) -> Array:
+        """Return the elements of a box of the tensor, of any dtype of their width."""
+        raise NotImplementedError
+
     def range(self, start: int, nbytes: int) -> Data:
         """Return some of the bytes."""
         return RangeData(self, start, nbytes)

@@ -19,6 +19,7 @@ from ..base import WritePlan
 from ..codec.zip_writer import NewMember, plan_zip
 from ..columns import check_count, check_names
 from .stream import MAX_PICKLE_BYTES, MAX_TENSORS
+from .tensors import DTYPES
 
 _ROOT = "archive"
 _STORAGES = {
@@ -48,6 +49,7 @@ _UNTYPED = {
     DType.F8_E5M2FNUZ: "float8_e5m2fnuz",
 }
 """Dtypes that came after typed storages: their tensors state the dtype themselves."""
+_NAMES = {dtype: name for name, dtype in reversed(DTYPES.items())} | {DType.Flex32: "float32", DType.BoolU8: "bool"}
 
 
 def plan(
@@ -80,20 +82,46 @@ def plan(
     return plan_zip(members)
 
 
+def plan_tensor(tensor: TensorSnapshot) -> WritePlan:
+    """Plan what ``torch.save`` of one tensor writes, as the entries of distributed checkpoints are."""
+    pickle = _Pickle(b"")
+    with located(tensor=tensor.path):
+        pickle.add_tensor(tensor, 0)
+    return plan_zip(
+        [
+            NewMember(f"{_ROOT}/data.pkl", pickle.finished(b".")),
+            NewMember(f"{_ROOT}/byteorder", b"little"),
+            NewMember(f"{_ROOT}/data/0", b"", tensor),
+            NewMember(f"{_ROOT}/version", b"3\n"),
+        ]
+    )
+
+
+def dtype_name(dtype: DType) -> str:
+    """Return torch's name of a dtype; DTypeError if it has none."""
+    if dtype not in _STORAGES and dtype not in _UNTYPED:
+        raise DTypeError(f"PyTorch has no dtype for {dtype.name}", hint="cast it, or save Burnpack, which holds it")
+    return _UNTYPED.get(dtype) or _NAMES[dtype]
+
+
 class _Pickle:
     """The pickle of a dict of tensors, in the making. Texts and globals that recur are written once."""
 
-    def __init__(self) -> None:
-        self._out = bytearray(b"\x80\x02}(")
+    def __init__(self, begin: bytes = b"}(") -> None:
+        self._out = bytearray(b"\x80\x02" + begin)
         self._memo: dict[bytes, int] = {}
 
     def add(self, name: str, tensor: TensorSnapshot, storage: int) -> None:
+        """Add a tensor that has a whole storage, with its name."""
+        self._out += _text(name)
+        self.add_tensor(tensor, storage)
+
+    def add_tensor(self, tensor: TensorSnapshot, storage: int) -> None:
         """Add a tensor that has a whole storage."""
         dtype, shape, count = tensor.dtype, tensor.shape, math.prod(tensor.shape)
         old, new = _STORAGES.get(dtype), _UNTYPED.get(dtype)
         if old is None and new is None:
             raise DTypeError(f"PyTorch has no dtype for {dtype.name}", hint="cast it, or save Burnpack, which holds it")
-        self._out += _text(name)
         self._once(_global("torch._utils", "_rebuild_tensor_v2" if old else "_rebuild_tensor_v3"))
         self._out += b"(("
         self._once(_text("storage"))
@@ -117,9 +145,9 @@ class _Pickle:
         number = self._memo[code] = len(self._memo)
         self._out += code + b"q" + bytes([number])
 
-    def finished(self) -> bytes:
+    def finished(self, end: bytes = b"u.") -> bytes:
         """Return the whole pickle."""
-        return bytes(self._out + b"u.")
+        return bytes(self._out + end)
 
 
 def _text(text: str) -> bytes:

@@ -22,6 +22,9 @@ _NUMBERED = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.[a-z]+)", re.DOTALL)
 _SUFFIXES = ((".safetensors",), (".bin", ".pt", ".pth", ".ckpt"), (".bpk",), (".mpk", ".mpk.gz"), (".npz",), (".gguf",))
 """The files that a folder may stand for; the first kind that it has counts."""
 
+_DISTRIBUTED, _METADATA = ".distcp", ".metadata"
+_METADATA_OF_RANK = re.compile(r"__[0-9]{1,9}\.metadata")
+
 _BESIDE = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state(_\d+)?|random_states_\d+)\.(bin|pt|pth|pkl)")
 """Files that trainers write beside a model."""
 
@@ -34,25 +37,31 @@ def begins_like_index(head: bytes) -> bool:
 
 
 def locate(path: str) -> tuple[str, dict[str, Any]]:
-    """Return the file that a path stands for, and the options to read it with.
+    """Return the file that a path stands for, and the options to open it with.
 
     A folder stands for the one checkpoint in it, and the name under which a set of shards was saved for its index. Of
-    the same weights in several formats, as some folders of Hugging Face have them, SafeTensors are taken. Files beside
+    the same weights in several formats, as some folders of Hugging Face have them, SafeTensors are taken, then a
+    distributed checkpoint. Files beside
     the model that trainers write (optimizer, scheduler, random state) are not it.
     """
-    if path.endswith(".distcp"):
-        raise _distributed(path, os.path.dirname(path) or os.curdir)
+    if path.endswith(_DISTRIBUTED):
+        raise UnsupportedError(
+            "part of a distributed checkpoint of torch (DCP): one of the files that its .metadata describes",
+            path=path,
+            hint=f"open its folder, {os.path.dirname(path) or os.curdir}",
+        )
     if not os.path.isdir(path):
         index = path + INDEX_SUFFIX
         return (index if not os.path.lexists(path) and os.path.isfile(index) else path), {}
     with located(path=path):
-        names = [name for name in names_in(path) if not name.startswith(".")]
+        every = names_in(path)
+        names = [name for name in every if not name.startswith(".")]
         for suffixes in _SUFFIXES:
             found = _checkpoint_in(path, [name for name in names if name.endswith(suffixes)], names, suffixes)
+            if found is None and suffixes == _SUFFIXES[0]:
+                found = _distributed_in(path, every)  # before other files of torch: trainers write some beside it
             if found is not None:
                 return found
-        if any(name.endswith(".distcp") for name in names):
-            raise _distributed(path, path)
         inner = list(_folders_with_checkpoints(path))
         if inner:
             raise ReadError(
@@ -66,12 +75,18 @@ def locate(path: str) -> tuple[str, dict[str, Any]]:
         )
 
 
-def _distributed(path: str, folder: str) -> UnsupportedError:
-    return UnsupportedError(
-        "a distributed checkpoint of torch (DCP), which is not read here",
-        path=path,
-        hint=f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {folder} model.pt",
-    )
+def _distributed_in(path: str, names: Sequence[str]) -> tuple[str, dict[str, Any]] | None:
+    """Return the metadata of the distributed checkpoint in a folder; None if the folder is not one."""
+    metadata = [name for name in names if name == _METADATA or _METADATA_OF_RANK.fullmatch(name)]
+    pieces = [name for name in names if name.endswith(_DISTRIBUTED)]
+    if not metadata and not pieces:
+        return None
+    if not metadata:
+        raise CorruptError(
+            f"the directory has {len(pieces)} *{_DISTRIBUTED} files of a distributed checkpoint, and no {_METADATA}",
+            hint=f"copy {_METADATA} too: its name begins with a dot, and torch writes it last, when a save is complete",
+        )
+    return os.path.join(path, _METADATA if _METADATA in metadata else metadata[0]), {"format": "dcp"}
 
 
 def _folders_with_checkpoints(path: str) -> Iterator[str]:

@@ -288,7 +288,10 @@ def _sets(place: str, names: Sequence[str]) -> Iterator[tuple[str, set[str]]]:
         path = os.path.join(place, name)
         yield path, set((weight_map_at(path) or {}).values())  # verifying the index reports what is wrong with it
     try:
-        shards = [] if indexes else locate(place)[1].get("shards", [])
+        options = {} if indexes else locate(place)[1]
+        shards = options.get("shards", [])
+        if options.get("format") == "dcp":
+            shards = [name for name in names if name.endswith(".distcp")]
     except CorruptError:  # Verifying the folder reports which shard is missing.
         yield place, set()
     except ReadError:  # The folder has several files, or none.
