@@ -137,6 +137,12 @@ def remove_files(directory: str, names: Sequence[str]) -> list[str]:
     return left
 
 
+def remove_empty_folder(path: str) -> None:
+    """Remove a folder that this process made and that has nothing in it; leave any other."""
+    with suppress(OSError):
+        os.rmdir(path)
+
+
 class ScratchFile:
     """The file being written by one `atomic_file` block; ``position`` is the number of bytes written so far."""
 

@@ -21,7 +21,7 @@ from hashlib import sha256
 from typing import Any
 
 from ...errors import BurnstoreError, FormatError, SaveError, located
-from ...io.atomic import already_exists, atomic_file, remove_files
+from ...io.atomic import already_exists, atomic_file, remove_empty_folder, remove_files
 from ...io.source import FileSource
 from ...limits import Limits
 from ...progress import Progress
@@ -111,8 +111,7 @@ def save_folder(
     except BaseException:
         remove_files(path, names)
         if is_new:
-            with suppress(OSError):
-                os.rmdir(path)
+            remove_empty_folder(path)
         raise
     left = remove_files(path, [name for name in old if name not in names])
     if left:
