@@ -8,34 +8,32 @@ dtype of the base.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
 from ...checkpoint import Checkpoint
-from ...errors import ConfigError, FormatError, MergeError, located, printable
-from ...io.documents import Bounds, read_json
-from ...io.source import read_whole
+from ...errors import MergeError, located, printable
 from ...pipeline.ends import Input
 from ...tensor.data import Array, array_from_bytes, bytes_of_array
 from ...tensor.dtype import DType
 from ...tensor.note import Note
 from ...tensor.snapshot import TensorSnapshot
 from ...tensor.sources import WrappedData
+from ...transforms.layout import CONV1D
 from ...transforms.precision import rounded_results, underflows
-
-CONFIG = "adapter_config.json"
+from .combine import listed
+from .lora_config import CONFIG, LoraConfig, read_config
 
 _PREFIX = "base_model.model."
 _PART = re.compile(r"(?P<module>.*)\.(?P<part>lora_(?:embedding_)?[AB])(?:\.weight)?", re.DOTALL)
+_WRAPPED = re.compile(r"\.(base_layer|original_module|modules_to_save)(?=\.)")
 _ROWS = 256  # Rows are always computed in these blocks, so that reading a part gives the bits of the whole.
-_BASE_CHANGING = ("pissa", "olora", "loftq", "corda")
-_BOUNDS = Bounds(constants=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +41,9 @@ class Adapter:
     """An adapter: its settings, its tensors under the names of the base, and the weight with which it is added."""
 
     path: str
-    config: Mapping[str, Any]
+    config: LoraConfig
     tensors: Mapping[str, TensorSnapshot]
     weight: float
-
-    def scale(self, module: str, rank: int) -> float:
-        """Return the factor of a module's product."""
-        alpha = float(_matching(self.config.get("alpha_pattern"), module, self.config.get("lora_alpha", 8)))
-        return self.weight * alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
 
 
 def is_adapter(path: str) -> bool:
@@ -64,54 +57,13 @@ def adapter_of(file: Checkpoint, path: str, weight: float) -> Adapter:
     """Read an adapter and its settings; MergeError if it cannot be folded exactly."""
     folder = path if os.path.isdir(path) else os.path.dirname(path)
     with located(path=path):
-        try:
-            raw = read_whole(os.path.join(folder, CONFIG), _BOUNDS.nbytes)
-            config = read_json(raw, _BOUNDS, into=dict[str, Any])
-        except FileNotFoundError:
-            hint = "pass the base first, then the folders of adapters"
-            raise MergeError(f"no {CONFIG} in the adapter's folder", hint=hint) from None
-        except (FormatError, ConfigError) as error:
-            raise MergeError(f"{CONFIG} is not a JSON object: {error.message}") from None
-        _check_kind(config)
+        config = read_config(folder)
         tensors = {}
         for name, snapshot in file.items():
             if not name.startswith(_PREFIX):
                 raise MergeError(f"expected a name that begins with {_PREFIX}", tensor=name)
             tensors[name.removeprefix(_PREFIX)] = snapshot
         return Adapter(path, config, tensors, weight)
-
-
-def _check_kind(config: Mapping[str, Any]) -> None:
-    kind = config.get("peft_type")
-    if kind != "LORA":
-        raise MergeError(f"expected peft_type LORA, found {kind!r}", hint="merge it with peft")
-    if not isinstance(config.get("lora_alpha", 8), (int, float)) or not isinstance(config.get("r", 8), int):
-        raise MergeError("r and lora_alpha must be numbers")
-    for key, what in (
-        ("use_dora", "DoRA scales each column by a learned magnitude"),
-        ("lora_bias", "it has biases of its own"),
-        ("layer_replication", "it replicates layers of the base"),
-        ("target_parameters", "it targets parameters that are not those of a module"),
-        ("trainable_token_indices", "it trains single rows of an embedding"),
-        ("alora_invocation_tokens", "it is active for some tokens only"),
-        ("use_qalora", "it is quantization-aware"),
-    ):
-        if config.get(key):
-            raise MergeError(f"{key} is set: {what}; cannot fold it", hint="merge it with peft")
-    start = config.get("init_lora_weights")
-    if isinstance(start, str) and start.startswith(_BASE_CHANGING):
-        raise MergeError(
-            f"init_lora_weights={start!r} changes the base when training starts, so the base alone is not enough",
-            hint="merge it with peft, or convert the adapter with peft's path_initial_model_for_weight_conversion",
-        )
-
-
-def _matching(patterns: Any, module: str, default: Any) -> Any:
-    """Return the value of the first pattern that a module's name ends with, as PEFT chooses it."""
-    for pattern, value in (patterns or {}).items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            return value
-    return default
 
 
 @dataclass(slots=True, eq=False)
@@ -164,10 +116,13 @@ class LoraData(WrappedData):
         return sums
 
 
-def fold(base: Input, adapters: Sequence[Adapter], names: Mapping[str, str]) -> tuple[Input, dict[str, list[int]]]:
+def fold(
+    base: Input, adapters: Sequence[Adapter], names: Mapping[str, str], kinds: Mapping[str, str]
+) -> tuple[Input, dict[str, list[int]]]:
     """Return the base with the adapters added, and the numbers of the adapters that changed each tensor.
 
-    ``names`` maps the base's tensors to the names that the adapters use. Complete tensors of an adapter
+    ``names`` maps the base's tensors to the names that the adapters use, ``kinds`` the modules of the base, under those
+    names, to their kinds where they are known. Complete tensors of an adapter
     (``modules_to_save``, trained biases) replace those of the base.
     """
     tensors = {names[snapshot.path]: snapshot for snapshot in base.snapshots}
@@ -177,9 +132,11 @@ def fold(base: Input, adapters: Sequence[Adapter], names: Mapping[str, str]) -> 
     changed: dict[str, list[int]] = {}
     replaced: dict[str, TensorSnapshot] = {}
     notes: list[Note] = []
+    orientation = _Orientation(tensors, kinds)
     for number, adapter in enumerate(adapters, 1):
         with located(path=adapter.path):
             pairs, whole = _pairs(adapter)
+            notes += [Note("check", f"{printable(adapter.path)}: {note}") for note in adapter.config.notes()]
             for module, (a, b, is_embedding) in pairs.items():
                 name = f"{module}.weight"
                 first = ties.get(name, name)
@@ -187,7 +144,7 @@ def fold(base: Input, adapters: Sequence[Adapter], names: Mapping[str, str]) -> 
                 if snapshot is None:
                     raise _no_such(name, tensors)
                 with located(tensor=name):
-                    term = _term(adapter, module, snapshot, a, b, is_embedding=is_embedding)
+                    term = _term(adapter, module, snapshot, a, b, None if is_embedding else orientation)
                 terms.setdefault(first, []).append(term)
                 changed.setdefault(first, []).append(number)
             for name, snapshot in whole.items():
@@ -197,6 +154,10 @@ def fold(base: Input, adapters: Sequence[Adapter], names: Mapping[str, str]) -> 
                     raise MergeError("two adapters replace this tensor, or its shape differs", tensor=name)
                 replaced[name] = snapshot.with_path(tensors[name].path)
                 changed.setdefault(name, []).append(number)
+    for kind in sorted(set(orientation.unproved.values())):
+        modules = [printable(module) for module, chosen in orientation.unproved.items() if chosen == kind]
+        text = f"square matrices taken as those of a {kind}, as other modules of the base suggest: {listed(modules)}"
+        notes.append(Note("layout", f"{text}; {_KINDS_HINT} to be sure"))
     if replaced:
         shown = f"{', '.join(list(replaced)[:3])}{' …' if len(replaced) > 3 else ''}"
         notes.append(Note("left out", f"replaced by an adapter: {shown}"))
@@ -218,7 +179,7 @@ def fold(base: Input, adapters: Sequence[Adapter], names: Mapping[str, str]) -> 
 def _pairs(adapter: Adapter) -> tuple[dict[str, tuple[Array, Array, bool]], dict[str, TensorSnapshot]]:
     """Return the two matrices of each module, and the adapter's complete tensors."""
     halves: dict[str, dict[str, TensorSnapshot]] = {}
-    whole: dict[str, TensorSnapshot] = {}
+    whole: dict[str, list[tuple[str, TensorSnapshot]]] = {}
     for name, snapshot in adapter.tensors.items():
         match = _PART.fullmatch(name)
         if match is not None:
@@ -227,37 +188,116 @@ def _pairs(adapter: Adapter) -> tuple[dict[str, tuple[Array, Array, bool]], dict
             problem = "an adapter with this tensor cannot be folded exactly"
             raise MergeError(problem, tensor=name, hint="merge it with peft")
         else:
-            whole[re.sub(r"\.(base_layer|original_module)(?=\.)", "", name)] = snapshot
+            whole.setdefault(_WRAPPED.sub("", name), []).append((name, snapshot))
     pairs: dict[str, tuple[Array, Array, bool]] = {}
     for module, parts in halves.items():
         kinds = set(parts)
         if kinds not in ({"lora_A", "lora_B"}, {"lora_embedding_A", "lora_embedding_B"}):
             raise MergeError(f"expected a pair of A and B, found {', '.join(sorted(kinds))}", tensor=module)
         is_embedding = "lora_embedding_A" in kinds
+        adapter.config.check_target(module)
+        for part, snapshot in parts.items():
+            if not snapshot.dtype.is_float or snapshot.dtype.bits % 8:
+                raise MergeError(f"expected floats, found {snapshot.dtype.name}", tensor=f"{module}.{part}")
         a, b = (parts[f"lora_{'embedding_' if is_embedding else ''}{side}"].numpy() for side in "AB")
         pairs[module] = a, b, is_embedding
-    return pairs, whole
+    return pairs, {name: _in_use(name, several) for name, several in whole.items()}
+
+
+def _in_use(name: str, several: Sequence[tuple[str, TensorSnapshot]]) -> TensorSnapshot:
+    """Return the complete tensor that a model with the adapter computes with; some are saved several times.
+
+    A module of ``modules_to_save`` takes the place of the original one, whose bias may be saved as well.
+    """
+    used = [snapshot for wrapped, snapshot in several if ".original_module." not in f".{wrapped}"]
+    first, *others = used or [snapshot for _, snapshot in several]
+    for other in others:
+        if other.shape != first.shape or other.dtype is not first.dtype or other.to_bytes() != first.to_bytes():
+            raise MergeError("the adapter has two different tensors of this name", tensor=name)
+    return first
+
+
+_KINDS_HINT = 'pass rules={pattern: "Linear" or "Conv1D"} or like= the base model'
+
+
+class _Orientation:
+    """Which way a module keeps its matrix: Conv1D of transformers has it transposed, a Linear has not.
+
+    PEFT decides by the class of each module; ``fan_in_fan_out`` of a saved adapter is only that of the last one. Here
+    the kind decides where it is known, then the shape, unless the matrix is square. A Conv1D always has a bias, so a
+    square matrix without one is a Linear's. With one, the biases of the other modules of the base decide: each is as
+    long as the number of outputs.
+    """
+
+    def __init__(self, tensors: Mapping[str, TensorSnapshot], kinds: Mapping[str, str]) -> None:
+        self._tensors = tensors
+        self._kinds = kinds
+        self.unproved: dict[str, str] = {}
+        """The kinds of modules with a square matrix and a bias, which other modules of the base suggest."""
+
+    @functools.cached_property
+    def _evidence(self) -> dict[str, set[bool]]:
+        """Whether matrices that are not square are transposed: of each last part of a name, and of all ("")."""
+        found: dict[str, set[bool]] = {"": set()}
+        for name, weight in self._tensors.items():
+            module = name.removesuffix(".weight")
+            bias = self._tensors.get(f"{module}.bias")
+            if module == name or bias is None or len(weight.shape) != 2 or weight.shape[0] == weight.shape[1]:
+                continue
+            if bias.shape in (weight.shape[:1], weight.shape[1:]):
+                is_turned = bias.shape == weight.shape[1:]
+                found[""].add(is_turned)
+                found.setdefault(module.rpartition(".")[2], set()).add(is_turned)
+        return found
+
+    def is_turned(self, module: str, shape: tuple[int, ...], base: tuple[int, ...], stated: bool) -> bool:
+        """Return whether the base has the transposed matrix of a product of this shape."""
+        kind = self._kinds.get(module)
+        if kind in (CONV1D, "Linear"):
+            return kind == CONV1D
+        if len(shape) != 2 or shape[0] != shape[1]:
+            return shape != base and shape[::-1] == base
+        if f"{module}.bias" not in self._tensors:
+            return False
+        alike, others = self._evidence.get(module.rpartition(".")[2], set()), self._evidence[""]
+        if len(others) != 1 or (not alike and others != {stated}):
+            raise MergeError(
+                "its matrix is square, and nothing in the base proves whether the module is a Linear or a Conv1D, "
+                "which keeps it transposed",
+                hint=_KINDS_HINT,
+            )
+        is_turned = next(iter(others))
+        self.unproved[module] = CONV1D if is_turned else "Linear"
+        return is_turned
 
 
 def _term(
-    adapter: Adapter, module: str, base: TensorSnapshot, a: Array, b: Array, *, is_embedding: bool
+    adapter: Adapter, module: str, base: TensorSnapshot, a: Array, b: Array, orientation: _Orientation | None
 ) -> tuple[Array, Array]:
-    """Return two matrices whose product is what the adapter adds to a base tensor, seen as rows and columns."""
+    """Return two matrices whose product is what the adapter adds to a base tensor, seen as rows and columns.
+
+    ``orientation`` is None for an embedding.
+    """
     if not base.dtype.is_float or base.dtype.bits < 16:
         raise MergeError(f"expected a base of floats of 16 bits or more, found {base.dtype.name}")
     wide = np.float64 if base.dtype is DType.F64 else np.float32
-    rank = a.shape[0]
-    if b.ndim != a.ndim or b.shape[1] != rank or math.prod(b.shape[2:]) != 1:
+    if a.ndim < 2 or b.ndim != a.ndim or b.shape[1] != a.shape[0] or math.prod(b.shape[2:]) != 1:
         raise MergeError(f"A of shape {list(a.shape)} and B of shape {list(b.shape)} cannot be multiplied")
+    rank, stated = a.shape[0], adapter.config.rank_of(module)
+    if rank != stated:
+        raise MergeError(
+            f"its matrices have rank {rank}, and {CONFIG} states {stated}",
+            hint="check r and rank_pattern: the matrices and the settings are not of one adapter",
+        )
     left, right = b.reshape(b.shape[0], rank).astype(wide), a.reshape(rank, -1).astype(wide)
     shape = (b.shape[0], *a.shape[1:])
-    if is_embedding or adapter.config.get("fan_in_fan_out"):
+    if orientation is None or orientation.is_turned(module, shape, base.shape, adapter.config.fan_in_fan_out):
         left, right, shape = np.ascontiguousarray(right.T), np.ascontiguousarray(left.T), shape[::-1]
     if shape != base.shape:
-        is_turned = shape[::-1] == base.shape
-        hint = "check fan_in_fan_out of the adapter" if is_turned else "check that this is the adapter's base"
+        hint = "check that this is the adapter's base"
         raise MergeError(f"the base has shape {list(base.shape)}, the adapter's product {list(shape)}", hint=hint)
-    scaled: Array = np.multiply(left, adapter.scale(module, rank), dtype=wide)
+    scale = adapter.weight * adapter.config.scale_of(module, rank)
+    scaled: Array = np.multiply(left, scale, dtype=wide)
     return scaled, right
 
 

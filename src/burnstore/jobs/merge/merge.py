@@ -22,9 +22,11 @@ from ...formats.base import Format
 from ...formats.registry import format_for_path
 from ...io.workers import Workers, checked_workers
 from ...limits import Limits
+from ...models.bindings import binding_for
 from ...pipeline.compile import underflow_notes
 from ...pipeline.compile_file import compile_convert
 from ...pipeline.ends import Input, input_of_file, with_layouts_given
+from ...pipeline.kinds import kinds_by_rules, kinds_of_classes, layout_of
 from ...pipeline.metadata import checked_metadata, metadata_for_files, written_layout
 from ...pipeline.options import (
     FilterLike,
@@ -44,7 +46,7 @@ from ...progress import ProgressLike, progress_from
 from ...tensor.dtype import DType
 from ...tensor.note import Note
 from ...tensor.tabular import Result
-from ...transforms.layout import Layout
+from ...transforms.layout import Layout, ModuleKind
 from ...transforms.operations import Combine
 from ..convert.convert import like_target, opened_files
 from .combine import Combined, Conflicts, Contribution, MergedTensor, Method, checked_blend, combine, listed
@@ -173,7 +175,7 @@ def merge(
         inputs = [_stated(input_of_file(file), each) for file, each in zip(files, given, strict=True)]
         changed: dict[str, list[int]] = {}
         if method == "lora":
-            folded, changed = _folded(inputs[0], files, given, blend.weights)
+            folded, changed = _folded(inputs[0], files, given, blend.weights, common, like)
             inputs, given = [folded], given[:1]
         else:
             adapters = [path for path in paths if is_adapter(path)]
@@ -226,7 +228,12 @@ def merge(
 
 
 def _folded(
-    base: Input, files: Sequence[Checkpoint], given: Sequence[MergeSource], weights: Sequence[float]
+    base: Input,
+    files: Sequence[Checkpoint],
+    given: Sequence[MergeSource],
+    weights: Sequence[float],
+    common: Pipeline,
+    like: Any,
 ) -> tuple[Input, dict[str, list[int]]]:
     """Return the base with its adapters added, and which of them changed each tensor."""
     for each in given[1:]:
@@ -240,7 +247,25 @@ def _folded(
     adapters = [adapter_of(*each) for each in zip(files[1:], paths, weights, strict=True)]
     names = [snapshot.path for snapshot in base.snapshots]
     renamed = names if given[0].rename is None else as_remapper(given[0].rename).remap_names(names).names
-    return fold(replace(base, layout="torch"), adapters, dict(zip(names, renamed, strict=True)))
+    kinds = kinds_of_base(base, dict(zip(names, renamed, strict=True)), common, like)
+    return fold(replace(base, layout="torch"), adapters, dict(zip(names, renamed, strict=True)), kinds)
+
+
+def kinds_of_base(base: Input, names: Mapping[str, str], common: Pipeline, like: Any) -> dict[str, str]:
+    """Return the kinds of the modules of a base in PyTorch's layout, where something states them.
+
+    ``names`` are the names under which the tensors are merged, which rules and a model have, too.
+    """
+    shapes = {names[each.path]: each.shape for each in base.snapshots}
+    found: dict[str, ModuleKind | None] = {}
+    if not any(path != name for path, name in names.items()):
+        found.update(kinds_of_classes(base.classes, shapes) if base.classes else {})
+        found.update({module.torch: module.kind for module in base.recorded or ()})
+    if like is not None and not isinstance(like, (str, os.PathLike)) and layout_of(like) == "torch":
+        found.update(binding_for(like).kinds(like))
+    if common.rules is not None:
+        found.update(kinds_by_rules(shapes, common.rules, "torch"))
+    return {path: kind.name for path, kind in found.items() if kind is not None}
 
 
 def _several(sources: Sequence[Path | MergeSource]) -> list[Path | MergeSource]:
