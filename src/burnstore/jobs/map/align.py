@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 from .assign import assign
 from .units import Run, TargetSide, Unit, natural, pairs_of, source_runs, split_units, with_roles
-from .words import likeness, meaning, one_based
+from .words import likeness, meaning, one_based, table
 
 MARGIN = 0.12
 """How much better than any other an assignment must be to count as decided by names."""
@@ -300,10 +300,42 @@ def _decide(
             found.append(_Decision(one, other, f"names: {', '.join(shared[:3])}"))
         else:
             unsure.append((one, other))
+    unsure = _in_order(unsure, fitting, source_words)
     beside = list(_beside(found, unsure, sources, targets, fitting))
     ones, others = {pair.one for pair in beside}, {pair.other for pair in beside}
     left = {pair: value for pair, value in fitting.items() if pair[0] not in ones and pair[1] not in others}
     return found + beside + _by_number([pair for pair in unsure if pair in left], sources, targets, left)
+
+
+_ORDER = MARGIN / 4
+"""How much the order of declaration counts among pairs that names do not decide."""
+
+
+def _in_order(
+    unsure: Sequence[tuple[int, int]],
+    fitting: Mapping[tuple[int, int], float],
+    source_words: Sequence[Mapping[str, float]],
+) -> list[tuple[int, int]]:
+    """Return the likeliest pairs of what is unsure: names first, then the order on both sides, which authors keep.
+
+    A file that is sorted by name has lost the order of its modules, so roles have the order of usual declarations.
+    """
+    ones = sorted({one for one, _ in unsure}, key=lambda one: (_usual_place(source_words[one]), one))
+    others = sorted({other for _, other in unsure})
+    places = [{at: place for place, at in enumerate(side)} for side in (ones, others)]
+    count = max(map(len, places), default=1)
+    ordered = {
+        (one, other): value - _ORDER * (places[0][one] - places[1][other]) ** 2 / count**2
+        for (one, other), value in fitting.items()
+        if one in places[0] and other in places[1]
+    }
+    return [(pair.one, pair.other) for pair in assign(ordered)]
+
+
+def _usual_place(words: Mapping[str, float]) -> int:
+    """Return the place of a role in the usual order of declarations; that of no role is the first."""
+    places = [place for place, role in enumerate(table()["usual order"], 1) if set(role.split()) <= words.keys()]
+    return max(places, default=0)
 
 
 def _beside(

@@ -92,7 +92,11 @@ def source_units(shapes: Mapping[str, Shape]) -> tuple[list[Unit], dict[str, str
     """Return the units of a PyTorch file, and its tensors that are computed buffers, with the reason to drop them."""
     grouped: dict[str, dict[str, Part]] = {}
     buffers: dict[str, str] = {}
-    for name, shape in sorted(shapes.items(), key=lambda item: natural(item[0])):
+    names = list(shapes)
+    if names == sorted(names):  # a writer sorted them: the order of the modules is lost, that of numbers is not
+        names.sort(key=natural)
+    for name in names:
+        shape = shapes[name]
         reason = table()["buffers"].get(spoken(name.rpartition(".")[2]))
         if reason is not None:
             buffers[name] = reason
