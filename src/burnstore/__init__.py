@@ -6,7 +6,7 @@
 ...     print(f["weight"])
 TensorSnapshot('weight', F32, [2, 2])
 
-The names here are those that most programs need; everything else is in the room that it belongs to: all errors in
+The names here are those that most programs need; everything else is in a submodule: all errors in
 `burnstore.errors`, recorders of old Burn files in `burnstore.stores.records`, settings of GPU transfers in
 `burnstore.io.gpu`, the conformance kit for formats in `burnstore.testing`.
 """

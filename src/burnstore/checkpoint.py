@@ -18,6 +18,7 @@ from .errors import (
     DTypeError,
     TensorNotFoundError,
     UnsupportedError,
+    entry_point,
     located,
     printable,
     refuse_unknown,
@@ -424,6 +425,7 @@ def _cut(table: Table, buffers: list[Any], places: list[int]) -> dict[str, Array
     return arrays
 
 
+@entry_point("open")
 def open_checkpoint(
     source: str | os.PathLike[str] | bytes | bytearray | memoryview,
     *,

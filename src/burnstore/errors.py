@@ -34,8 +34,10 @@ The layer that knows a fact attaches it with `located`; lower layers raise witho
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _FACTS = ("path", "tensor", "offset", "rule", "hint")
@@ -160,6 +162,15 @@ def printable(text: str, most: int = _LONGEST_NAME_SHOWN) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def quoted(pattern: str) -> str:
+    """Return a pattern or rule as it was typed, in quotes that a shell takes.
+
+    >>> print(quoted(r"^encoder\\."), quoted("it's"))
+    '^encoder\\.' 'it'\\''s'
+    """
+    return "'" + printable(pattern).replace("'", "'\\''") + "'"
 
 
 class FormatError(BurnstoreError, ValueError):
@@ -289,6 +300,134 @@ UNREPRESENTABLE = (DTypeError, UnsupportedError, MissingDependencyError)
 """The errors for values of a valid file that NumPy or torch cannot represent."""
 
 
+class Ways(str):
+    """A hint of alternatives, of which an entry point shows those whose options it has, see `spell_options`.
+
+    >>> Ways("like= a model", "guess=True", "keep_layout=True to copy names unchanged")
+    'pass like= a model, guess=True, or keep_layout=True to copy names unchanged'
+    """
+
+    ways: tuple[str, ...]
+    lead: str
+    tail: str
+    shows_one: bool
+
+    def __new__(cls, *ways: str, lead: str = "pass ", tail: str = "", shows_one: bool = False) -> Ways:
+        """Join the alternatives, or show the first alone, after ``lead`` and before ``tail``."""
+        shown = ways[:1] if shows_one else ways
+        listed = ", ".join(shown[:-1]) + (" or " if lead and len(shown) == 2 else ", or ") if len(shown) > 1 else ""
+        hint = super().__new__(cls, (f"{lead}{listed}{shown[-1]}" if shown else "") + tail)
+        hint.ways, hint.lead, hint.tail, hint.shows_one = ways, lead, tail, shows_one
+        return hint
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _ways, (self.ways, self.lead, self.tail, self.shows_one)
+
+
+def _ways(ways: tuple[str, ...], lead: str, tail: str, shows_one: bool) -> Ways:
+    return Ways(*ways, lead=lead, tail=tail, shows_one=shows_one)
+
+
+def add_hint(first: str | None, more: str) -> str:
+    """Return two hints as one."""
+    if isinstance(first, Ways):
+        return Ways(*first.ways, lead=first.lead, tail=f"{first.tail}; {more}", shows_one=first.shows_one)
+    return f"{first}; {more}" if first else more
+
+
+Spell = Callable[[str, str], "str | None"]
+"""Return how an entry point spells an option and its value; None if it has no such option."""
+
+_LIST = r"""\[r?'(?:[^'\\]|\\.)*'\]|\[[^\]]*\]"""
+_VALUE = rf"""(?:True|False|None)\b|"[^"]*"|'[^']*'|\{{[^}}]*\}}|{_LIST}|\.\.\.|[A-Z][\w.]*\([^)]*\)|(?=[\s,;.)]|$)"""
+_CALL_OR_OPTION = rf"(?P<call>[\w.]+\((?:[^()]|\([^()]*\))*\))|\b(?P<option>[a-z][a-z_]*)=(?P<value>{_VALUE})"
+"""Matches a whole call, which names its function and stays unchanged, or an option with its value."""
+
+
+def spell_options(hint: str, spell: Spell) -> str | None:
+    """Return a hint as an entry point spells its options; ways that need an option it lacks are left out.
+
+    The options of a whole call (``burnstore.open(path, salvage=True)``) are that function's, and stay unchanged. None
+    if no way is left. A hint that is not `Ways` keeps an option that the entry point lacks.
+
+    >>> spell_options(Ways("layout=\\"burn\\"", "guess=True"), lambda option, value: f".{option}({value})")
+    'pass .layout("burn") or .guess(True)'
+    >>> ways = Ways("like= a model", "guess=True")
+    >>> spell_options(ways, lambda option, value: "--guess" if option == "guess" else None)
+    'pass --guess'
+    """
+    import re  # not at import: most programs print no hint
+
+    lacked: list[str] = []
+
+    def spelled(text: str) -> str:
+        def replaced(match: re.Match[str]) -> str:
+            if match["call"]:
+                return match[0]
+            word = spell(match["option"], match["value"])
+            if word is None:
+                lacked.append(match["option"])
+            return match[0] if word is None else word
+
+        return re.sub(_CALL_OR_OPTION, replaced, text)
+
+    if not isinstance(hint, Ways):
+        return spelled(hint)
+    kept = []
+    for way in hint.ways:
+        lacked.clear()
+        text = spelled(way)
+        if not lacked:
+            kept.append(text)
+    tail = spelled(hint.tail) if kept else spelled(hint.tail.removeprefix("; "))
+    return Ways(*kept, lead=hint.lead, tail=tail, shows_one=hint.shows_one) if kept or tail else None
+
+
+_SYNONYMS = {"save": {"keep_layout": 'layout="torch"'}, "serialize": {"keep_layout": 'layout="torch"'}}
+"""Options under other names in some entry points; all of these hints are about models of PyTorch."""
+
+_IN_PIPELINE = ("indices", "indices_except", "on_collision", "skip_enum_variants")
+"""Options that functions take only in ``pipeline=``."""
+
+
+def entry_point(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorate a public function: spell the hints of its errors with its own options, and explain unknown keywords."""
+    from inspect import signature
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @wraps(function)
+        def call(*arguments: P.args, **options: P.kwargs) -> T:
+            try:
+                return function(*arguments, **options)
+            except BurnstoreError as error:
+                if error.hint is not None:
+                    error.hint = spell_options(error.hint, _keywords_of(name, function))
+                raise
+            except TypeError as error:
+                if error.__traceback__ is not None and error.__traceback__.tb_next is None:  # the call itself failed
+                    known = signature(function).parameters
+                    refuse_unknown(name, [option for option in options if option not in known], function)
+                raise
+
+        return call
+
+    return decorate
+
+
+def _keywords_of(name: str, function: Callable[..., Any]) -> Spell:
+    """Return how a function spells options: as its keywords."""
+    from inspect import signature
+
+    known, synonyms = signature(function).parameters, _SYNONYMS.get(name, {})
+
+    def spell(option: str, value: str) -> str | None:
+        if option in _IN_PIPELINE and "pipeline" in known:
+            return f"pipeline=Pipeline({option}={value})"
+        return synonyms.get(option) if option in synonyms or option not in known else f"{option}={value}"
+
+    return spell
+
+
 _OTHER_WORDS = {
     "strict": "allow_partial=True is strict=False: parameters may be missing; unused tensors are reported",
     "map_location": 'device="cuda" is for meta models; burnstore.open(...).torch(device="cuda") places all of a file',
@@ -332,4 +471,4 @@ def refuse_unknown(
         similar = get_close_matches(option, known, 1)
         meant = _OTHER_WORDS.get(option) or (similar and f"did you mean {similar[0]!r}?")
         meant = "it is for files of another format" if option in known else meant
-        raise TypeError(f"{name} has no option {option!r}{f'; {meant}' if meant else ''}")
+        raise TypeError(f"{name} has no option {option!r}{f'; {meant}' if meant else ''}") from None

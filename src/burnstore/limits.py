@@ -54,7 +54,7 @@ class Limits:
 
 
 _FLAGS = {"overwrite", "durable", "verify", "resume", "map", "normalize", "in_place", "zero_copy", "ignore_dtype"}
-_FLAGS |= {"digests", "stats"}
+_FLAGS |= {"digests", "stats", "guess", "keep_layout"}
 
 
 def check_options(arguments: Mapping[str, Any]) -> None:

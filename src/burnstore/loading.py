@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from .checkpoint import Checkpoint, open_checkpoint
-from .errors import refuse_unknown
+from .errors import entry_point
 from .limits import Limits
 from .models.result import ApplyResult
 from .pipeline.ends import input_of_file
@@ -19,6 +19,7 @@ from .transforms.partition import Part
 FileLike = str | os.PathLike[str] | bytes | bytearray | memoryview
 
 
+@entry_point("load")
 def load(
     model: Any,
     source: FileLike | Checkpoint | Store,
@@ -39,7 +40,6 @@ def load(
     format: str | None = None,
     limits: Limits | None = None,
     pipeline: Pipeline | None = None,
-    **unknown: Any,
 ) -> ApplyResult:
     """Load a file (or bytes, an open checkpoint, a store) into a model, and report what became of each tensor.
 
@@ -63,7 +63,6 @@ def load(
     >>> bs.load(model, packed, allow_partial=True).missing
     ['bias']
     """
-    refuse_unknown("load", unknown, load)
     if isinstance(model, (str, os.PathLike)):
         raise TypeError("load takes the model first, then the file: load(model, source)")
     chosen = pipeline_of(locals())

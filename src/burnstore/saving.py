@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from .errors import BurnstoreWarning, located, refuse_unknown
+from .errors import BurnstoreWarning, entry_point, located, refuse_unknown
 from .formats.registry import format_for_path, format_named
 from .io.gc_pause import gc_paused
 from .limits import Limits
@@ -22,6 +22,7 @@ from .tensor.snapshot import TensorSnapshot
 Tensor = Array | TensorData | TensorSnapshot
 
 
+@entry_point("save")
 def save(
     tensors: Mapping[str, Tensor] | Iterable[TensorSnapshot] | Any,
     path: str | os.PathLike[str],
@@ -91,6 +92,7 @@ def save(
         return save_plan(plan, path, chosen, texts, how)[0]
 
 
+@entry_point("serialize")
 def serialize(
     tensors: Mapping[str, Tensor] | Iterable[TensorSnapshot] | Any,
     *,
@@ -124,7 +126,7 @@ def serialize(
     assert written is not None
     left_out = [f"left out: {name} ({why})" for name, why in result.left_out.items() if note_kind(why) != "filtered"]
     for note in (*left_out, *result.notes):
-        warnings.warn(note, BurnstoreWarning, stacklevel=2)
+        warnings.warn(note, BurnstoreWarning, stacklevel=3)  # of the caller of the entry point
     return written
 
 

@@ -183,7 +183,7 @@ def test_a_filter_leaves_the_tensors_whose_names_it_is_found_in(capsys: pytest.C
         "instance.gamma",
         "rms.gamma",
     ]
-    assert r"  filter    ^conv\\.|gamma$ matches 7 tensors with 82 parameters: 328 bytes" in out
+    assert r"  filter    '^conv\.|gamma$' matches 7 tensors with 82 parameters: 328 bytes" in out
     assert "  tensors   17 with 174 parameters" in out
 
 

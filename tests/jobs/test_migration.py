@@ -138,7 +138,7 @@ def test_state_is_not_renamed_without_the_paths_of_its_parameters(tmp_path: Path
     _adam(tmp_path / "optim.mpk", nn.Linear(3, 2))
     with pytest.raises(bs.errors.ModelError, match="paths of this optimizer's parameters are not known") as caught:
         bs.migrate(tmp_path / "optim.mpk", tmp_path / "optim.bpk", rename={"weight": "kernel"})
-    assert "--model" in str(caught.value.hint)
+    assert "model= the record" in str(caught.value.hint)
     assert not (tmp_path / "optim.bpk").exists()
 
 

@@ -576,7 +576,7 @@ def test_the_wrapper_is_stripped_from_a_file_of_burns_layout_too(tmp_path: Path)
 def test_other_missing_names_get_no_such_hint(file: Path) -> None:
     with pytest.raises(bs.errors.MissingTensorsError) as caught:
         load(nn.Linear(2, 2), file)
-    assert caught.value.hint == "load with allow_partial if they may be missing"
+    assert caught.value.hint == "pass allow_partial=True if they may be missing"
 
 
 class WithOwnLoad(nn.Module):

@@ -12,7 +12,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ..errors import BurnstoreError, ModelError, PatternError, ReadError, UnsupportedError, located, printable
+from ..errors import BurnstoreError, ModelError, PatternError, ReadError, UnsupportedError, located, printable, quoted
 from ..transforms.patterns import compile_pattern
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def key_and_text(text: str) -> tuple[str, str]:
     """Parse a metadata entry ``KEY=TEXT``."""
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a metadata entry: write KEY=TEXT")
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a metadata entry: write KEY=TEXT")
     return key, value
 
 
@@ -70,7 +70,7 @@ def _at_least(text: str, least: int, what: str) -> int:
     except ValueError:
         number = least - 1
     if number < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not {what}")
     return number
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ..errors import quoted
 from ..jobs.diff.diff import diff
 from ..jobs.diff.result import STATUSES, Diff, TensorDiff
 from ..jobs.inspect.inspect import files_of
@@ -17,7 +18,7 @@ from .arguments import add_options, expand_patterns, like_from, pipeline_from, s
 from .errors import ERROR, FOUND, JOB_ERRORS, OK, error_facts, fail, misuse, print_error, shown_notes
 from .progress import shown_progress
 from .table import Column, name_column, render
-from .text import Screen, counted, dtype_label, escape, figure, print_json, shape_label, shorten
+from .text import Screen, counted, dtype_label, escape, figure, print_json, shape_label, shell_word, shorten
 
 _MOST_ENTRIES_ON_SCREEN = 24
 
@@ -143,7 +144,7 @@ def _show(found: Diff, arguments: argparse.Namespace) -> int:
             print(line)
     if arguments.filter is not None and not found.tensors:
         sys.stdout.flush()
-        patterns = " ".join(f"--filter {escape(each.pattern)}" for each in arguments.filter)
+        patterns = " ".join(f"--filter {shell_word(each.pattern)}" for each in arguments.filter)
         print(f"burnstore: {patterns} matches no tensor", file=sys.stderr)
         return FOUND
     return OK if found.is_equal else FOUND
@@ -155,7 +156,7 @@ def _distance(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 0 or more")
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a number of 0 or more")
     return value
 
 

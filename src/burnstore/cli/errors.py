@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..errors import BurnstoreError, printable
+from ..errors import BurnstoreError, Ways, printable, quoted, spell_options
 from .text import escape_controls, print_json
 
 # The exit codes: nothing to look into, something found, an error.
@@ -18,18 +18,19 @@ JOB_ERRORS = (BurnstoreError, OSError, MemoryError)
 """The exceptions of a job; any other exception is a bug."""
 
 _json_wanted = False
-_PHRASES: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"rules=\{pattern: kind\}"), "--rules FILE"),
-    (re.compile(r"like= a model or declaration"), "--like MODULE:NAME"),
-    (re.compile(r"max_shard_size(=\S+)?"), "--shard SIZE"),
-    (re.compile(r"resume=True \(--resume\)"), "--resume"),
-    (re.compile(r'top_level_key=""'), "--top-level-key ''"),
-)
-_RENAME = re.compile(r"rename=\[r('[^']*')\]")
+_options: frozenset[str] = frozenset()
+_NAMES = {
+    "executor": "--jobs",
+    "filter": "--filter REGEX",
+    "max_shard_size": "--shard SIZE",
+    "rename": "--rename OLD=>NEW",
+    "rules": "--rules FILE",
+}
+"""Options whose spelling on the command line is not the keyword's, or that need a value."""
+
+_RENAME = re.compile(r"rename=(\[r?'(?:[^'\\]|\\.)*'\])")
 _VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|[0-9][0-9,.]*")
 _QUOTED = re.compile(r"('[^']*')")
-_FLAG = re.compile(r"\b([a-z_]+)=(?:True\b|(?=[\s,;.)]|$))")
-_CHOICE = re.compile(r"\b([a-z_]+)=(?:\"(\w+)\"|\.\.\.)")
 
 
 def print_error(error: BaseException, path: str, *, label: str = "error") -> None:
@@ -117,22 +118,68 @@ def _similar_name(path: str) -> str | None:
     return f"did you mean {printable(os.path.join(folder, close[0]))}?" if close else None
 
 
-def hint_with_options(hint: str) -> str:
-    """Return a hint of the library with command-line options in place of Python arguments.
+def use_options(flags: Iterable[str]) -> None:
+    """Set the options of the verb that runs; hints name no others."""
+    global _options
+    _options = frozenset(flags)
 
-    >>> hint_with_options('pass source_layout="torch" or "burn", or keep_layout=True to write them unchanged')
-    'pass --source-layout torch or burn, or --keep-layout to write them unchanged'
-    >>> hint_with_options("pass overwrite=True")
-    'pass --overwrite'
+
+def hint_with_options(hint: str) -> str | None:
+    """Return a hint of the library with the options of this verb in place of Python arguments.
+
+    Ways that need an option which the verb lacks are left out; a hint for Python only says so. None if nothing is left.
+
+    >>> use_options(["--layout", "--keep-layout", "--overwrite"])
+    >>> hint_with_options('pass layout="torch" or layout="burn", or keep_layout=True to write them unchanged')
+    'pass --layout torch or --layout burn, or --keep-layout to write them unchanged'
+    >>> hint_with_options("pass overwrite=True"), hint_with_options("pass limits=Limits(tensors=...)")
+    ('pass --overwrite', 'in Python: pass limits=Limits(tensors=...)')
     """
-    hint = _FLAG.sub(lambda found: _option(found[1]), _with_choices(_RENAME.sub(r"--rename \1", hint)))
-    return re.sub(r'"(burn|torch|first|last|skip)"', r"\1", hint)
+    lacked: list[str] = []
+
+    def spell(option: str, value: str) -> str | None:
+        word = spell_option(option, value)
+        if word is None:
+            lacked.append(option)
+        return word
+
+    shown = spell_options(hint, spell)
+    if shown is not None and (isinstance(hint, Ways) or not lacked):
+        shown = _CHOICE.sub(r"\1", shown).replace("--like a model or declaration", "--like MODULE:NAME")
+    if isinstance(hint, Ways) or not lacked:
+        return shown if shown is None or not _CALL.search(shown) else f"in Python: {shown}"
+    return f"in Python: {hint}"
 
 
-def _with_choices(text: str) -> str:
-    for pattern, option in _PHRASES:
-        text = pattern.sub(option, text)
-    return _CHOICE.sub(lambda found: f"{_option(found[1])} {found[2] or '...'}", text)
+def spell_option(option: str, value: str) -> str | None:
+    """Return how the verb that runs spells an option of the library; None if it has none."""
+    spelling = _NAMES.get(option, "--" + option.replace("_", "-"))
+    flag = spelling.partition(" ")[0]
+    if flag not in _options:
+        return None
+    if option == "executor" and value == "None":
+        return "no --jobs"
+    if option == "rules" and value.startswith('{pattern: "'):
+        return f"{spelling} with the line 'PATTERN = {value[11:-2]}'"
+    if option == "rename" and value[:1] in ("[", "r"):
+        return _rename_options(value)
+    if value in ("True", "None") or value[:1] in ("{", "["):
+        return spelling
+    if value == "False":
+        return f"--no-{flag[2:]}" if f"--no-{flag[2:]}" in _options else None
+    value = value.strip("\"'") or ("''" if value else "")
+    return f"{flag} {value}".rstrip()
+
+
+def _rename_options(rules: str) -> str:
+    """Return rename rules, which a hint shows as a list of Python, as options that a shell takes."""
+    from ast import literal_eval
+
+    return " ".join(f"--rename {quoted(rule)}" for rule in literal_eval(rules))
+
+
+_CHOICE = re.compile(r'"(burn|torch|first|last|skip)"')
+_CALL = re.compile(r"\bburnstore\.\w+\(|\bLimits\b")
 
 
 def group_notes(notes: Iterable[str]) -> list[str]:
@@ -153,10 +200,11 @@ def group_notes(notes: Iterable[str]) -> list[str]:
 def shown_notes(notes: Iterable[str]) -> list[str]:
     """Return notes for a screen: those that are alike once, with options in place of Python arguments."""
     return [
-        escape_controls("".join(text if text[:1] == "'" else hint_with_options(text) for text in _QUOTED.split(note)))
-        for note in group_notes(_RENAME.sub(r"--rename \1", note) for note in notes)
+        escape_controls(with_options(note))
+        for note in group_notes(_RENAME.sub(lambda match: _rename_options(match[1]), note) for note in notes)
     ]
 
 
-def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")
+def with_options(text: str) -> str:
+    """Return a text with the options in it spelled as those of this verb, apart from what is in quotes."""
+    return "".join(part if part[:1] == "'" else spell_options(part, spell_option) or "" for part in _QUOTED.split(text))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ..jobs.explain.explain import RATE, Explanation, LayoutChange, explain
 from .arguments import add_options, byte_size, like_from, model_or_path, pipeline_from
-from .errors import FOUND, JOB_ERRORS, OK, fail, hint_with_options, shown_notes
+from .errors import FOUND, JOB_ERRORS, OK, fail, shown_notes, with_options
 from .table import Column, name_column, render
 from .text import Screen, counted, escape, escape_controls, print_json, size
 
@@ -76,7 +76,7 @@ def _lines(found: Explanation, arguments: argparse.Namespace, screen: Screen) ->
         yield f"  {escape_controls(line)}"
     if found.target is None:
         for change in found.changes:
-            needs = escape_controls(hint_with_options(change.needs))
+            needs = escape_controls(with_options(change.needs))
             yield f"  into {change.layout}'s layout: {needs}{_counts(change)}"
         return
     layout = "of unknown layout, assumed to be the file's"

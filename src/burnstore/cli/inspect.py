@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ..errors import BurnstoreError
+from ..errors import BurnstoreError, quoted
 from ..jobs.inspect.inspect import SORTS, FirstBytes, Inspection, files_of, inspect, read_first_bytes
 from ..jobs.inspect.tree import DEEPEST, ModuleTree, TensorRow, Totals
 from ..tensor.dtype import DType
@@ -18,7 +18,20 @@ from .arguments import add_option, add_options, expand_patterns, module_depth
 from .errors import ERROR, FOUND, JOB_ERRORS, OK, as_burnstore_error, misuse, print_error, shown_notes
 from .progress import shown_progress
 from .table import Column, name_column, render
-from .text import SCHEMA, Screen, can_show, counted, dtype_label, escape, figure, shape_label, shorten, size, width
+from .text import (
+    SCHEMA,
+    Screen,
+    can_show,
+    counted,
+    dtype_label,
+    escape,
+    figure,
+    shape_label,
+    shell_word,
+    shorten,
+    size,
+    width,
+)
 
 _STATS = {"min": "min", "max": "max", "mean": "mean", "std": "std", "nan": "nan_count", "inf": "inf_count"}
 _STATS |= {"zeros": "zero_count"}
@@ -130,7 +143,7 @@ def _column_names(text: str) -> list[str]:
     names = text.lower().replace(" ", "").split(",")
     wrong = [name for name in names if name not in _COLUMNS]
     if wrong:
-        raise argparse.ArgumentTypeError(f"{wrong[0]!r} is not a column; the columns are {', '.join(_COLUMNS)}")
+        raise argparse.ArgumentTypeError(f"{quoted(wrong[0])} is not a column; the columns are {', '.join(_COLUMNS)}")
     return list(dict.fromkeys(names))
 
 
@@ -284,7 +297,7 @@ def _summary_lines(found: Inspection, arguments: argparse.Namespace, screen: Scr
     ]
     if arguments.filter is not None:
         matches = _amount(found.selected, " tensor") if found.selected.tensors else "no tensor"
-        facts.append(("filter", [f"{escape(arguments.filter.pattern)} matches {matches}"]))
+        facts.append(("filter", [f"{shell_word(arguments.filter.pattern)} matches {matches}"]))
     for title, entries in facts:
         most = len(entries) if screen.columns is None else _MOST_ENTRIES_ON_SCREEN
         for at, entry in enumerate(entries[:most]):

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from ..errors import BurnstoreError
+from ..errors import BurnstoreError, quoted
 from ..jobs.merge.combine import CONFLICTS, METHODS
 from ..jobs.merge.merge import MergeResult, MergeSource, merge
 from ..pipeline.write import check_apart
@@ -177,11 +177,11 @@ def _numbers(text: str) -> list[float]:
     try:
         return [float(number) for number in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of weights: write 0.3,0.7") from None
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a list of weights: write 0.3,0.7") from None
 
 
 def _tensor_weights(text: str) -> tuple[str, list[float]]:
     pattern, equals, numbers = text.rpartition("=")
     if not equals:
-        raise argparse.ArgumentTypeError(f"{text!r} has no weights: write REGEX=0.3,0.7")
+        raise argparse.ArgumentTypeError(f"{quoted(text)} has no weights: write REGEX=0.3,0.7")
     return pattern, _numbers(numbers)

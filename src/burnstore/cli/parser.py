@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
-from .errors import misuse
+from ..errors import quoted
+from .errors import misuse, use_options
 from .text import terminal_columns
 
 VERBS = {
@@ -51,7 +52,7 @@ class _Parser(argparse.ArgumentParser):
         wrong = _WRONG_CHOICE.search(message)
         if wrong is not None:
             choices = _QUOTED.findall(wrong[2]) or wrong[2].split(", ")
-            message = f"{wrong[1]!r} is not one of {', '.join(choices)}{_did_you_mean(wrong[1], choices)}"
+            message = f"{quoted(wrong[1])} is not one of {', '.join(choices)}{_did_you_mean(wrong[1], choices)}"
         dashed = next((text for text in self._given if text.startswith("-") and os.path.isfile(text)), None)
         if dashed is not None:
             message += f"; the name of the file begins with a dash: write {os.path.join(os.curdir, dashed)}"
@@ -86,6 +87,7 @@ class VerbParser(_Parser):
         self._verb = None
         self.description, self.epilog = verb.DESCRIPTION, verb.EXAMPLES
         verb.add_arguments(self)
+        use_options(flag for action in self._actions for flag in action.option_strings)
         self.set_defaults(run=verb.run)
 
 

@@ -72,6 +72,17 @@ def _escape_one(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
+def shell_word(text: str) -> str:
+    r"""Return text as typed, in quotes where a shell needs them.
+
+    >>> print(shell_word("decoder"), shell_word(r"^conv\.|gamma$"))
+    decoder '^conv\.|gamma$'
+    """
+    from shlex import quote  # not at import: few outputs show what was typed
+
+    return quote(escape_controls(text))
+
+
 def escape_controls(message: str) -> str:
     r"""Return a message with everything escaped that a terminal could take as a command.
 

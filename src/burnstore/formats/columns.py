@@ -144,7 +144,7 @@ def check_count(count: int, limits: Limits, rule: str) -> None:
         raise LimitError(
             f"{count} tensors, more than the limit of {limits.tensors}",
             rule=rule,
-            hint="if you trust the file, open it with limits=Limits(tensors=...)",
+            hint=f"if you trust the file, pass limits=Limits(tensors={count})",
         )
 
 

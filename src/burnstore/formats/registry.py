@@ -121,13 +121,13 @@ def format_for_path(path: str, format: str | None = None) -> Format:
         raise UnknownFormatError(
             f"the suffix fits more than one format: {', '.join(entry.name for entry in best)}",
             path=path,
-            hint="pass format=...",
+            hint=f'pass format="{best[0].name}"',
         )
     known = ", ".join(suffix for entry in _ENTRIES.values() for suffix in entry.suffixes)
     raise _unknown(
         f"the file name has no suffix of a known format (known suffixes: {known})",
         path=path,
-        hint="pass format=... or add a suffix",
+        hint='add a suffix, or pass format="safetensors" or another format',
     )
 
 
@@ -151,7 +151,8 @@ def format_for_bytes(head: bytes) -> Format:
         return matching[0].load()
     if matching:
         raise UnknownFormatError(
-            f"the bytes fit more than one format: {', '.join(entry.name for entry in matching)}", hint="pass format=..."
+            f"the bytes fit more than one format: {', '.join(entry.name for entry in matching)}",
+            hint=f'state which: burnstore.open(path, format="{matching[0].name}")',
         )
     if not head:
         raise UnknownFormatError("the file is empty", offset=0)

@@ -344,7 +344,9 @@ class MmapSource(FileSource):
                 self._map.source = weakref.ref(self)
         except (OSError, ValueError) as error:  # ValueError: the file was cut since its size was taken
             self.close()
-            raise ReadError(f"the file cannot be mapped: {error}", path=self.name, hint="zero_copy=False") from error
+            raise ReadError(
+                f"the file cannot be mapped: {error}", path=self.name, hint="pass zero_copy=False"
+            ) from error
 
     def view(self, offset: int, length: int) -> memoryview | None:
         mapped = self._map  # before the checks: another thread may close the source after them

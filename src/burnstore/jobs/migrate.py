@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import BurnstoreError, ModelError, ReadError, SaveError, UnsupportedError, located
+from ..errors import BurnstoreError, ModelError, ReadError, SaveError, UnsupportedError, entry_point, located
 from ..formats.base import LAYOUT_KEY
 from ..formats.record.reader import is_record
 from ..formats.record.record import Record
@@ -74,6 +74,7 @@ class _Options:
         return open_record(path, like=self.like, undecided=self.undecided, limits=self.limits)
 
 
+@entry_point("migrate")
 def migrate(
     source: str | os.PathLike[str],
     destination: str | os.PathLike[str],
@@ -269,7 +270,7 @@ def _renamed(given: Input, kind: RecordKind, pipeline: Pipeline) -> tuple[Plan, 
     if found is None:
         raise ModelError(
             "the paths of this optimizer's parameters are not known, so they cannot be renamed",
-            hint="pass model= (--model), the record of its model before the renames",
+            hint="pass model= the record of its model before the renames",
         )
     return found
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..errors import AmbiguousError, DuplicateNameError, ModelError, located
+from ..errors import AmbiguousError, DuplicateNameError, ModelError, Ways, located, quoted
 from ..limits import Limits
 from ..models.bindings import binding_for
 from ..tensor.note import Note
@@ -32,9 +32,11 @@ from .kinds import (
 from .names import rename_tensors
 from .options import Pipeline
 
-_WAYS_OUT = (
-    "pass like= a model, a declaration or a file that records its modules, rules={pattern: kind}, "
-    "guess=True, or keep_layout=True to compare the tensors unchanged"
+_WAYS_OUT = Ways(
+    "like= a model, a declaration or a file that records its modules",
+    "rules={pattern: kind}",
+    "guess=True",
+    "keep_layout=True to compare the tensors unchanged",
 )
 
 
@@ -152,7 +154,7 @@ def _filtered(aligned: Aligned, pipeline: Pipeline) -> Aligned:
     items = [(path, each.container_stack) for side in sides for path, each in side.items()]
     selection = filter.select(items)
     kept = {path for (path, _), is_kept in zip(items, selection, strict=True) if is_kept}
-    notes = [Note("unmatched", f"the filter's {text!r} matched no tensor", text) for text in selection.unmatched]
+    notes = [Note("unmatched", f"the filter's {quoted(text)} matched no tensor", text) for text in selection.unmatched]
     first, second = ({path: each for path, each in side.items() if path in kept} for side in sides)
     return Aligned(first, second, aligned.layout, [*aligned.notes, *notes])
 

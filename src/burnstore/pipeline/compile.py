@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
-from ..errors import BurnstoreError, DuplicateNameError, ModelError
+from ..errors import BurnstoreError, DuplicateNameError, ModelError, quoted
 from ..models.binding import Slot
 from ..models.load.casting import value_for
 from ..models.result import ApplyError, MissingTensor
@@ -87,7 +87,9 @@ class _Load:
         self._note_casts()
         self._share(unmatched)
         unclear = [note for note in self.source.notes if note.kind == "unclear part" and result.missing]
-        plan.hint = unclear[0] if unclear else wrapper_hint(result.missing, result.unused)
+        shapes = {each.path: each.shape for each in self.named.snapshots} if result.missing and result.unused else {}
+        unused = {name: shapes.get(name, ()) for name in result.unused}
+        plan.hint = unclear[0] if unclear else wrapper_hint(result.missing, unused)
         if plan.hint is None and result.missing and result.unused:
             plan.hint = self.target.hint
         result.notes += [] if plan.hint is None or unclear else [Note("hint", plan.hint)]
@@ -105,7 +107,7 @@ class _Load:
             return None
         selection = filter.select([(slot.path, slot.container_stack) for slot in self.target.slots])
         self.plan.result.notes += [
-            Note("unmatched", f"the filter's {text!r} matched no parameter", text) for text in selection.unmatched
+            Note("unmatched", f"the filter's {quoted(text)} matched no parameter", text) for text in selection.unmatched
         ]
         return selection
 
@@ -304,7 +306,7 @@ class _Load:
         assert part is not None
         unmatched = part.unmatched([slot.path for slot in self.target.slots])
         result.notes += [
-            Note("unmatched", f"the partition's {text!r} matched no parameter", text) for text in unmatched
+            Note("unmatched", f"the partition's {quoted(text)} matched no parameter", text) for text in unmatched
         ]
         if any(error.kind == "ShapeMismatch" for error in result.errors):
             result.notes.append(Note("hint", f"the shapes found are those of {part}; the model must have them, too"))

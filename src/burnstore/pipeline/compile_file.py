@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from ..errors import DuplicateNameError, ModelError, PatternError
+from ..errors import DuplicateNameError, ModelError, PatternError, Ways, add_hint, quoted
 from ..models.binding import Slot
 from ..models.bindings import binding_for
 from ..tensor.dtype import DType
@@ -23,7 +23,7 @@ from ..transforms.layout import Layout
 from ..transforms.operations import CONCAT, Apply, Cast, Fill, Operation, operations_between
 from ..transforms.precision import cast
 from ..transforms.remap import KeyRemapper, keep_distinct
-from ..transforms.shapes import weight_norm_hint
+from ..transforms.shapes import weight_norm_hint, weight_norm_rules
 from ..transforms.view import ConvertedView, LayoutView, Origin, join
 from .compile import WRAPPER_STRIPPED, adapter_name, check_adapted, listed, unknown_notes
 from .ends import Input, Target
@@ -109,8 +109,10 @@ def select_tensors(plan: Plan, given: list[TensorSnapshot], pipeline: Pipeline) 
 
 def _note_unmatched(plan: Plan, unmatched: Sequence[str], pipeline: Pipeline, what: str) -> None:
     if unmatched and pipeline.unmatched == "error":
-        raise PatternError(f"the filter {unmatched[0]!r} matched no {what}", hint="burnstore inspect lists the names")
-    plan.notes += [Note("unmatched", f"the filter's {text!r} matched no {what}", text) for text in unmatched]
+        raise PatternError(
+            f"the filter {quoted(unmatched[0])} matched no {what}", hint="look up the names with burnstore inspect FILE"
+        )
+    plan.notes += [Note("unmatched", f"the filter's {quoted(text)} matched no {what}", text) for text in unmatched]
 
 
 def _unchanged(snapshots: Sequence[TensorSnapshot]) -> list[_Row]:
@@ -184,9 +186,11 @@ def _compile_convert(source: Input, pipeline: Pipeline, layout: Layout | None, l
     except ModelError as error:
         shapes = {each.path: each.shape for each in source.snapshots}
         wanted = [] if like is None else [slot.path for slot in like.slots]
-        more = prefix_hint([path for path in wanted if path not in shapes], shapes) or weight_norm_hint(shapes)
-        if more is not None and more not in (error.hint or ""):
-            error.hint = f"{error.hint}; {more}" if error.hint else more
+        more = prefix_hint([path for path in wanted if path not in shapes], shapes)
+        if more is None and (weight_norm_rules(shapes) or "") not in (error.hint or ""):
+            more = weight_norm_hint(shapes)
+        if more is not None:
+            error.hint = add_hint(error.hint, more)
         raise
     if rule is not None:
         plan.notes.append(WRAPPER_STRIPPED)
@@ -239,7 +243,7 @@ class _Conversion:
         if own is None and is_converted:
             raise ModelError(
                 f"the source does not state its layout, and the target has {wanted}'s",
-                hint='pass layout="torch" or layout="burn", or keep_layout=True to copy names and axes unchanged',
+                hint=Ways('layout="torch"', 'layout="burn"', "keep_layout=True to copy names and axes unchanged"),
             )
         known = self._known(own, is_needed=is_converted, is_wanted=is_converted or adapter is not None)
         plan.source_layout = plan.layout = own
@@ -327,7 +331,7 @@ class _Conversion:
         if is_lost and is_needed and not (self.pipeline.rules or self.pipeline.guess):
             raise ModelError(
                 "the source states its modules, and the renames change names within a layer, or some of a list",
-                hint="rename whole modules, or pass like= or rules= that use the new names",
+                hint=Ways("rename whole modules", "pass like= or rules= that use the new names", lead=""),
             )
         try:
             known = known_for_file(shapes, own, self.pipeline, recorded, self._keeps, classes)
@@ -365,7 +369,7 @@ class _Conversion:
             raise ModelError(
                 "it is absent, and nothing declares that the module has none",
                 tensor=next(iter(seen.filled)),
-                hint="pass like= a model that declares the module",
+                hint=Ways("like= a model that declares the module"),
             )
         plan.layout, plan.is_converted, plan.constants = wanted, True, seen.constants
         if wanted == "torch":
@@ -473,7 +477,7 @@ class _Conversion:
         if all(row[0].path == name for row, name in zip(rows, self.index, strict=False)):
             raise ModelError(
                 f"{adapter_name(adapter)} goes by the kinds of modules, and nothing states them",
-                hint="pass like= a model or declaration, rules={pattern: kind}, or guess=True",
+                hint=Ways("like= a model or declaration", "rules={pattern: kind}", "guess=True"),
             )
 
     def _with_full_paths(self, rows: list[_Row]) -> list[_Row]:
@@ -589,9 +593,9 @@ def _finish(plan: Plan, rows: list[_Row], pipeline: Pipeline) -> None:
     if remapper is not None:
         renaming = remapper.remap_names(names)
         if renaming.unmatched and pipeline.unmatched == "error":
-            raise PatternError(f"the rename {renaming.unmatched[0]!r} matched no tensor")
+            raise PatternError(f"the rename {quoted(renaming.unmatched[0])} matched no tensor")
         plan.notes += [
-            Note("unmatched", f"the remapping {rule!r} matched no tensor of the model", rule)
+            Note("unmatched", f"the remapping {quoted(rule)} matched no tensor of the model", rule)
             for rule in renaming.unmatched
         ]
         kept = keep_distinct(renaming.names, names, pipeline.on_collision)

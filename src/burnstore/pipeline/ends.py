@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from ..checkpoint import Checkpoint
-from ..errors import DuplicateNameError, ModelError, printable
+from ..errors import DuplicateNameError, ModelError, Ways, printable
 from ..formats.base import LAYOUT_KEY, ModuleClass
 from ..models.binding import Slot
 from ..models.bindings import binding_for
@@ -91,7 +91,9 @@ class Input:
         if LAYOUT_KEY in self.metadata or self.recorded:
             raise ModelError(
                 f'layout="{given}" contradicts the source: {stated} in its metadata',
-                hint=f'leave layout= out; target_layout="{given}" is the layout of what convert writes',
+                hint=Ways(
+                    "leave layout= out", f'pass target_layout="{given}" to choose the layout that is written', lead=""
+                ),
             )
         notes.append(
             Note("layout", f'{stated} by its format; read as {given}\'s, because of layout="{given}"', self.name)
@@ -163,7 +165,9 @@ class Target:
 
     def lacks(self, path: str) -> ModelError:
         """Return the error about a tensor of a source that has no place here."""
-        hint = self.hint or "a filter leaves it out, a rename gives it the name that it has there"
+        hint = self.hint or Ways(
+            "leave it out with filter=", "give it the name that it has there with rename=", lead=""
+        )
         return ModelError(f"{self.name}, given as like, has no such tensor", tensor=path, hint=hint)
 
 
@@ -297,5 +301,5 @@ def _view_of_file(
     raise ModelError(
         f"the file has {layout}'s layout, the source {own}'s, and neither records its modules",
         path=file.path,
-        hint="pass rules={pattern: kind}, or a model instead of a file",
+        hint=Ways("rules={pattern: kind}", "a model instead of a file"),
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import BurnstoreError, DeviceError, LoadError, MissingTensorsError
+from ..errors import BurnstoreError, DeviceError, LoadError, MissingTensorsError, entry_point
 from ..io.gc_pause import gc_paused
 from ..models.binding import KeepsPartIds, Slot
 from ..models.load.casting import value_for
@@ -23,6 +23,7 @@ from .options import AdapterLike, FilterLike, Pipeline
 from .plan import Plan
 
 
+@entry_point("apply")
 def apply(
     model: Any,
     snapshots: Iterable[TensorSnapshot],
@@ -105,7 +106,7 @@ def raise_if_refused(result: ApplyResult, pipeline: Pipeline, hint: str | None =
         raise MissingTensorsError(
             f"Missing tensors: {len(result.missing)}\n{result}",
             result=result,
-            hint=hint or "load with allow_partial if they may be missing",
+            hint=hint or "pass allow_partial=True if they may be missing",
         )
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import AmbiguousError, BurnstoreError, CorruptError, ModelError, PatternError, located
+from ..errors import AmbiguousError, BurnstoreError, CorruptError, ModelError, PatternError, Ways, located, quoted
 from ..formats.base import ModuleClass
 from ..io.documents import read_json
 from ..models.binding import Slot
@@ -58,11 +58,10 @@ It is JSON: ``{"fc": "Linear", "net.2": ["Linear", "net.1"], "bn": ["BatchNorm2d
 last entry has the tensors that Burn has and PyTorch does not, because they are constant.
 """
 
-_WAYS_OUT = (
-    "pass like= a model or declaration, rules={{pattern: kind}}, {}or keep_layout=True to copy names and axes unchanged"
-)
-WAYS_OUT = _WAYS_OUT.format("")
-WAYS_OUT_WITH_GUESS = _WAYS_OUT.format("guess=True to decide by names and shapes, ")
+_DECLARE = ("like= a model or declaration", "rules={pattern: kind}")
+_KEEP = "keep_layout=True to copy names and axes unchanged"
+WAYS_OUT = Ways(*_DECLARE, _KEEP)
+WAYS_OUT_WITH_GUESS = Ways(*_DECLARE, "guess=True to decide by names and shapes", _KEEP)
 
 
 def layout_of(model: Any) -> Layout:
@@ -117,7 +116,7 @@ def _check_in_module(paths: Iterable[str], kinds: Mapping[str, ModuleKind | None
             raise ModelError(
                 "cannot determine the module kind of this tensor: it is in no module",
                 tensor=path,
-                hint='pass the module itself, rules={pattern: kind}, or layout="torch" to keep PyTorch\'s layout',
+                hint=Ways("the module itself", "rules={pattern: kind}", "keep_layout=True to keep PyTorch's layout"),
             )
 
 
@@ -153,7 +152,7 @@ def kinds_by_rules(paths: Iterable[str], rules: Mapping[str, str], layout: Layou
                 found[module] = kind
                 unmatched.pop(pattern.pattern, None)
     if unmatched:
-        raise PatternError(f"the rule {next(iter(unmatched))!r} matched no module")
+        raise PatternError(f"the rule {quoted(next(iter(unmatched)))} matched no module")
     return found
 
 
@@ -410,7 +409,7 @@ def kinds_of_classes(classes: Mapping[str, ModuleClass], shapes: Mapping[str, Sh
             if is_norm:
                 raise ModelError(
                     f"a saved {cls.name} without tensors: a norm that it may derive from has some in Burn",
-                    hint="pass like= the model that was saved",
+                    hint=Ways("like= the model that was saved"),
                 )
         is_free = bool(tensors) and module not in numbered and not any(map(_OF_LAYERS.fullmatch, tensors))
         found[module] = None if is_free else ModuleKind(f"saved {cls.name}")
@@ -434,7 +433,7 @@ def _options_of_class(name: str, options: Mapping[str, Any], tensors: Mapping[st
     if not extents or not all(type(extent) is int for extent in extents):
         raise ModelError(
             f"a {name} without tensors that Burn's has, and the file does not have its {option}",
-            hint="pass like= the model that was saved",
+            hint=Ways("like= the model that was saved"),
         )
     if lacks_weight:
         yield "axes", len(extents)
@@ -545,6 +544,10 @@ def _guessed(
             f"ambiguous: {why}" if count == 1 else f"{count} modules are ambiguous, the first: {why}",
             guess=guess,
             tensor=path or None,
-            hint="name the kinds of these modules with rules={pattern: kind}, or pass like= a model or declaration",
+            hint=Ways(
+                "name the kinds of these modules with rules={pattern: kind}",
+                "pass like= a model or declaration",
+                lead="",
+            ),
         )
     return guess

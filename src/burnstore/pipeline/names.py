@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..errors import ModelError, PatternError, located, printable
+from ..errors import ModelError, PatternError, Ways, located, printable, quoted
 from ..tensor.note import Note
 from ..tensor.snapshot import TensorSnapshot
 from ..transforms.indices import ClosedGap, closed_gaps, contiguous_names, index_of
@@ -89,7 +89,7 @@ def _followed(named: Named, source: Input, pipeline: Pipeline) -> Named:
         raise ModelError(
             f"the rules take {recipe.source_layout}'s layout, and the source has {stated}'s",
             path=source.name,
-            hint="the rules lead the other way: pass invert=True, or leave it out if you passed it"
+            hint=Ways("the rules lead the other way: pass invert=True, or leave it out if you passed it", lead="")
             if stated == recipe.target_layout
             else None,
         )
@@ -152,12 +152,13 @@ def _renamed(given: list[str], remapper: KeyRemapper | None, pipeline: Pipeline)
     renaming = remapper.remap_names(given)
     if renaming.unmatched and pipeline.unmatched == "error":
         raise PatternError(
-            f"the rename {renaming.unmatched[0]!r} matched no tensor",
+            f"the rename {quoted(renaming.unmatched[0])} matched no tensor",
             hint="patterns are a list and apply one after the other, a mapping renames whole names; "
             "a pattern that starts with ? may match nothing",
         )
     notes = [
-        Note("unmatched", f"the remapping {rule!r} matched no tensor of the file", rule) for rule in renaming.unmatched
+        Note("unmatched", f"the remapping {quoted(rule)} matched no tensor of the file", rule)
+        for rule in renaming.unmatched
     ]
     return renaming.names, notes
 
@@ -233,8 +234,11 @@ def _judged(gap: ClosedGap, wanted: Sequence[int]) -> Note | None:
         raise ModelError(
             f"{where} the file has the indices {_listed(gap.indices)} and the model {_listed(wanted)}: cannot decide "
             "whether the file has gaps where layers have no parameters, or lacks layers of the model",
-            hint="map_indices_contiguous(False) takes the indices unchanged, map_indices_contiguous_except(pattern) "
-            "those below some prefixes, and a rename gives them the model's own",
+            hint=Ways(
+                "indices=False to take them unchanged",
+                "indices_except=[pattern] for those below some prefixes",
+                "rename= to give them the model's own",
+            ),
         )
     if wanted and len(wanted) < len(gap.indices):
         text = (

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 
-from ..errors import DTypeError, PatternError, located
+from ..errors import DTypeError, PatternError, located, quoted
 from ..limits import check_options
 from ..tensor.dtype import DType
 from ..tensor.snapshot import TensorSnapshot
@@ -106,7 +106,8 @@ def _rename_rule(rule: Any) -> tuple[Pattern, str]:
         old, arrow, new = rule.partition("=>")
         if not arrow:
             raise PatternError(
-                f"{rule!r} is not a rename rule", hint="write 'old=>new'; old is a regular expression, new may use $1"
+                f"{quoted(rule)} is not a rename rule",
+                hint="write 'old=>new'; old is a regular expression, new may use $1",
             )
         return old, new
     if not isinstance(rule, (tuple, list)) or len(rule) != 2:

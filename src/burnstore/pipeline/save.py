@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..checkpoint import Checkpoint
-from ..errors import BurnstoreWarning, ModelError, UnsupportedError, located
+from ..errors import BurnstoreWarning, ModelError, UnsupportedError, entry_point, located
 from ..formats.base import (
     LAYOUT_KEY,
     STAMPS,
@@ -330,6 +330,7 @@ _END = object()
 """Marks the end of a container among the values that are still to be visited; its identity is below it."""
 
 
+@entry_point("collect")
 def collect(
     model: Any,
     filter: PathFilter | None = None,
@@ -349,5 +350,5 @@ def collect(
     plan = compile_save(model, None, Pipeline(filter=filter, adapter=adapter, skip_enum_variants=skip_enum_variants))
     for note in plan.notes:
         if note.kind == "unmatched":
-            warnings.warn(note, BurnstoreWarning, stacklevel=2)
+            warnings.warn(note, BurnstoreWarning, stacklevel=3)
     return [move.snapshot.replace(layout=plan.layout) for move in plan.moves]

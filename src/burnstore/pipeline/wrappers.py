@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
+from ..tensor.data import Shape
 from ..transforms.shapes import weight_norm_hint
 
 SEGMENTS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
@@ -24,15 +25,15 @@ def strip_rule(missing: Collection[str], unused: Collection[str]) -> tuple[str, 
     return rf"(^|\.)({either})+", r"\1"
 
 
-def wrapper_hint(missing: Collection[str], unused: Collection[str]) -> str | None:
+def wrapper_hint(missing: Collection[str], unused: Mapping[str, Shape]) -> str | None:
     """Return what to do if one of model and file is wrapped or has a prefix, or the file has a weight norm; or None.
 
-    >>> wrapper_hint(["_orig_mod.fc.weight"], ["fc.weight"])
+    >>> wrapper_hint(["_orig_mod.fc.weight"], {"fc.weight": (2, 2)})
     "the model is wrapped and the file is not: load into the model inside, its attribute '_orig_mod'"
     """
     in_model, in_file = _wrapped(missing, unused)
     if not in_model or in_file:
-        hint = prefix_hint(missing, unused) or weight_norm_hint(dict.fromkeys(unused, ()))
+        hint = prefix_hint(missing, unused) or weight_norm_hint(unused)
         return (hint or _adapter_hint(missing, unused)) if missing else None
     named = " and ".join(repr(segment) for segment in SEGMENTS if segment in in_model)
     return f"the model is wrapped and the file is not: load into the model inside, its attribute {named}"
@@ -50,12 +51,17 @@ def prefix_hint(missing: Collection[str], unused: Collection[str]) -> str | None
     found = [prefix for prefix in longer if all(prefix + name in names for name in missing)]
     if len(found) == 1:
         pattern = re.escape(found[0])
-        return f"the names in the file have the prefix {found[0]!r}: take it away with rename=[r'^{pattern}=>']"
+        return f"the names in the file have the prefix {found[0]!r}: take it away with rename={_rules(f'^{pattern}=>')}"
     shorter = {first.removesuffix(name) for name in names if first.endswith(f".{name}")}
     found = [prefix for prefix in shorter if all(name.removeprefix(prefix) in names for name in missing)]
     if len(found) == 1:
-        return f"the names in the model have the prefix {found[0]!r}: add it with rename=[r'^=>{found[0]}']"
+        return f"the names in the model have the prefix {found[0]!r}: add it with rename={_rules(f'^=>{found[0]}')}"
     return None
+
+
+def _rules(rule: str) -> str:
+    """Return a rename rule as a list of Python, as it is typed."""
+    return f"[{rule!r}]" if "'" in rule or not rule.isprintable() else f"[r'{rule}']"
 
 
 def _adapter_hint(missing: Collection[str], unused: Collection[str]) -> str | None:
@@ -65,7 +71,7 @@ def _adapter_hint(missing: Collection[str], unused: Collection[str]) -> str | No
     if any(".lora_A.default." in name for name in missing):
         rename = r"rename=[r'\.(lora_[AB])\.=>.$1.default.']"
         return f"the names of a saved adapter lack the name 'default': add it with {rename} and allow_partial=True"
-    return 'the file is a LoRA adapter: fold it into its base with burnstore.merge, method="lora"'
+    return 'the file is a LoRA adapter: fold it with burnstore.merge([base, adapter], target, method="lora")'
 
 
 def _wrapped(missing: Collection[str], unused: Collection[str]) -> tuple[set[str], set[str]]:

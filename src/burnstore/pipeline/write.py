@@ -214,7 +214,7 @@ def _check_portable(tensors: Sequence[TensorSnapshot]) -> None:
             raise BurnstoreError(
                 f"it cannot be given to another process: {error}",
                 tensor=tensor.path,
-                hint="pass executor=None to use threads, which can read any tensor",
+                hint="leave executor= out to use threads, which can read any tensor",
             ) from error
 
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..errors import ModelError, ReadError
+from ..errors import BurnstoreError, ModelError, ReadError, spell_options
 from ..formats.registry import format_for_path
 from ..io.gc_pause import gc_paused
 from ..limits import Limits
@@ -42,6 +43,17 @@ from ..transforms.patterns import compile_pattern
 from ..transforms.remap import KeyRemapper, OnCollision
 
 S = TypeVar("S", bound="Store")
+
+_KEEP = '"torch"'  # such hints are about models of PyTorch
+_METHODS = {
+    "filter": "with_filter",
+    "indices": "map_indices_contiguous",
+    "indices_except": "map_indices_contiguous_except",
+    "keep_layout": "layout",
+    "rename": "remap",
+    "top_level_key": "with_top_level_key",
+}
+"""The methods for options of other names."""
 
 
 class Store:
@@ -121,12 +133,17 @@ class Store:
         Raises LoadError if a tensor does not fit (unless ``validate(False)``), MissingTensorsError if a parameter has
         no tensor (unless ``allow_partial(True)``); the model is then unchanged.
         """
-        return load_input(model, self._input(), self.pipeline, in_place=self._in_place, device=self._device)
+        with self._spelled():
+            return load_input(model, self._input(), self.pipeline, in_place=self._in_place, device=self._device)
 
     apply_to = load
 
     def save(self, model: Any) -> SaveResult:
         """Save a model's tensors, and report what was written."""
+        with self._spelled():
+            return self._save(model)
+
+    def _save(self, model: Any) -> SaveResult:
         if self.pipeline.part is not None:
             raise ModelError(
                 f"the store reads for {self.pipeline.part}: a part of a model would be saved as if it were all of it",
@@ -344,6 +361,22 @@ class Store:
 
     # --- for formats
 
+    @contextmanager
+    def _spelled(self) -> Iterator[None]:
+        """Spell the hints of errors with the methods of this store."""
+        try:
+            yield
+        except BurnstoreError as error:
+            if error.hint is not None:
+                error.hint = spell_options(error.hint, self._spell)
+            raise
+
+    def _spell(self, option: str, value: str) -> str | None:
+        method = _METHODS.get(option, option)
+        if method is None or not hasattr(type(self), method):
+            return None
+        return f".{method}({_KEEP if option == 'keep_layout' else value or '...'})"
+
     def _open_options(self) -> dict[str, Any]:
         return {}
 
@@ -365,7 +398,10 @@ class Store:
 
     def _named(self) -> dict[str, TensorSnapshot]:
         """Return the file's tensors, sorted, under the names that a Burn model's would be matched with."""
-        file = self._checkpoint()
+        with self._spelled():
+            return self._renamed(self._checkpoint())
+
+    def _renamed(self, file: Checkpoint) -> dict[str, TensorSnapshot]:
         if self._snapshots is None or self._snapshots[0] is not file or self._snapshots[1] != self.pipeline:
             named = name_tensors(input_of_file(file), self.pipeline, None).snapshots
             ordered = {each.path: each for each in sorted(named, key=lambda found: found.path)}

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..errors import ModelError
+from ..errors import ModelError, Ways
 from ..tensor.data import Shape
 from .shapes import contradiction
 
@@ -138,7 +138,10 @@ class ModuleMap:
 def _refused(kind: str, why: str) -> ModelError:
     return ModelError(
         f"a {kind}: {why}",
-        hint=f'layout="torch" keeps PyTorch\'s layout, rules={{pattern: "{AS_IS}"}} copies these tensors unchanged',
+        hint=Ways(
+            "keep_layout=True to keep PyTorch's layout",
+            f'rules={{pattern: "{AS_IS}"}} to copy these tensors unchanged',
+        ),
     )
 
 
@@ -301,7 +304,8 @@ def _norms(kind: ModuleKind) -> Sequence[str]:
     if norm_first is None:
         raise ModelError(
             f"nothing states whether the norms of this {kind.name} come first, which decides their numbers in Burn",
-            hint=f"name the kind {kind.name}(norm_first=True) or {kind.name}(norm_first=False)",
+            hint="name the kind with rules={pattern: kind}: "
+            f"{kind.name}(norm_first=True) or {kind.name}(norm_first=False)",
         )
     return _NORMS[kind.name][bool(norm_first)]
 
@@ -356,7 +360,7 @@ def _check_pair(kind: ModuleKind, found: ModuleMap, tensors: Tensors) -> None:
         absent = "bias" if present == ["weight"] else "weight"
         raise ModelError(
             f"{kind.name} has a {present[0]} but no {absent}, and nothing declares that it has none",
-            hint=f"provide its {absent}, or pass like= a model that declares the module without it",
+            hint=Ways(f"provide its {absent}", "pass like= a model that declares the module without it", lead=""),
         )
 
 
@@ -366,7 +370,7 @@ def check_shapes(kind: ModuleKind, tensors: Tensors, layout: Layout) -> None:
     gates = len(GATES[kind.name.removesuffix("Cell")]) if layout == "torch" and kind.name in _RECURRENT else None
     expected = contradiction(kind.name, tensors, outputs_at=outputs_at, gates=gates)
     if expected is not None:
-        hint = f'name its kind; "{AS_IS}" copies these tensors unchanged'
+        hint = f'name its kind with rules={{pattern: kind}}; the kind "{AS_IS}" copies these tensors unchanged'
         raise ModelError(f"its shapes are not those of {kind.name}: expected {expected}", hint=hint)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from ..errors import PatternError
+from ..errors import PatternError, quoted
 
 Replacement = Callable[[re.Match[str]], str]
 
@@ -26,7 +26,7 @@ def compile_pattern(pattern: str | re.Pattern[str]) -> re.Pattern[str]:
     try:
         return re.compile(_RUST_GROUP.sub("(?P<", pattern))
     except (re.error, OverflowError, RecursionError) as error:
-        raise PatternError(f"Invalid regex pattern {pattern!r}: {error}") from None
+        raise PatternError(f"Invalid regex pattern {quoted(pattern)}: {error}") from None
 
 
 def compile_replacement(pattern: re.Pattern[str], replacement: str) -> Replacement:
@@ -60,7 +60,8 @@ def _group(pattern: re.Pattern[str], replacement: str, name: str) -> int:
     if number is None or number > pattern.groups:
         digits = re.match(r"\d+", name)
         raise PatternError(
-            f"replacement {replacement!r} names group {name!r}, which pattern {pattern.pattern!r} does not have",
+            f"replacement {quoted(replacement)} names group {name!r}, "
+            f"which pattern {quoted(pattern.pattern)} does not have",
             hint=f"write ${{{digits.group()}}}{name[digits.end() :]}" if digits and digits.end() < len(name) else None,
         )
     return number

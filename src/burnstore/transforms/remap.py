@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..errors import DuplicateNameError, PatternError
+from ..errors import DuplicateNameError, PatternError, Ways, quoted
 from ..tensor.snapshot import TensorSnapshot
 from .patterns import Replacement, compile_pattern, compile_replacement
 
@@ -215,7 +215,7 @@ def keep_distinct(names: Sequence[str], originals: Sequence[str], on_collision: 
             raise DuplicateNameError(
                 f"{originals[kept[name]]!r} and {originals[row]!r} are both renamed to it",
                 tensor=name,
-                hint="change the rules, or choose with on_collision='first' or 'last'",
+                hint=Ways("change the rules", 'choose one with on_collision="first" or on_collision="last"', lead=""),
             )
         if name not in kept or on_collision == "last":
             kept[name] = row
@@ -231,11 +231,14 @@ def _inverted(rule: _Rule) -> tuple[str, str]:
     plain = rule.replacement.replace("$$", "").replace("\\\\", "")
     if fixed is None or "$" in plain or "\\" in plain or rule.pattern.flags != re.compile("").flags:
         raise PatternError(
-            f"{rule.pattern.pattern!r} → {rule.replacement!r} cannot be inverted: only fixed text for fixed text can"
+            f"{quoted(rule.pattern.pattern)} → {quoted(rule.replacement)} cannot be inverted: "
+            "only fixed text for fixed text can"
         )
     start, text, end = fixed.groups()
     old = re.sub(r"\\(.)", r"\1", text)
     new = rule.replacement.replace("$$", "$").replace("\\\\", "\\")
     if not new and not (start or end):
-        raise PatternError(f"{rule.pattern.pattern!r} → '' cannot be inverted: the place of the text is not known")
+        raise PatternError(
+            f"{quoted(rule.pattern.pattern)} → '' cannot be inverted: the place of the text is not known"
+        )
     return f"{'^' if start else ''}{re.escape(new)}{'$' if end else ''}", old.replace("$", "$$").replace("\\", "\\\\")

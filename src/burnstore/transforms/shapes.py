@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from ..tensor.data import Shape
 
@@ -50,33 +51,67 @@ def contradiction(name: str, tensors: Tensors, *, outputs_at: int, gates: int | 
     return None
 
 
-def weight_norm_hint(tensors: Tensors) -> str | None:
-    """Return the line of a rules file that folds the weight norm among these tensors; None if there is none.
+def weight_norm_rules(tensors: Tensors) -> str | None:
+    """Return the line of a rules file that folds every weight norm among these tensors; None if there is none.
 
-    >>> weight_norm_hint({"ups.0.weight_g": (4, 1, 1), "ups.0.weight_v": (4, 2, 3)}).partition("[{ ")[2]
-    'source = ["ups.{i}.weight_g", "ups.{i}.weight_v"], target = "ups.{i}.weight", fold_weight_norm = { axis = 0 } }]'
+    >>> print(weight_norm_rules({"ups.0.weight_g": (4, 1, 1), "ups.0.weight_v": (4, 2, 3)}))
+    tensors = [{ source = ["ups.{i}.weight_g", "ups.{i}.weight_v"], target = "ups.{i}.weight", \
+fold_weight_norm = { axis = 0 } }]
     """
+    axes: dict[tuple[str, str, str], dict[tuple[str, str, str], int]] = {}
     for path, shape in tensors.items():
-        found = _MAGNITUDE.fullmatch(path)
+        magnitude = _MAGNITUDE.fullmatch(path)
         direction = f"{path[:-1]}{'v' if path.endswith('g') else 1}"
-        if found is None or direction not in tensors or len(shape) != len(tensors[direction]):
+        if magnitude is None or direction not in tensors or len(shape) != len(tensors[direction]):
             continue
-        source, other, target = map(_form, (path, direction, f"{found[1]}{found[2] or found[3]}"))
+        names = (path, direction, f"{magnitude[1]}{magnitude[2] or magnitude[3]}")
         axis = next((at for at, extent in enumerate(shape) if extent != 1), 0)
-        line = f'source = ["{source}", "{other}"], target = "{target}", fold_weight_norm = {{ axis = {axis} }}'
-        return f"it has a weight norm; a rules file folds it, with the line tensors = [{{ {line} }}]"
-    return None
+        forms = (_form(names[0]), _form(names[1]), _form(names[2]))
+        axes.setdefault(forms, {})[names] = axis
+    rows = []
+    for forms, members in axes.items():
+        same = len(set(members.values())) == 1
+        for (source, other, target), axis in {forms: next(iter(members.values()))}.items() if same else members.items():
+            sources = f"[{_toml(source)}, {_toml(other)}]"
+            rows.append(f"source = {sources}, target = {_toml(target)}, fold_weight_norm = {{ axis = {axis} }}")
+    return _table("tensors", rows) if rows else None
 
 
-def add_one_hint(path: str) -> str:
-    """Return the line of a rules file that makes a plain norm of one that multiplies by 1 + weight.
+def weight_norm_hint(tensors: Tensors) -> str | None:
+    """Return how a rules file folds the weight norms among the tensors of a file; None if there is none."""
+    line = weight_norm_rules(tensors)
+    return None if line is None else f"the file has a weight norm: fold it with rules= a file with the line {line}"
 
-    >>> add_one_hint("layers.0.norm.weight").partition("line ")[2].partition(";")[0]
-    'tensors = [{ source = "layers.{i}.norm.weight", target = "layers.{i}.norm.weight", add_one = true }]'
+
+def add_one_rules(norms: Mapping[str, str], others: Collection[str]) -> str:
+    """Return lines of a rules file that make plain norms of those that multiply by 1 + weight.
+
+    ``norms`` maps their paths to the kind that each becomes, ``others`` are the paths of other modules.
+
+    >>> print(add_one_rules({"layers.0.norm": "RMSNorm", "layers.1.norm": "RMSNorm"}, ["layers.0.fc"]))
+    kinds = { '^layers\\.\\d+\\.norm$' = "RMSNorm" }
+    tensors = [{ source = "layers.{i}.norm.weight", target = "layers.{i}.norm.weight", add_one = true }]
     """
-    name = _form(path)
-    line = f'tensors = [{{ source = "{name}", target = "{name}", add_one = true }}]'
-    return f'a rules file makes a plain norm of it, with the line {line}; the kind "AsIs" copies the weight unchanged'
+    taken = {_form(path) for path in others}
+    kinds: dict[str, str] = {}
+    names: dict[str, None] = {}
+    for path, kind in norms.items():
+        form = path if _form(path) in taken else _form(path)
+        pattern = r"\.".join(r"\d+" if part.startswith("{") else re.escape(part) for part in form.split("."))
+        kinds[f"^{pattern}$"] = kind
+        names[f"{form}.weight" if form else "weight"] = None
+    rows = [f"source = {_toml(name)}, target = {_toml(name)}, add_one = true" for name in names]
+    stated = ", ".join(f"{_toml(pattern)} = {_toml(kind)}" for pattern, kind in kinds.items())
+    return f"kinds = {{ {stated} }}\n{_table('tensors', rows)}"
+
+
+def _table(key: str, rows: Iterable[str]) -> str:
+    return f"{key} = [{', '.join(f'{{ {row} }}' for row in rows)}]"
+
+
+def _toml(text: str) -> str:
+    """Return text as a string of TOML: literal where it has backslashes, as a pattern has."""
+    return f"'{text}'" if "\\" in text and "'" not in text and text.isprintable() else json.dumps(text)
 
 
 def _form(name: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ..errors import ModelError, located
+from ..errors import ModelError, Ways, located
 from ..tensor.data import Shape
 from ..tensor.dtype import DType
 from ..tensor.snapshot import TensorSnapshot
@@ -39,7 +39,7 @@ from .layout import (
     torch_map,
 )
 from .operations import Fill, Operation, Split, part_operations
-from .shapes import add_one_hint, weight_norm_hint
+from .shapes import add_one_rules, weight_norm_rules
 
 
 @dataclass(slots=True)
@@ -377,6 +377,8 @@ def view_of_torch(root: ModuleNode, *, is_declared: bool = True) -> LayoutView:
     """Return the view of a model in PyTorch's layout; ``is_declared`` is that of `torch_map`."""
     view = LayoutView([])
     _place_torch(root, "", "", view.modules, _Below(is_declared=is_declared))
+    if any(module.problem is not None for module in view.modules):
+        _add_hints(root, view.modules)
     names = [prefix + link.burn for each in view.modules for prefix in (_prefix(each.burn),) for link in each.map.links]
     places: dict[str, str] = {}
     for module in view.modules if len(set(names)) < len(names) else ():
@@ -388,6 +390,42 @@ def view_of_torch(root: ModuleNode, *, is_declared: bool = True) -> LayoutView:
                     tensor=join(module.torch, link.torch),
                 )
     return view
+
+
+def _add_hints(root: ModuleNode, modules: Sequence[PlacedModule]) -> None:
+    """Give the problems that rules for tensors solve a hint with all lines that are needed, not one module's."""
+    norms: dict[str, str] = {}
+    others: list[str] = []
+    normed: dict[str, Shape] = {}
+    for module in modules:
+        node = root
+        for segment in module.torch.split(".") if module.torch else ():
+            node = node.children[segment]
+        if module.problem is not None and node.kind is not None and node.kind.name in PLUS_ONE:
+            norms[module.torch] = PLUS_ONE[node.kind.name]
+            continue
+        others.append(module.torch)
+        tensors = {join(module.torch, path): shape for path, shape in node.flat()}
+        line = None if module.problem is None else weight_norm_rules(tensors)
+        if module.problem is not None and line is not None:
+            normed |= tensors
+    folding = weight_norm_rules(normed)
+    for module in modules:
+        if module.torch in norms and module.problem is not None:
+            module.problem.hint = Ways(
+                "pass like= the model and rules= a file with these lines",
+                "save the model as .safetensors, then call burnstore.convert(source, target, like=model, rules=path) "
+                "with these lines in a rules file",
+                lead="",
+                tail=f":\n{add_one_rules(norms, others)}",
+                shows_one=True,
+            )
+        elif module.problem is not None and any(name.startswith(_prefix(module.torch)) for name in normed):
+            module.problem.hint = (
+                "remove the weight norm from the model with torch.nn.utils.remove_weight_norm(module) or "
+                'torch.nn.utils.parametrize.remove_parametrizations(module, "weight"); '
+                f"for a file of it, pass like= a model without it and rules= a file with the line {folding}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,7 +451,7 @@ def _place_torch(node: ModuleNode, torch: str, burn: str, placed: list[PlacedMod
         if kind is not None and not is_known_torch(kind) and (node.tensors or is_gapped):
             raise ModelError(
                 f"no rule states how Burn stores the tensors of a {kind.name}",
-                hint=f'give rules={{pattern: kind}}; "{AS_IS}" copies its tensors unchanged',
+                hint=f'pass rules={{pattern: kind}}; the kind "{AS_IS}" copies its tensors unchanged',
             )
         if node.tensors:
             if kind is not None and holds_no_tensors(kind):
@@ -426,9 +464,6 @@ def _place_torch(node: ModuleNode, torch: str, burn: str, placed: list[PlacedMod
                 _check_biases(kind, node)
     except ModelError as error:
         error.tensor = error.tensor or torch or None
-        if kind is not None and kind.name in PLUS_ONE and "weight" in node.tensors:
-            error.hint = add_one_hint(join(torch, "weight"))
-        error.hint = weight_norm_hint({join(torch, path): shape for path, shape in node.flat()}) or error.hint
         placed.append(PlacedModule(torch, burn, None, same_names(node.all_tensors()), error))
         return
     for name, burn_name in names:
@@ -445,7 +480,7 @@ def _check_biases(kind: ModuleKind, node: ModuleNode) -> None:
     if biases and absent:
         raise ModelError(
             f"{kind.name} has some biases but no {absent[0]}, and nothing declares that it has none",
-            hint=f"provide {absent[0]}, or pass like= a model that declares the layer",
+            hint=Ways(f"provide {absent[0]}", "pass like= a model that declares the layer", lead=""),
         )
 
 

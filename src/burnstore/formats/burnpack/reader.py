@@ -234,5 +234,5 @@ def _ends_like_0_19(source: Source, metadata: Metadata, unaligned: int, start: i
         "this may be a file of Burn 0.19 whose data begins with zeros, or a newer one that was cut short",
         rule="BP-14",
         offset=unaligned,
-        hint='if you know that it is whole and of Burn 0.19, open it with burn_version="0.19"',
+        hint='if you know that it is whole and of Burn 0.19: burnstore.open(path, burn_version="0.19")',
     )

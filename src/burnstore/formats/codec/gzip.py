@@ -49,7 +49,7 @@ def inflated(source: Source, *, most: int) -> Iterator[bytes]:
         if total > most:
             raise LimitError(
                 f"{source.size} compressed bytes hold more than {most}",
-                hint="if you trust the file, open it with limits=Limits.trusted()",
+                hint="if you trust the file, pass limits=Limits.trusted()",
             )
         if piece:
             yield piece

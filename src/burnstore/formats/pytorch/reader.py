@@ -82,7 +82,7 @@ def read(
         try:
             file = read_pickled(source, limits, checksums=checksums)
         except TruncatedError as error:
-            error.hint = error.hint or "pass salvage=True to get the tensors that are whole"
+            error.hint = error.hint or "burnstore.open(path, salvage=True) returns the tensors that are whole"
             raise
     found = find_tensors(file, top_level_key, limits)
     found.notes += file.notes

@@ -303,7 +303,7 @@ def read_nameless(reader: BincodeReader, heading: Heading, limits: Limits) -> Do
     Between tensors there are only marks of a byte or two (options, counts, constants), so an id cannot be missed there.
     An id that no tensor follows is that of an optimizer's state, or the file is damaged: both are refused.
     """
-    hint = "pass like= a declaration of the model"
+    hint = "declare the model: burnstore.open(path, like=Model()) or burnstore.migrate(old, new, like=Model())"
     if heading.minor <= 13:
         raise UnsupportedError(
             f"a binary record of Burn {heading.version} does not state the dtypes of its tensors",

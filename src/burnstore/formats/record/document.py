@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import CorruptError, LimitError, TruncatedError, UnsupportedError, located
+from ...errors import CorruptError, LimitError, TruncatedError, UnsupportedError, Ways, located
 from ...io.source import Source
 from ...io.spool import Spool
 from ...limits import Limits
@@ -370,7 +370,11 @@ class Planter:
                 f"{self._heading.settings} of Burn {self._heading.version} store {precision.float.name} and "
                 f"{precision.int.name} alike, and these values could be either",
                 rule="BR-13",
-                hint=f'pass like= a declaration of the model, or undecided="{precision.float.name}" if all are floats',
+                hint=Ways(
+                    f'pass undecided="{precision.float.name}" if all are floats',
+                    "declare the model: burnstore.migrate(old, new, like=Model())",
+                    lead="",
+                ),
             )
         if found is DType.Bool and value.count:
             raise CorruptError("numbers where the declaration has bools", rule="BR-13")

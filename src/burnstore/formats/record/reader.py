@@ -66,7 +66,7 @@ class Opened:
         """Return notes about the tensors, one sentence each."""
         found = []
         if self.nameless:
-            text = "a binary record has no names, so tensors are numbered; like= a declaration names them"
+            text = "a binary record has no names, so tensors are numbered; burnstore.open(path, like=Model()) adds them"
             found.append(Note("nameless", text))
         if any(text is not None and len(text) == _UUID_LENGTH for text in self.document.rows.ids):
             found.append(Note("names", "the ids are UUIDs, as up to Burn 0.13, and have no number"))

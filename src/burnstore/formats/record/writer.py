@@ -39,7 +39,7 @@ def pieces(record: Record, encoding: str, settings: PrecisionSettings, *, compre
         raise ModelError(
             "a binary record has no names, so it is written only along a declaration of its model",
             rule="BR-17",
-            hint="pass like=",
+            hint="pass like=Model(), a declaration of it",
         )
     return _binary(heading, item, record.shape)
 

@@ -68,7 +68,7 @@ class Columns(base.Columns):
 def decode_header(raw: bytes, limits: Limits) -> str:
     """Decode the header, if it is not a bomb."""
     tensors = limits.tensors or 0
-    with located(rule="ST-04", hint="if you trust the file, open it with limits=Limits(tensors=...)"):
+    with located(rule="ST-04", hint="if you trust the file, pass limits=Limits.trusted()"):
         try:
             return json.decode(
                 raw,

@@ -28,7 +28,7 @@ from hashlib import sha256
 from itertools import accumulate
 from typing import Any, Protocol
 
-from ...errors import AlreadyExistsError, BurnstoreError, DuplicateNameError, FormatError, LimitError, SaveError
+from ...errors import AlreadyExistsError, BurnstoreError, DuplicateNameError, FormatError, LimitError, SaveError, Ways
 from ...io.atomic import already_exists, atomic_file, remove_files, stale_scratch_files
 from ...io.documents import Bounds, read_json
 from ...io.source import read_whole
@@ -96,7 +96,7 @@ class Journal:
                 "an earlier save into shards was interrupted here",
                 stage="check",
                 path=self.path,
-                hint=f"resume it with resume=True (--resume), or delete {os.path.basename(self.path)} to start over",
+                hint=Ways("resume it with resume=True", f"delete {os.path.basename(self.path)} to start over", lead=""),
             )
         return str(self._read()["set"])
 

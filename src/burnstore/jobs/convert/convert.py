@@ -22,6 +22,8 @@ from ...errors import (
     DuplicateNameError,
     ModelError,
     UnsupportedError,
+    Ways,
+    entry_point,
     located,
     printable,
     refuse_unknown,
@@ -89,6 +91,7 @@ class ConvertResult(Result):
         return None if self.guess is None else {name: why for name, _, why in self.guess.by_tensor()}
 
 
+@entry_point("convert")
 def convert(
     source: Path | Sequence[Path],
     target: Path,
@@ -252,7 +255,11 @@ def gathered(inputs: Sequence[Input], pipeline: Pipeline) -> Input:
         listed = ", ".join(f"{name}: {layout or 'none'}" for name, layout in stated.items())
         raise ModelError(
             f"the sources have different layouts ({listed})",
-            hint='convert each separately first, or pass layout="torch" or layout="burn" if all have that layout',
+            hint=Ways(
+                "convert each separately first",
+                'pass layout="torch" or layout="burn" if all have that layout',
+                lead="",
+            ),
         )
     owners: dict[str, str] = {}
     for each in inputs:
@@ -466,6 +473,7 @@ def _receipt(
     )
 
 
+@entry_point("replay")
 def replay(
     receipt: Path,
     target: Path | None = None,

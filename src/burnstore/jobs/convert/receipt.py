@@ -174,7 +174,8 @@ def read_receipt(path: Path) -> Receipt:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise CorruptError(
                 f"not a receipt of a conversion: {_why(error)}",
-                hint="write one with convert(..., receipt=True), or --receipt",
+                hint="write one with burnstore convert SRC DST --receipt, "
+                "or burnstore.convert(source, target, receipt=True)",
             ) from error
 
 

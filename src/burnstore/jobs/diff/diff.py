@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ...errors import entry_point
 from ...io.workers import Workers, checked_workers
 from ...limits import Limits
 from ...pipeline.align import Aligned, align, opened_inputs
@@ -31,6 +32,7 @@ from .difference import Difference, Tolerance
 from .result import Diff, Status, TensorDiff
 
 
+@entry_point("diff")
 def diff(
     a: Any,
     b: Any,

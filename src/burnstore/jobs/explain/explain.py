@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...checkpoint import Checkpoint, open_checkpoint
-from ...errors import LoadError, ModelError, printable
+from ...errors import LoadError, ModelError, entry_point, printable
 from ...formats.registry import format_for_path
 from ...limits import Limits
 from ...models.result import ApplyResult
@@ -153,6 +153,7 @@ class Explanation(Result):
             yield str(self.result)
 
 
+@entry_point("explain")
 def explain(
     source: File,
     into: Any = None,

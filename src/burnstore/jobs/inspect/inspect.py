@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from ...checkpoint import Checkpoint, open_checkpoint
-from ...errors import BurnstoreError, ReadError, UnknownFormatError, located
+from ...errors import BurnstoreError, ReadError, UnknownFormatError, entry_point, located
 from ...formats.base import DescribesHeader, Part
 from ...formats.registry import HEAD_BYTES, format_for_bytes
 from ...formats.sharded.locate import INDEX_SUFFIX, locate
@@ -70,6 +70,7 @@ class Inspection(Plain, Tabular):
         return tensors_panel(self.path, self.format, self.layout, *columns, Totals.of(rows).nbytes)
 
 
+@entry_point("inspect")
 def inspect(
     source: str | os.PathLike[str] | bytes | bytearray | memoryview | Checkpoint,
     *,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from ...checkpoint import Checkpoint, open_checkpoint
-from ...errors import BurnstoreError, ModelError, located
+from ...errors import BurnstoreError, ModelError, entry_point, located
 from ...io.atomic import atomic_file
 from ...io.documents import Bounds, read_json
 from ...io.source import read_whole
@@ -131,7 +131,8 @@ class MapResult(Result):
             task = "check the pairs marked 'order'" if self.is_complete else "edit what is open"
             raise ModelError(
                 self._open(),
-                hint=f"burnstore map --output rules.toml writes the rules; {task}, then pass --rules rules.toml",
+                hint="write the rules with burnstore map SRC --like OUTLINE --output rules.toml; "
+                f'{task}, then pass rules="rules.toml"',
             )
         return recipe_from(self.rules)
 
@@ -156,6 +157,7 @@ def _evidence(tensor: MappedTensor) -> str:
     return f"{tensor.evidence}, by place in a list" if tensor.mark == "list" else tensor.evidence
 
 
+@entry_point("map_names")
 def map_names(
     source: str | os.PathLike[str],
     *,

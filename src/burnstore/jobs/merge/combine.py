@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ...errors import MergeError, PatternError, located, printable
+from ...errors import MergeError, PatternError, located, printable, quoted
 from ...io.workers import Workers, in_batches, run_tasks
 from ...progress import Progress
 from ...tensor.dtype import DType
@@ -91,7 +91,7 @@ def checked_blend(
     given = [1 / sources] * sources if weights is None else weights
     checked = _checked_weights(given, sources, "", normalize=normalize)
     by_pattern = tuple(
-        (compile_pattern(pattern), _checked_weights(each, sources, f" for {pattern!r}", normalize=normalize))
+        (compile_pattern(pattern), _checked_weights(each, sources, f" for {quoted(str(pattern))}", normalize=normalize))
         for pattern, each in (tensor_weights or {}).items()
     )
     return Blend(method, checked, by_pattern)
@@ -213,7 +213,7 @@ class _Combining:
         names = list(dict.fromkeys(name for file in self._files for name in file.tensors))
         for pattern, _ in self._blend.by_pattern:
             if not any(pattern.search(name) for name in names):
-                raise PatternError(f"the pattern {pattern.pattern!r} of weights matched no tensor")
+                raise PatternError(f"the pattern {quoted(pattern.pattern)} of weights matched no tensor")
         arcs = self._arcs(names) if self._blend.method == "slerp" else {}
         for name in names:
             with located(tensor=name):

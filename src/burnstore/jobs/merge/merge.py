@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...checkpoint import Checkpoint
-from ...errors import MergeError, ModelError, located, printable, refuse_unknown
+from ...errors import MergeError, ModelError, Ways, entry_point, located, printable, refuse_unknown
 from ...formats.base import Format
 from ...formats.registry import format_for_path
 from ...io.workers import Workers, checked_workers
@@ -82,6 +82,7 @@ class MergeResult(Result):
     notes: list[Note] = field(default_factory=list)
 
 
+@entry_point("merge")
 def merge(
     sources: Sequence[Path | MergeSource],
     target: Path,
@@ -305,7 +306,7 @@ def _common_layout(inputs: Sequence[Input], chosen: Format, common: Pipeline) ->
     if stated is None:
         raise ModelError(
             f"no source states its layout, and {chosen.name} has {wanted}'s",
-            hint='pass layout="torch" or layout="burn", or keep_layout=True to copy names and axes unchanged',
+            hint=Ways('layout="torch"', 'layout="burn"', "keep_layout=True to copy names and axes unchanged"),
         )
     return wanted
 

@@ -11,12 +11,13 @@ from typing import Any
 
 from ... import __version__
 from ...checkpoint import Checkpoint, open_checkpoint
-from ...errors import BurnstoreError, located
+from ...errors import BurnstoreError, entry_point, located
 from ...io.atomic import atomic_file
 from ...io.workers import Workers
 from ...limits import Limits, check_options
 from ...pipeline.ends import UNKNOWN_LAYOUT, layout_evidence
 from ...pipeline.kinds import MODULES_KEY
+from ...pipeline.options import FilterLike, Pipeline, RenameLike, RulesLike
 from ...pipeline.write import check_apart
 from ...progress import Progress, ProgressLike, progress_from
 from ...tensor.note import Note
@@ -121,6 +122,7 @@ class Report(Result):
         return {"ok": self.ok, "files": [file.to_dict() for file in self.files], "diff": compared}
 
 
+@entry_point("report")
 def report(
     file: File,
     other: File | None = None,
@@ -132,14 +134,24 @@ def report(
     limits: Limits | None = None,
     executor: Workers = None,
     progress: ProgressLike | None = None,
-    **options: Any,
+    tolerance: float | None = None,
+    relative_tolerance: float | None = None,
+    ignore_dtype: bool = False,
+    filter: FilterLike | None = None,
+    rename: RenameLike | None = None,
+    layout: str | None = None,
+    like: Any = None,
+    rules: RulesLike | None = None,
+    guess: bool = False,
+    keep_layout: bool = False,
+    pipeline: Pipeline | None = None,
 ) -> Report:
     """Report on a file, or on two and their differences, as data and as a page for a browser.
 
     Every tensor is read in parts; ``stats=False`` reads only headers, unless two files are compared. ``executor`` is
     None for threads, a number of processes, or an executor like those of ``concurrent.futures``; ``progress`` is called
-    with bytes. A tensor whose values cannot be read has a problem instead of statistics. Further options, such as
-    ``tolerance`` or ``like``, are those of `burnstore.diff`.
+    with bytes. A tensor whose values cannot be read has a problem instead of statistics. The options from
+    ``tolerance`` on are those of `burnstore.diff`, for two files.
 
     If ``output`` is given, the page is written there atomically; whether that is possible is checked before the work.
     Errors are those of `burnstore.open`, `burnstore.diff` and `Report.save`.
@@ -153,6 +165,20 @@ def report(
     (False, '<!DOCTYPE html>')
     """
     check_options(locals())
+    compared_by = {
+        "tolerance": tolerance,
+        "relative_tolerance": relative_tolerance,
+        "ignore_dtype": ignore_dtype or None,
+        "filter": filter,
+        "rename": rename,
+        "layout": layout,
+        "like": like,
+        "rules": rules,
+        "guess": guess or None,
+        "keep_layout": keep_layout or None,
+        "pipeline": pipeline,
+    }
+    options = {name: value for name, value in compared_by.items() if value is not None}
     if options and other is None:
         raise TypeError(f"{next(iter(options))} is an option for two files, got one file")
     sources = [each for each in (file, other) if each is not None]

@@ -20,6 +20,7 @@ from ...errors import (
     UnknownFormatError,
     UnsafeContentError,
     UnsupportedError,
+    entry_point,
     located,
     printable,
 )
@@ -75,6 +76,7 @@ class ScanResult(Result):
         return facts if self.files else {name: fact for name, fact in facts.items() if name != "files"}
 
 
+@entry_point("scan")
 def scan(path: str | os.PathLike[str], *, limits: Limits | None = None) -> ScanResult:
     """Report whether loading a file with other programs would run code, and which tensors can be read safely anyway.
 

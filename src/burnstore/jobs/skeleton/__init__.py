@@ -22,7 +22,7 @@ from ...pipeline.kinds import (
 from ...tensor.data import Shape
 from ...transforms.guess import guess_kinds
 from ...transforms.layout import COUNT, ModuleKind
-from ...transforms.shapes import weight_norm_hint
+from ...transforms.shapes import weight_norm_rules
 from .forward import sequential_forward
 from .source import Source, identifier
 from .tree import tree_of_model, tree_of_shapes
@@ -121,8 +121,10 @@ def _guessed(shapes: Mapping[str, Shape]) -> dict[str, ModuleKind]:
     guess = guess_kinds(shapes)
     if guess.ambiguous:
         path, why = next(iter(guess.ambiguous.items()))
-        fold = weight_norm_hint(shapes)
-        hint = "give the model itself: burnstore skeleton MODULE:CLASS" + (f"; {fold}" if fold else "")
+        hint = "give the model itself: burnstore skeleton MODULE:CLASS --rust"
+        if (line := weight_norm_rules(shapes)) is not None:
+            folded = "burnstore convert FILE folded.safetensors --rules rules.toml"
+            hint += f"; or fold its weight norm first with {folded}, where rules.toml has the line {line}"
         raise AmbiguousError(f"{path or 'the file'}: {why}", hint=hint, guess=guess)
     return guess.kinds
 

@@ -262,7 +262,7 @@ def _folder_node(folder: _Folder, path: str, label: str, kinds: Mapping[str, Mod
     found = Struct(f"{label} {(*folder.tensors, *folder.folders)}", label, shown=path)
     for name, shape in folder.tensors.items():
         if not shape:
-            hint = "take the part of the file that is the model: --top-level-key, top_level_key="
+            hint = "take the part of the file that is the model, with top_level_key="
             tensor = f"{path}.{name}".strip(".")
             raise ModelError("it has no axes; Burn's tensors have at least one", tensor=tensor, hint=hint)
         found.fields[name] = Layer(_parameter(shape, "Float"))

@@ -25,6 +25,7 @@ from ...errors import (
     ReadError,
     UnknownFormatError,
     UnsupportedError,
+    entry_point,
     located,
     printable,
 )
@@ -125,6 +126,7 @@ class Verification(Result):
         return self.is_whole and self.is_expected and self.is_finite and clean and all(file.ok for file in self.files)
 
 
+@entry_point("verify")
 def verify(
     path: str | os.PathLike[str],
     *,

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from types import CodeType
 from typing import Any
 
-from ...errors import ModelError
+from ...errors import ModelError, Ways
 from ...tensor.torch import torch_package
 from ...transforms.classes import kind_of_class
 from ...transforms.layout import COUNT, PLUS_ONE, ModuleKind
@@ -151,7 +151,7 @@ def _kept(module: Module, option: str) -> Any:
         return getattr(module, option)
     raise ModelError(
         f"a traced {class_name(module)} without tensors that Burn's has: its {option} was lost by tracing",
-        hint='pass the model that was traced, or layout="torch" to keep PyTorch\'s layout',
+        hint=Ways("the model that was traced", "keep_layout=True to keep PyTorch's layout"),
     )
 
 
