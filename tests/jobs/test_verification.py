@@ -548,3 +548,107 @@ assert "ml_dtypes" in problem, problem
 
 def test_without_ml_dtypes_only_what_it_alone_knows_is_not_shown(tmp_path: Path, run_python: Any) -> None:
     run_python(WITHOUT, tmp_path / "m.safetensors")
+
+
+# --- what other programs do with the bytes ----------------------------------------------------------------------------
+
+
+def bin_set(folder: Path, **changes: str) -> None:
+    torch = pytest.importorskip("torch")
+    names = {"a": "pytorch_model-00001-of-00002.bin", "b": "pytorch_model-00002-of-00002.bin"}
+    for tensor, name in names.items():
+        torch.save({tensor: torch.ones(2)}, folder / name)
+    index = {"metadata": {"total_size": 16}, "weight_map": {**names, **changes}}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+
+
+def test_a_set_of_bin_files_is_verified_by_its_index_as_it_is_opened(tmp_path: Path) -> None:
+    bin_set(tmp_path)
+    whole = bs.verify(tmp_path)
+    assert whole.ok and [tensor.name for tensor in whole.tensors] == ["a", "b"]
+    bin_set(tmp_path, c="pytorch_model-00002-of-00002.bin")
+    assert "the shard lacks it" in str(bs.verify(tmp_path).errors[0])
+    bin_set(tmp_path)
+    (tmp_path / "pytorch_model-00001-of-00002.bin").unlink()
+    with pytest.raises(bs.errors.CorruptError, match="is missing") as opened:
+        bs.open(tmp_path)
+    assert str(bs.verify(tmp_path).errors[0]) == str(opened.value)
+
+
+def test_the_checksums_of_a_set_of_bin_files_are_checked(tmp_path: Path) -> None:
+    bin_set(tmp_path)
+    path = tmp_path / "pytorch_model-00002-of-00002.bin"
+    with zipfile.ZipFile(path) as archive:
+        place = archive.getinfo("pytorch_model-00002-of-00002/data/0").header_offset
+    data = bytearray(path.read_bytes())
+    at = bytes(data).index(np.ones(2, "<f4").tobytes(), place)
+    data[at] ^= 1
+    path.write_bytes(data)
+    found = bs.verify(tmp_path)
+    assert not found.is_whole and "checksum" in str(found.errors[0])
+
+
+SPARSE = {
+    "coo": lambda torch: torch.sparse_coo_tensor([[0, 5], [1, 2]], torch.ones(2), (3, 3), check_invariants=False),
+    "coo, negative": lambda torch: torch.sparse_coo_tensor([[-1], [0]], torch.ones(1), (3, 3), check_invariants=False),
+    "csr": lambda torch: torch.sparse_csr_tensor([0, 1, 1], [7], torch.ones(1), (2, 2), check_invariants=False),
+    "csr, rows": lambda torch: torch.sparse_csr_tensor([0, 9, 1], [1], torch.ones(1), (2, 2), check_invariants=False),
+    "csc": lambda torch: torch.sparse_csc_tensor([0, 0, 1], [2], torch.ones(1), (2, 2), check_invariants=False),
+    "bsr": lambda torch: torch.sparse_bsr_tensor([0, 1], [3], torch.ones(1, 2, 2), (2, 4), check_invariants=False),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"_use_new_zipfile_serialization": False}], ids=["zip", "legacy"])
+@pytest.mark.parametrize("kind", SPARSE)
+@pytest.mark.filterwarnings("ignore")
+def test_indices_beyond_a_sparse_tensor_are_an_error(kind: str, options: dict[str, Any], tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    torch.save({"model": {"s": SPARSE[kind](torch), "w": torch.ones(2)}}, tmp_path / "x.pt", **options)
+    found = bs.verify(tmp_path / "x.pt")
+    assert not found.is_whole
+    (error,) = found.errors
+    assert (error.tensor, error.rule) == ("model.s", "PT-22")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_sparse_tensors_with_indices_in_range_are_whole(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    dense = torch.tensor([[0.0, 1.0, 0.0, 2.0], [3.0, 0.0, 0.0, 0.0]])
+    state = {
+        "coo": dense.to_sparse(),
+        "csr": dense.to_sparse_csr(),
+        "csc": dense.to_sparse_csc(),
+        "bsr": dense.to_sparse_bsr((2, 2)),
+        "batch": torch.stack([dense, dense]).to_sparse_csr(),
+        "none": torch.zeros(0, 3).to_sparse(),
+        "no rows": torch.zeros(0, 3).to_sparse_csr(),
+    }
+    torch.save(state, tmp_path / "x.pt")
+    assert bs.verify(tmp_path / "x.pt", executor=2).ok
+
+
+class Runs:
+    def __reduce__(self) -> Any:
+        return os.system, ("echo never",)
+
+
+def test_code_that_other_programs_would_run_is_said(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    torch.save({"w": torch.ones(2), "more": Runs()}, tmp_path / "evil.pt")
+    found = bs.verify(tmp_path / "evil.pt")
+    assert found.is_whole and not found.ok
+    assert "would run code: imports and calls posix.system (evil/data.pkl)" in found.warnings[0]
+    torch.save(torch.nn.Linear(2, 3), tmp_path / "model.pt")
+    found = bs.verify(tmp_path / "model.pt")
+    assert found.ok and any("torch.nn.modules.linear.Linear" in note for note in found.notes)
+    torch.save({"w": torch.ones(2)}, tmp_path / "data.pt")
+    assert bs.verify(tmp_path / "data.pt").notes == ()
+
+
+def test_code_in_a_shard_or_behind_other_data_is_said(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    bin_set(tmp_path)
+    torch.save({"b": torch.ones(2), "more": Runs()}, tmp_path / "pytorch_model-00002-of-00002.bin")
+    assert "pytorch_model-00002-of-00002.bin would run code" in bs.verify(tmp_path).warnings[0]
+    np.savez(tmp_path / "x.npz", a=np.ones(2), b=np.array([Runs()], object))
+    assert any("posix.system" in warning for warning in bs.verify(tmp_path / "x.npz").warnings)

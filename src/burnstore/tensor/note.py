@@ -19,6 +19,7 @@ NoteKind = Literal[
     "cast",  # values in another dtype
     "metadata",  # metadata or scalars that were not written
     "unknown",  # modules of unknown kind, or code of the model that was not run
+    "code",  # code in a file that other programs would run
     "check",  # what a check did not cover
     "hint",  # what to do next
 ]

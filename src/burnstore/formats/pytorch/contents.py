@@ -15,7 +15,7 @@ from ...tensor.dtype import DType
 from ...tensor.sources import Data, SourceData
 from ..base import Contents, Table
 from .calls import NumpyArray
-from .data import DenseData, PickledArray, StridedData, UnsavedData, dense_kind
+from .data import DenseData, PickledArray, StridedData, UnsavedData, dense_kind, is_sparse
 from .graph import Found
 from .stream import MAX_TENSORS, PickledFile
 from .tensors import ITEM_SIZES, MAX_EXPANDED, CompositeTensor, PickledTensor, Storage, shape_in_values
@@ -42,6 +42,7 @@ class Rows:
         self._rows: list[tuple[str, DType, Shape, int, int, Storage | None]] = []
         self._computed: dict[int, Data] = {}
         self._dense_bytes = 0
+        self._sparse: list[tuple[str, DenseData]] = []
         self._geometries: dict[tuple[DType, Shape, Shape], tuple[int, bool, Shape, int]] = {}
 
     def add(self, tensors: dict[str, Any], *, dense: bool) -> None:
@@ -95,10 +96,11 @@ class Rows:
         with located(tensor=name):
             kind = dense_kind(composite) if dense else None
         if kind is not None:
-            parts = {part: self._data(t) for part, t in composite.parts.items() if isinstance(t, PickledTensor)}
-            self._add_computed(name, *kind, DenseData(composite, parts))
+            self._add_computed(name, *kind, self._dense(composite))
             self._dense_bytes += self._rows[-1][4]
             return
+        if is_sparse(composite):
+            self._sparse.append((name, self._dense(composite)))
         for part, value in composite.parts.items():
             if isinstance(value, PickledTensor):
                 self._add_tensor(f"{name}.{part}", value)
@@ -106,6 +108,10 @@ class Rows:
                 self._add_composite(f"{name}.{part}", value, dense=dense)
             else:
                 self._add_array(f"{name}.{part}", value)
+
+    def _dense(self, composite: CompositeTensor) -> DenseData:
+        parts = {part: self._data(t) for part, t in composite.parts.items() if isinstance(t, PickledTensor)}
+        return DenseData(composite, parts)
 
     def _add_array(self, name: str, array: Any) -> None:
         self._add_computed(name, DType.of(array.dtype), array.shape, PickledArray(array))
@@ -130,6 +136,10 @@ class Rows:
             shared=_shared(names, storages),
             classes=found.classes,
         )
+
+    def sparse(self) -> list[tuple[str, DenseData]]:
+        """Return the sparse tensors whose parts are rows."""
+        return self._sparse
 
     def _check_total(self) -> None:
         """Refuse views that repeat their storages, in all, far beyond the size of the file (PT-21)."""

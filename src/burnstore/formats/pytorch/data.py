@@ -310,22 +310,33 @@ class DenseData(Data):
         return next((part.file for part in self.parts.values() if part.file is not None), None)
 
     def window(self, start: int, stop: int) -> memoryview:
+        return bytes_of_array(self._apply(_DENSE))[start:stop]
+
+    def check(self) -> None:
+        """Check that the parts of a sparse tensor fit: every index is within its size."""
+        self._apply(_SPARSE)
+
+    def _apply(self, functions: Mapping[str, Callable[[Parts, CompositeTensor], Any]]) -> Any:
         arrays = {name: self._array(name) for name in self.composite.parts}
         try:
             with np.errstate(all="ignore"):
-                values = _DENSE[self.composite.kind](arrays, self.composite)
+                return functions[self.composite.kind](arrays, self.composite)
         except (ValueError, TypeError, IndexError, OverflowError) as error:
             if isinstance(error, BurnstoreError):
                 raise
             problem = f"a {self.composite.kind} tensor whose parts do not fit: {error}"
             raise CorruptError(problem, rule="PT-22") from None
-        return bytes_of_array(values)[start:stop]
 
     def _array(self, name: str) -> Array:
         part = self.composite.parts[name]
         if not isinstance(part, PickledTensor):
             return np.asarray(part)
         return array_from_bytes(self.parts[name].window(0, part.nbytes), part.dtype, part.shape)
+
+
+def is_sparse(composite: CompositeTensor) -> bool:
+    """Return whether a tensor is stored as indices and values."""
+    return composite.kind in _SPARSE
 
 
 def dense_kind(composite: CompositeTensor) -> tuple[DType, Shape] | None:
@@ -360,7 +371,7 @@ def _quantized(parts: Parts, composite: CompositeTensor) -> Array:
     return (centred.astype(np.float64) * scale.astype(np.float64).reshape(along)).astype(np.float32)
 
 
-def _coo(parts: Parts, composite: CompositeTensor) -> Array:
+def _check_coo(parts: Parts, composite: CompositeTensor) -> None:
     indices, values, shape = parts["indices"], parts["values"], composite.facts["shape"]
     if indices.ndim != 2 or values.ndim < 1 or indices.shape[1] != values.shape[0]:
         raise CorruptError("a sparse tensor with another number of indices than values", rule="PT-22")
@@ -368,6 +379,11 @@ def _coo(parts: Parts, composite: CompositeTensor) -> Array:
     if len(shape) != axes + values.ndim - 1 or shape[axes:] != values.shape[1:]:
         raise CorruptError("a sparse tensor whose values do not fit its size", rule="PT-22")
     _check_indices(indices, np.array(shape[:axes], np.int64).reshape(-1, 1))
+
+
+def _coo(parts: Parts, composite: CompositeTensor) -> Array:
+    _check_coo(parts, composite)
+    indices, values, shape = parts["indices"], parts["values"], composite.facts["shape"]
     made: Array = np.zeros(shape, values.dtype)
     # Values of an index that occurs more than once are added up; one more axis covers tensors without axes.
     combine = np.logical_or if made.dtype.kind == "b" else np.add
@@ -380,10 +396,23 @@ def _check_indices(indices: Array, ends: Any) -> None:
         raise CorruptError("a sparse tensor with an index outside of its size", rule="PT-22")
 
 
-def _compressed(parts: Parts, composite: CompositeTensor) -> Array:
-    """Expand rows or columns (csr, csc), or blocks of them (bsr, bsc); the first axes may be a batch."""
+class _Lines(NamedTuple):
+    """The rows or columns of the matrices of a compressed tensor: where each starts, and the other index."""
+
+    starts: Array
+    others: Array
+    tiles: Shape
+    """The shape of the whole, as blocks."""
+    blocks: Shape
+    """The shape of the values, as blocks."""
+
+
+def _check_compressed(parts: Parts, composite: CompositeTensor) -> _Lines:
+    """Check rows or columns (csr, csc), or blocks of them (bsr, bsc); the first axes may be a batch."""
     values, shape = parts["values"], composite.facts["shape"]
     along, across = (parts[name] for name in list(composite.parts)[:2])
+    if not along.ndim or not across.ndim or len(shape) < along.ndim + 1:
+        raise CorruptError("a sparse tensor whose indices do not fit its size", rule="PT-22")
     blocked = composite.kind in ("sparse_bsr", "sparse_bsc")
     batch = along.shape[:-1]
     first = len(batch) + 1  # Where the axes of a block are, behind the batch and the values of one matrix.
@@ -392,27 +421,40 @@ def _compressed(parts: Parts, composite: CompositeTensor) -> Array:
     if shape[: len(batch)] != batch or shape[len(batch) + 2 :] != tail or across.shape != values.shape[:first]:
         raise CorruptError("a sparse tensor whose values do not fit its size", rule="PT-22")
     rows, columns = shape[len(batch)] // max(height, 1), shape[len(batch) + 1] // max(width, 1)
-    made: Array = np.zeros(shape, values.dtype)
+    count, stored = math.prod(batch), across.shape[-1]
+    lines, extent = (rows, columns) if _by_rows(composite) else (columns, rows)
+    starts, others = along.reshape(count, lines + 1), across.reshape(count, stored)
+    _check_indices(starts, stored + 1)
+    _check_indices(others, extent)
+    counts: Any = np.diff(starts.astype(np.int64), axis=1)
+    if (starts[:, 0] != 0).any() or (starts[:, -1] != stored).any() or (counts < 0).any():
+        raise CorruptError("a sparse tensor whose indices do not fit its size", rule="PT-22")
+    tiles = (count, rows, height, columns, width, *tail)
+    return _Lines(starts, others, tiles, (count, stored, height, width, *tail))
+
+
+def _by_rows(composite: CompositeTensor) -> bool:
+    return composite.kind in ("sparse_csr", "sparse_bsr")
+
+
+def _compressed(parts: Parts, composite: CompositeTensor) -> Array:
+    """Expand rows or columns (csr, csc), or blocks of them (bsr, bsc)."""
+    by_rows, compressed = _by_rows(composite), _check_compressed(parts, composite)
+    made: Array = np.zeros(composite.facts["shape"], parts["values"].dtype)
     if not made.size:
         return made
-    count, stored = math.prod(batch), across.shape[-1]
-    tiles = made.reshape(count, rows, height, columns, width, *tail)
-    blocks = values.reshape(count, stored, height, width, *tail)
-    by_rows = composite.kind in ("sparse_csr", "sparse_bsr")
-    lines, extent = (rows, columns) if by_rows else (columns, rows)
-    all_starts, all_others = along.reshape(count, lines + 1), across.reshape(count, stored)
-    for at, (starts, others) in enumerate(zip(all_starts, all_others, strict=True)):
-        _check_indices(starts, stored + 1)
-        _check_indices(others, extent)
-        counts: Any = np.diff(starts.astype(np.int64))
-        if starts[0] != 0 or starts[-1] != len(others) or (counts < 0).any():
-            raise CorruptError("a sparse tensor whose indices do not fit its size", rule="PT-22")
-        line = np.repeat(np.arange(lines), counts)
+    tiles, blocks = made.reshape(compressed.tiles), parts["values"].reshape(compressed.blocks)
+    for at, (starts, others) in enumerate(zip(compressed.starts, compressed.others, strict=True)):
+        line = np.repeat(np.arange(len(starts) - 1), np.diff(starts.astype(np.int64)))
         row, column = (line, others) if by_rows else (others, line)
         tiles[at, row, :, column, :] = blocks[at] + blocks.dtype.type(0)  # torch adds to zero, which loses -0.0.
     return made
 
 
+_SPARSE: dict[str, Callable[[Parts, CompositeTensor], Any]] = {
+    "sparse_coo": _check_coo,
+    **dict.fromkeys(("sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"), _check_compressed),
+}
 _DENSE: dict[str, Callable[[Parts, CompositeTensor], Array]] = {
     "quantized": _quantized,
     "sparse_coo": _coo,

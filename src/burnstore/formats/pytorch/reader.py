@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import CorruptError, LimitError, TruncatedError, UnknownFormatError, UnsupportedError, printable
-from ...io.source import Source
+from ...errors import CorruptError, LimitError, TruncatedError, UnknownFormatError, UnsupportedError, located, printable
+from ...io.source import JoinedSource, Source
 from ...limits import Limits
 from ..base import Check, Contents, Part
 from ..codec.zip import DEFLATED, LOCAL_MAGIC, STORED, Member
@@ -15,12 +15,13 @@ from ..sharded import read as sharded
 from ..sharded.locate import begins_like_index
 from .archive import ZipFile, read_zip
 from .contents import Rows
-from .data import check_member
+from .data import DenseData, check_member
 from .graph import find_tensors
 from .salvage import LOCAL_HEADER, salvaged, without_lost
 from .stream import MAX_PICKLE_BYTES, MAX_TENSORS, PickledFile, begins_like_legacy, read_bare, read_legacy, read_tar
 
 _HEAD = 512
+_INDICES = (".indices", ".crow_indices", ".ccol_indices")
 
 
 def read_pickled(source: Source, limits: Limits | None = None, *, checksums: bool = False) -> PickledFile:
@@ -112,13 +113,43 @@ class MemberCheck:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class SparseCheck:
+    """The indices of one sparse tensor, compared with its size (PT-22)."""
+
+    name: str
+    data: DenseData
+
+    @property
+    def nbytes(self) -> int:
+        return sum(int(getattr(part, "nbytes", 0)) for part in self.data.composite.parts.values())
+
+    def __call__(self) -> str | None:
+        with located(tensor=self.name):
+            self.data.check()
+        return None
+
+
 def checks(source: Source, contents: Contents, limits: Limits) -> Sequence[Check]:
-    """Return a check for each member that has a checksum; other containers of torch have none."""
+    """Return a check for each sparse tensor, and for each member of a zip that has a checksum."""
+    if isinstance(contents.source, JoinedSource):
+        return [check for part in contents.source.parts for check in _checks(part, contents, limits)]
+    return _checks(source, contents, limits)
+
+
+def _checks(source: Source, contents: Contents, limits: Limits) -> list[Check]:
+    found: list[Check] = []
+    if any(name.endswith(_INDICES) for name in contents.table.names):
+        file = read_pickled(source, limits)
+        rows = Rows(file, source, limits)
+        rows.add(find_tensors(file, "", limits).tensors, dense=False)
+        found += [SparseCheck(name, data) for name, data in rows.sparse()]
     if not source.read_at(0, min(2, source.size)).startswith(b"PK"):
-        return []
+        return found
     directory = ZipFile(source, limits).directory
     members = zip(directory.names, directory.members(), strict=True)
-    return [MemberCheck(source, name, member, member.packed) for name, member in members if member.crc]
+    found += [MemberCheck(source, name, member, member.packed) for name, member in members if member.crc]
+    return found
 
 
 def describe_header(head: bytes, size: int) -> list[Part]:

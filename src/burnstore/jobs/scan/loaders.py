@@ -162,11 +162,13 @@ class Inspector:
             complete = self._inspect_tar(source, member, level)
         return complete
 
-    def _inspect_inner(self, data: bytes, member: str, level: int) -> bool:
-        self._bytes_left -= len(data)
+    def _inspect_inner(self, source: Source | bytes, member: str, level: int) -> bool:
+        if isinstance(source, bytes):
+            source = BytesSource(source, share=True)
+        self._bytes_left -= source.size
         if self._bytes_left < 0:
             raise LimitError("the files inside this one are too large in total", rule="PT-17")
-        return self._inspect(BytesSource(data, share=True), member, level + 1)
+        return self._inspect(source, member, level + 1)
 
     def _inspect_pickles(self, source: Source, head: bytes, member: str, level: int, start: int = 0) -> bool:
         """Follow the pickles from a byte on; return whether they fill the file."""
@@ -279,7 +281,7 @@ class Inspector:
                 self.findings.append(Finding(DANGEROUS, error.message, False, member, error.offset or 0, "path"))
             self.error = self.error or error
             for name, data in self._loose_members(source):
-                self._inspect_member(data, name, member, level)
+                self._inspect_member(BytesSource(data, share=True), name, member, level)
             return False
         try:
             raw = tensor_members(archive, self.limits)
@@ -291,18 +293,22 @@ class Inspector:
             if name.endswith((".py", ".pyc")) and not is_script:  # torch.package and Python import it.
                 self._suspect(name, "Python source", f"{member}/{name}" if member else name)
             # numpy.load takes a storage for an array if it begins like one.
-            if stored.size and (name not in raw or _content(source, stored, len(_NUMPY)) == _NUMPY):
+            if stored.size and (name not in raw or _head(source, stored) == _NUMPY):
                 self._inspect_member(_content(source, stored), name, member, level)
         return True
 
-    def _inspect_member(self, data: bytes, name: str, member: str, level: int) -> None:
+    def _inspect_member(self, source: Source, name: str, member: str, level: int) -> None:
         place = f"{member}/{name}" if member else name
+        is_text = name.endswith((".py", ".json"))
+        if is_text and source.size > MAX_PICKLE_BYTES:
+            raise LimitError(f"a member of {source.size} bytes, more than {MAX_PICKLE_BYTES}", rule="PT-17")
+        data = source.read_at(0, source.size if is_text else min(2, source.size))
         if name.endswith(".py"):
             for match in _SCRIPT_CALLS.finditer(data):
                 self._suspect(match[0].decode("utf-8", "replace"), "TorchScript", place, match.start())
         elif name.endswith(".json"):
             self._inspect_expressions(data, place)
-        is_complete = self._inspect_inner(data, place, level)
+        is_complete = self._inspect_inner(source, place, level)
         if not is_complete and (name.endswith(_PICKLE_SUFFIXES) or _PROTOCOL.match(data)):
             unproved = UnsupportedError(f"{place}: the pickles in it do not fill it, each up to its STOP")
             self.error = self.error or unproved
@@ -374,7 +380,7 @@ class Inspector:
                         raise LimitError(f"a member of {info.size} bytes in a tar of {source.size}", rule="PT-17")
                     held = archive.extractfile(info) if info.isreg() else None
                     if held is not None:
-                        self._inspect_member(held.read(), name, member, level)
+                        self._inspect_member(BytesSource(held.read(), share=True), name, member, level)
             read_members(source.read_at, source.size)
         except LimitError:
             raise
@@ -527,20 +533,24 @@ def _is_zip_for_python(source: Source) -> bool:
     return archive is not None and bool(archive.infolist())
 
 
-def _content(source: Source, member: Member, first: int | None = None) -> bytes:
-    """Return the bytes of a member, or the first, without checking its checksum, which torch does not check either."""
-    if first is not None:
-        head = source.read_at(member.start, min(member.packed, _STEP if member.method == DEFLATED else first))
-        if member.method != DEFLATED:
-            return head
-        try:
-            return zlib.decompressobj(-zlib.MAX_WBITS).decompress(head, first)
-        except zlib.error:
-            return _NUMPY  # The whole member is inspected, which reports the damage.
+def _content(source: Source, member: Member) -> Source:
+    """Return a member as a source, without checking its checksum, which torch does not check either."""
+    if member.method != DEFLATED:
+        return _PartOfSource(source, member.start, member.packed)
     if max(member.packed, member.size or 0) > MAX_PICKLE_BYTES:
         raise LimitError(f"a member of {member.size} bytes, more than the limit of {MAX_PICKLE_BYTES}", rule="PT-17")
-    data = source.read_at(member.start, member.packed)
-    return inflate(data, member.size or 0, most=MAX_PICKLE_BYTES) if member.method == DEFLATED else data
+    data = inflate(source.read_at(member.start, member.packed), member.size or 0, most=MAX_PICKLE_BYTES)
+    return BytesSource(data, share=True)
+
+
+def _head(source: Source, member: Member) -> bytes:
+    """Return the first bytes of a member, as many as begin an array of NumPy."""
+    deflated = member.method == DEFLATED
+    head = source.read_at(member.start, min(member.packed, _STEP if deflated else len(_NUMPY)))
+    try:
+        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(head, len(_NUMPY)) if deflated else head
+    except zlib.error:
+        return _NUMPY  # The whole member is inspected, which reports the damage.
 
 
 def _is_tar_header(head: bytes) -> bool:

@@ -119,11 +119,28 @@ def scan(path: str | os.PathLike[str], *, limits: Limits | None = None) -> ScanR
         source.close()
 
 
+def code_in(path: str, limits: Limits | None = None) -> tuple[Finding, ...]:
+    """Return the code in one file that other programs would run, the most dangerous first."""
+    limits = limits or Limits()
+    source = FileSource(path)
+    try:
+        inspector = Inspector(source, limits)
+        inspector.run(source)
+        return _ordered(inspector.findings)
+    finally:
+        source.close()
+
+
+def _ordered(findings: list[Finding]) -> tuple[Finding, ...]:
+    order = sorted(findings, key=lambda finding: (finding.severity != DANGEROUS, finding.member, finding.position))
+    return tuple(order)
+
+
 def _judge(source: FileSource, path: str, limits: Limits) -> ScanResult:
     format_name = _format_of(source.read_at(0, min(HEAD_BYTES, source.size)))
     found = Inspector(source, limits)
     is_complete = found.run(source)
-    findings = sorted(found.findings, key=lambda each: (each.severity != DANGEROUS, each.member, each.position))
+    findings = _ordered(found.findings)
     tensors, broken = _tensors(path, format_name or "pytorch", limits)
     is_data_format = format_name not in (None, "pytorch")
     if findings:
@@ -139,7 +156,7 @@ def _judge(source: FileSource, path: str, limits: Limits) -> ScanResult:
         verdict, error = CLEAN, broken
     if isinstance(error, BurnstoreError) and error.path is None:
         error.path = path
-    return ScanResult(path, format_name, verdict, tuple(findings), tensors, error)
+    return ScanResult(path, format_name, verdict, findings, tensors, error)
 
 
 def _format_of(head: bytes) -> str | None:

@@ -44,6 +44,8 @@ from ...tensor.plain import Plain
 from ...tensor.snapshot import ByteStream, TensorSnapshot, read_all
 from ...tensor.tabular import Result
 from ..budget import Shared, plan_reads, too_much
+from ..scan.scan import code_in
+from ..scan.severity import DANGEROUS
 from ..stats import count_special_values, count_specials, value_runs
 
 # A task has about this many bytes: enough to be worth opening a file, few enough to balance the workers.
@@ -51,8 +53,8 @@ _TASK_BYTES = 32 << 20
 _SPARE = 64 << 20
 _SMALL = 256 << 10  # Smaller tensors are read together with their neighbours.
 _BLOCK_BYTES = 384 << 10  # It fits into a core's cache and has whole elements of every dtype, also of 6 bits.
+_MOST_CODE = 20
 _DIGEST_LENGTHS = {"sha256": 64, "sha512": 128}
-_INDEX = ".safetensors" + INDEX_SUFFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +204,28 @@ def _verify_one(
     try:
         with located(path=path), _open_all(path, limits, warnings) as checkpoint:
             found = _Work(checkpoint, expected, digests=digests).run(path, executor, report)
-            return replace(found, warnings=(*found.warnings, *warnings))
+            found = replace(found, warnings=(*found.warnings, *warnings))
+            files = dict.fromkeys(checkpoint.file_of(name) for name in checkpoint)
     except BurnstoreError as error:
-        return Verification(path, errors=(error,), expected=expected)
+        found, files = Verification(path, errors=(error,), expected=expected), {}
+    return _with_code(found, files or (path,), limits)
+
+
+def _with_code(found: Verification, files: Iterable[str], limits: Limits | None) -> Verification:
+    """Add the code that other programs would run: a warning if it is dangerous, else a note."""
+    warnings, notes = [], []
+    for file in filter(os.path.isfile, files):
+        for finding in code_in(file, limits):
+            does = "imports and calls" if finding.called else "imports"
+            what = f"{does} {finding.name}" if finding.kind == "import" else f"{finding.kind}: {finding.name}"
+            where = f" ({printable(finding.member)})" if finding.member else ""
+            text = f"other programs that load {os.path.basename(file)} would run code: {printable(what)}{where}"
+            if finding.severity == DANGEROUS:
+                warnings.append(text)
+            else:
+                notes.append(Note("code", text, file))
+    most = slice(None, _MOST_CODE)
+    return replace(found, warnings=(*found.warnings, *warnings[most]), notes=(*found.notes, *notes[most]))
 
 
 def _open_all(path: str, limits: Limits | None, warnings: list[str]) -> Checkpoint:
@@ -285,7 +306,7 @@ def _size(path: str) -> int:
 
 def _sets(place: str, names: Sequence[str]) -> Iterator[tuple[str, set[str]]]:
     """Yield the sets of shards directly in a folder, each with the names of its shards."""
-    indexes = [name for name in names if name.endswith(_INDEX)]
+    indexes = [name for name in names if _is_index(name)]
     for name in indexes:
         path = os.path.join(place, name)
         yield path, set((weight_map_at(path) or {}).values())  # verifying the index reports what is wrong with it
@@ -305,7 +326,12 @@ def _sets(place: str, names: Sequence[str]) -> Iterator[tuple[str, set[str]]]:
 
 def _is_about(folder: str, found: Verification) -> bool:
     """Return whether the result is about the folder itself, or about the set of shards that it is."""
-    return found.path == folder or (found.path.endswith(_INDEX) and os.path.dirname(found.path) == folder)
+    return found.path == folder or (_is_index(found.path) and os.path.dirname(found.path) == folder)
+
+
+def _is_index(name: str) -> bool:
+    """Return whether a name is that of the index of a set of shards: ``model.safetensors.index.json``."""
+    return name.endswith(INDEX_SUFFIX) and _has_known_suffix(name.removesuffix(INDEX_SUFFIX))
 
 
 def _has_known_suffix(name: str) -> bool:
