@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,10 +25,11 @@ from .errors import (
 )
 from .formats.base import UNSTATED_LAYOUT, Check, Contents, HasChecks, ModuleClass, Table
 from .formats.registry import HEAD_BYTES, format_for_bytes, format_named
-from .formats.sharded.locate import INDEX_SUFFIX, locate
+from .formats.sharded.locate import INDEX_SUFFIX, locate, open_located
 from .io.gather import gather
 from .io.gc_pause import gc_paused
-from .io.source import BytesSource, FileSource, JoinedSource, MmapSource, Source
+from .io.paths import as_path, is_remote
+from .io.source import BytesSource, InFolder, JoinedSource, Source, is_file_object
 from .limits import Limits
 from .tensor.data import Array, Shape, array_from_bytes
 from .tensor.dtype import DType, Kind
@@ -266,7 +267,7 @@ class Checkpoint(Tabular, Mapping[str, TensorSnapshot]):
 
     def is_current(self) -> bool:
         """Return whether the path still names the file that was opened; always true for bytes in memory."""
-        return not self._closed and (not isinstance(self._source, FileSource) or self._source.is_current())
+        return not self._closed and (not isinstance(self._source, InFolder) or self._source.is_current())
 
     def close(self) -> None:
         """Let go of the file; arrays that were taken stay valid, snapshots that were not read can no longer be."""
@@ -427,15 +428,20 @@ def _cut(table: Table, buffers: list[Any], places: list[int]) -> dict[str, Array
 
 @entry_point("open")
 def open_checkpoint(
-    source: str | os.PathLike[str] | bytes | bytearray | memoryview,
+    source: str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes],
     *,
     format: str | None = None,
     zero_copy: bool = False,
     limits: Limits | None = None,
     top_level_key: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Checkpoint:
     """Open a file (or bytes) of tensors; its format is decided by its bytes, nothing but its header is read.
+
+    ``source`` is a path, a URL (``s3://``, ``gs://``, ``az://``, ``https://``, ``hf://org/model``, ``file://``), bytes,
+    or a file object opened in binary mode. ``storage_options`` has what a URL needs besides: credentials, a region, an
+    endpoint, ``timeout`` (see the how-to "weights in a bucket").
 
     ``zero_copy=True`` maps the file: arrays are then read-only views on it, and the file must not be truncated while
     they live. By default tensors are read into memory of their own, and the file can be let go. Bytes are likewise
@@ -458,28 +464,35 @@ def open_checkpoint(
         raise TypeError(f"limits must be a Limits, got {type(limits).__name__}")
     if not isinstance(zero_copy, bool):
         raise TypeError(f"zero_copy must be a bool, got {type(zero_copy).__name__}")
-    opened: Source
-    if isinstance(source, (bytes, bytearray, memoryview)):
-        opened = BytesSource(source, share=zero_copy)
-    elif isinstance(source, (str, os.PathLike)):
-        return _open_path(os.fsdecode(source), format, MmapSource if zero_copy else FileSource, limits, options)
-    else:
-        raise TypeError(f"expected a path or bytes, got {type(source).__name__}")
-    return _opened(opened, format, limits, options)
+    if isinstance(source, (str, os.PathLike)) or is_file_object(source):
+        path = as_path(source, storage_options)
+        _check_storage_options(storage_options, remote=is_remote(path))
+        return _open_path(path, format, zero_copy, limits, options)
+    _check_storage_options(storage_options, remote=False)
+    if not isinstance(source, (bytes, bytearray, memoryview)):
+        raise TypeError(f"expected a path, bytes or a file object, got {type(source).__name__}")
+    return _opened(BytesSource(source, share=zero_copy), format, limits, options)
+
+
+def _check_storage_options(storage_options: Mapping[str, Any] | None, *, remote: bool) -> None:
+    if storage_options and not remote:
+        raise ValueError("storage_options are for URLs such as s3://bucket/file; this file is local")
 
 
 def _open_path(
-    path: str, format: str | None, kind: type[FileSource], limits: Limits | None, options: dict[str, Any]
+    path: str, format: str | None, zero_copy: bool, limits: Limits | None, options: dict[str, Any]
 ) -> Checkpoint:
     for attempt in range(_MOST_ATTEMPTS):
-        file, found = locate(path)
         try:
-            return _opened(kind(file), found.pop("format", None) or format, limits, {**found, **options})
-        except ChangedError:  # an index whose shards were replaced with it: the new index is in place now
-            if not file.endswith(INDEX_SUFFIX) or attempt == _MOST_ATTEMPTS - 1:
+            source, found = open_located(path, zero_copy=zero_copy)
+        except FileNotFoundError as error:  # a single file that a set of shards has just replaced
+            if is_remote(path) or attempt == _MOST_ATTEMPTS - 1 or locate(path)[0] == error.filename:
                 raise
-        except FileNotFoundError:  # a single file that a set of shards has just replaced
-            if locate(path)[0] == file:
+            continue
+        try:
+            return _opened(source, found.pop("format", None) or format, limits, {**found, **options})
+        except ChangedError:  # an index whose shards were replaced with it: the new index is in place now
+            if not source.name.endswith(INDEX_SUFFIX) or attempt == _MOST_ATTEMPTS - 1:
                 raise
     raise AssertionError("unreachable")
 

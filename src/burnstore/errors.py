@@ -33,6 +33,7 @@ The layer that knows a fact attaches it with `located`; lower layers raise witho
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -42,6 +43,9 @@ T = TypeVar("T")
 
 _FACTS = ("path", "tensor", "offset", "rule", "hint")
 _LONGEST_NAME_SHOWN = 200
+_SECRET = "***"
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://[^\s'\"<>]*")
+_URL_PARTS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://([^/?#]*)(.*)", re.DOTALL)
 
 
 class BurnstoreWarning(UserWarning):
@@ -72,13 +76,14 @@ class BurnstoreError(Exception):
         rule: str | None = None,
         hint: str | None = None,
     ) -> None:
+        message = redact(message)
         super().__init__(message)
         self.message = message
-        self.path = path
+        self.path = None if path is None else redact(path)
         self.tensor = tensor
         self.offset = offset
         self.rule = rule
-        self.hint = hint
+        self.hint = None if hint is None else redact(hint)
 
     def __str__(self) -> str:
         subject = ""
@@ -139,7 +144,7 @@ class located:  # noqa: N801  # used as a verb: with located(path=...)
         if isinstance(error, BurnstoreError):
             for fact, value in zip(_FACTS, self._facts, strict=True):
                 if value is not None and getattr(error, fact) is None:
-                    setattr(error, fact, value)
+                    setattr(error, fact, redact(value) if isinstance(value, str) else value)
 
 
 def expect(value: Any, kind: type[T], name: str) -> T:
@@ -155,8 +160,45 @@ def expect(value: Any, kind: type[T], name: str) -> T:
     raise TypeError(f"{name} must be {article} {kind.__name__}, got {type(value).__name__}")
 
 
+def redact(text: str) -> str:
+    """Return text without the secrets of the URLs in it: passwords, and the values of queries, which may be signed.
+
+    Every name of a remote file is made by this function, and every error passes its texts through it.
+
+    >>> redact("https://me:secret@host/model.bpk?X-Amz-Signature=abc: not found")
+    'https://***@host/model.bpk?***: not found'
+    """
+    return _URL.sub(lambda match: redact_url(match[0]), text) if "://" in text else text
+
+
+def redact_url(url: str) -> str:
+    """Return one URL without its secrets; spaces and quotes do not end it.
+
+    >>> redact_url("s3://key:secret@bucket/a b"), redact_url("abfs://files@account.dfs.core.windows.net/a")
+    ('s3://***@bucket/a b', 'abfs://files@account.dfs.core.windows.net/a')
+    """
+    parts = _URL_PARTS.fullmatch(url)
+    if parts is None:
+        return url
+    scheme, authority, rest = parts[1], parts[2], parts[3]
+    user, at, host = authority.rpartition("@")
+    if at and (":" in user or not scheme.lower().startswith("abfs")):
+        authority = f"{_SECRET}@{host}"
+    elif "@" in rest and ":" in authority and not authority.startswith("[") and not authority.split(":")[1].isdigit():
+        authority, rest = f"{_SECRET}@", rest.rpartition("@")[2]  # a password with an unescaped slash
+    place = min((at for at in (rest.find("?"), rest.find("#")) if at >= 0), default=len(rest))
+    secret = rest[place + 1 :]
+    if "=" in secret or (secret and scheme.lower() in ("http", "https")):
+        rest = rest[: place + 1] + _SECRET + (":" if secret.endswith(":") else "")
+    return f"{scheme}://{authority}{rest}"
+
+
 def printable(text: str, most: int = _LONGEST_NAME_SHOWN) -> str:
-    """Return text from a file, safe to print: control and format characters escaped, very long text shortened."""
+    """Return text from a file, safe to print: control and format characters escaped, very long text shortened.
+
+    The secrets of URLs are left out.
+    """
+    text = redact(text)
     if len(text) > most:
         text = f"{text[: most - 40]}…({len(text)} characters)…{text[-20:]}"
     if text.isprintable():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from .checkpoint import Checkpoint, open_checkpoint
@@ -39,6 +40,7 @@ def load(
     zero_copy: bool = False,
     format: str | None = None,
     limits: Limits | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     pipeline: Pipeline | None = None,
 ) -> ApplyResult:
     """Load a file (or bytes, an open checkpoint, a store) into a model, and report what became of each tensor.
@@ -74,6 +76,11 @@ def load(
     if isinstance(source, Checkpoint):
         return load_input(model, input_of_file(source), chosen, in_place=in_place, device=device)
     with open_checkpoint(
-        source, format=format, zero_copy=zero_copy, limits=limits, top_level_key=top_level_key
+        source,
+        format=format,
+        zero_copy=zero_copy,
+        limits=limits,
+        top_level_key=top_level_key,
+        storage_options=storage_options,
     ) as file:
         return load_input(model, input_of_file(file), chosen, in_place=in_place, device=device)

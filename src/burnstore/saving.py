@@ -10,6 +10,7 @@ from typing import Any
 from .errors import BurnstoreWarning, entry_point, located, refuse_unknown
 from .formats.registry import format_for_path, format_named
 from .io.gc_pause import gc_paused
+from .io.paths import as_path, with_options
 from .limits import Limits
 from .pipeline.options import AdapterLike, FilterLike, Pipeline, RenameLike, RulesLike, pipeline_of, refuse_unused
 from .pipeline.save import SaveResult, WriteOptions, plan_of, save_plan
@@ -41,6 +42,7 @@ def save(
     durable: bool = True,
     limits: Limits | None = None,
     progress: ProgressLike | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     pipeline: Pipeline | None = None,
     **format_options: Any,
 ) -> SaveResult:
@@ -72,7 +74,7 @@ def save(
     """
     if isinstance(tensors, (str, os.PathLike)):
         raise TypeError("save takes the model first, then the file: save(model, path)")
-    path = os.fsdecode(path)
+    path = as_path(with_options(storage_options, path)[0])
     chosen_pipeline = pipeline_of(locals())
     refuse_unused(chosen_pipeline, "save", "part", "keep_layout", "target_layout", "guess")
     with located(path=path), progress_from(progress) as report:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from burnstore.errors import LimitError
-from burnstore.io.source import read_whole
+from burnstore.io.opening import read_whole
 from burnstore.io.workers import MemoryBudget
 
 

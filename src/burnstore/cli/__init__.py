@@ -60,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str], parsed: list[Any]) -> int:
-    from .errors import write_errors_as_json
+    from ..errors import BurnstoreError
+    from .errors import fail, write_errors_as_json
     from .parser import build_parser
 
     write_errors_as_json("--json" in argv)
@@ -68,9 +69,25 @@ def _run(argv: Sequence[str], parsed: list[Any]) -> int:
         arguments = build_parser().parse_args(argv)
     except SystemExit as end:  # after --help, --version or a usage error
         return end.code if isinstance(end.code, int) else _ERROR
+    try:
+        _name_remote_files(arguments)
+    except (BurnstoreError, ValueError) as error:
+        return fail(error, "")
     parsed.append(arguments)
     code: int = arguments.run(arguments)
     return code
+
+
+def _name_remote_files(arguments: Any) -> None:
+    """Replace the URLs among the arguments by locations, whose text has no secrets, before anything is printed."""
+    for name, value in vars(arguments).items():
+        values = value if isinstance(value, list) else [value]
+        if any(isinstance(each, str) and "://" in each for each in values):
+            from ..io.paths import as_path  # not at import: few commands have a URL
+            from ..io.remote.location import is_url
+
+            named = [as_path(each) if isinstance(each, str) and is_url(each) else each for each in values]
+            setattr(arguments, name, named if isinstance(value, list) else named[0])
 
 
 def _interrupted(parsed: list[Any]) -> int:
@@ -105,9 +122,11 @@ def _report_bug(error: Exception) -> int:
 
 
 def _fail(message: str) -> int:
+    from ..errors import redact
     from .errors import print_json_error
     from .text import escape_controls
 
+    message = redact(message)
     with suppress(OSError, ValueError):
         print_json_error({"kind": "Error", "message": message})
         print(f"burnstore: error: {escape_controls(message)}", file=sys.stderr)

@@ -13,12 +13,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BurnstoreError, ModelError, PatternError, ReadError, UnsupportedError, located, printable, quoted
+from ..io.opening import read_whole
+from ..io.paths import folder_of, is_file, is_folder, is_remote, join
 from ..transforms.patterns import compile_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ..pipeline.options import Pipeline
+
+
+_MAX_CONFIG_BYTES = 16 << 20
 
 
 def pattern(text: str) -> re.Pattern[str]:
@@ -102,7 +107,7 @@ def stands_for_files(path: str) -> bool:
     try:
         locate(path)
     except ReadError:
-        return os.path.isdir(path)
+        return is_folder(path)
     except UnsupportedError:  # its reason is the one to show
         pass
     return False
@@ -283,16 +288,24 @@ def _attribute(owner: Any, name: str, module: str) -> Any:
     )
 
 
+def _configuration(kind: Any, path: str) -> Any:
+    if not is_remote(path):
+        return kind.from_json_file(path)
+    import json
+
+    return kind.from_dict(json.loads(read_whole(path, _MAX_CONFIG_BYTES)))
+
+
 def _configured(factory: Callable[..., Any], beside: Iterable[str]) -> Callable[..., Any]:
     """Return a model class with its configuration, if it needs one and the file is there; otherwise the class."""
     kind = getattr(factory, "config_class", None)
     if kind is None or not hasattr(kind, "from_json_file"):
         return factory
-    folders = [path if os.path.isdir(path) else os.path.dirname(path) for path in beside]
-    for path in (os.path.join(folder, "config.json") for folder in folders):
-        if os.path.isfile(path):
+    folders = [path if is_folder(path) else folder_of(path) for path in beside]
+    for path in (join(folder, "config.json") for folder in folders):
+        if is_file(path):
             try:
-                return partial(factory, kind.from_json_file(path))
+                return partial(factory, _configuration(kind, path))
             except Exception as error:
                 raise ModelError(f"{path} is not its configuration: {_message(error)}") from error
     where = " or ".join(folder or "." for folder in folders) or "."

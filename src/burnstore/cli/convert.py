@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import AmbiguousError, BurnstoreError
 from ..formats.registry import name_with_suffix_of
 from ..formats.sharded.write import JOURNAL_SUFFIX
+from ..io.paths import base_name, exists, is_remote, join
 from ..jobs.convert.convert import ConvertResult, convert, replay
 from ..pipeline.write import check_apart
 from ..transforms.guess import Guess
@@ -91,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
         sources = expand_patterns(sources)
     except BurnstoreError as error:
         return fail(error, target)
-    if sources and (os.path.isdir(target) or target.endswith("/")):
+    if sources and (target.endswith("/") or (not is_remote(target) and os.path.isdir(target))):
         return _convert_each(sources, target, arguments)
     if sources:
         arguments.paths = [*sources, target]
@@ -109,16 +110,17 @@ def _convert_each(sources: list[str], folder: str, arguments: argparse.Namespace
         return misuse("a folder as the target writes a receipt for each file: pass --receipt without FILE", "convert")
     names: dict[str, str] = {}
     for source in sources:
-        name = name_with_suffix_of(arguments.format, os.path.basename(os.path.normpath(source)))
+        name = name_with_suffix_of(arguments.format, base_name(source.rstrip("/") if not is_remote(source) else source))
         if names.setdefault(name, source) != source:
             return misuse(f"{escape(names[name])} and {escape(source)} would both become {escape(name)}", "convert")
     try:
-        os.makedirs(folder, exist_ok=True)
+        if not is_remote(folder):
+            os.makedirs(folder, exist_ok=True)
     except OSError as error:
         return fail(error, folder)
     outcomes = []
     for name, source in names.items():
-        arguments.paths = [source, os.path.join(folder, name)]
+        arguments.paths = [source, join(folder, name)]
         outcomes.append(_outcome(arguments))
     if arguments.json:
         print_json({"conversions": [document for _, document in outcomes]})
@@ -129,7 +131,7 @@ def _outcome(arguments: argparse.Namespace) -> tuple[int, dict[str, Any]]:
     """Convert once; return the exit code and the JSON document."""
     subject, target = (arguments.paths[0], arguments.paths[-1]) if arguments.paths else (arguments.replay,) * 2
     try:
-        with shown_progress(os.path.basename(target), quiet=arguments.quiet) as progress:
+        with shown_progress(base_name(target), quiet=arguments.quiet) as progress:
             check_apart([arguments.rules], target)
             done = _replay(arguments, progress) if arguments.replay else _convert(arguments, progress)
     except (*JOB_ERRORS, ValueError, TypeError) as error:
@@ -145,12 +147,14 @@ def _outcome(arguments: argparse.Namespace) -> tuple[int, dict[str, Any]]:
 def interrupted(arguments: argparse.Namespace) -> str:
     """Return what is left on the disk after Ctrl-C, and how to continue."""
     target = arguments.paths[-1] if arguments.paths else ""
+    if is_remote(target):  # asking the store would take time
+        return f"{escape(target)} is unchanged"
     journal = target + JOURNAL_SUFFIX
-    if os.path.exists(journal):
+    if exists(journal):
         start_over = f"delete {escape(journal)} to start over"
         return f"complete shards are kept; run the same command with --resume to continue, or {start_over}"
     again = "; with --resume complete shards would be kept" if arguments.shard is not None else ""
-    return f"{escape(target) or 'the target'} is {'unchanged' if os.path.exists(target) else 'not written'}{again}"
+    return f"{escape(target) or 'the target'} is {'unchanged' if target and exists(target) else 'not written'}{again}"
 
 
 def _convert(arguments: argparse.Namespace, progress: Any) -> ConvertResult:

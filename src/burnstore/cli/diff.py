@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..errors import quoted
+from ..io.paths import base_name, is_remote, join
 from ..jobs.diff.diff import diff
 from ..jobs.diff.result import STATUSES, Diff, TensorDiff
 from ..jobs.inspect.inspect import files_of
@@ -112,16 +113,20 @@ def _pairs(paths: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
     *firsts, last = paths
     if not stands_for_files(last):
         return ([(firsts[0], last)] if len(firsts) == 1 else []), []
-    is_folder = len(firsts) == 1 and stands_for_files(firsts[0])
-    firsts = files_of(firsts[0]) if is_folder else firsts
-    names = {os.path.basename(os.path.normpath(first)) for first in firsts}
-    seconds = files_of(last) if is_folder else []
-    alone = [second for second in seconds if second != last and os.path.basename(second) not in names]
-    return [(first, os.path.join(last, os.path.basename(os.path.normpath(first)))) for first in firsts], alone
+    are_folders = len(firsts) == 1 and stands_for_files(firsts[0])
+    firsts = files_of(firsts[0]) if are_folders else firsts
+    names = {_name_of(first) for first in firsts}
+    seconds = files_of(last) if are_folders else []
+    alone = [second for second in seconds if second != last and base_name(second) not in names]
+    return [(first, join(last, _name_of(first))) for first in firsts], alone
+
+
+def _name_of(path: str) -> str:
+    return base_name(path if is_remote(path) else os.path.normpath(path))
 
 
 def _compare(first: str, second: str, arguments: argparse.Namespace) -> Diff:
-    with shown_progress(os.path.basename(second), quiet=arguments.quiet) as progress:
+    with shown_progress(base_name(second), quiet=arguments.quiet) as progress:
         return diff(
             first,
             second,

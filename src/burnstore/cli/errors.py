@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..errors import BurnstoreError, Ways, printable, quoted, spell_options
+from ..errors import BurnstoreError, Ways, printable, quoted, redact, spell_options
 from .text import escape_controls, print_json
 
 # The exit codes: nothing to look into, something found, an error.
@@ -52,6 +52,7 @@ def fail(error: BaseException, path: str) -> int:
 
 def misuse(message: str, verb: str) -> int:
     """Print an error about arguments that do not combine, and return the exit code."""
+    message = redact(message)  # it may quote a URL of the command line
     hint = f"burnstore {verb} --help" if verb else "burnstore --help"
     print(f"burnstore: error: {escape_controls(message)}; hint: {hint}", file=sys.stderr)
     print_json_error({"kind": "UsageError", "message": message, "hint": hint})
@@ -94,6 +95,8 @@ def as_burnstore_error(error: BaseException, path: str) -> BurnstoreError:
         if os.path.islink(missing):
             target = f"its target is {printable(os.path.realpath(missing))}"
             return BurnstoreError("a link to a file that does not exist", path=missing, hint=target)
+        if "://" in missing:
+            return BurnstoreError(error.strerror or "no such file", path=missing)
         if error.strerror and error.strerror.endswith("no such folder"):  # that of a file to be written
             return BurnstoreError(error.strerror, path=missing, hint="create the folder first")
         what = "no file matches this pattern" if any(character in missing for character in "*?") else "no such file"
@@ -108,7 +111,7 @@ def _similar_name(path: str) -> str | None:
 
     folder, name = os.path.split(path)
     if "://" in path:
-        return "only files of this machine are read: download it first"
+        return None
     if os.path.exists(path.replace("\\", "/")):
         return f"did you mean {printable(path.replace(chr(92), '/'))}?"
     try:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from ..errors import BurnstoreError, quoted
+from ..io.paths import base_name
 from ..jobs.inspect.inspect import SORTS, FirstBytes, Inspection, files_of, inspect, read_first_bytes
 from ..jobs.inspect.tree import DEEPEST, ModuleTree, TensorRow, Totals
 from ..tensor.dtype import DType
@@ -157,7 +157,7 @@ def _expand(paths: Iterable[str]) -> Iterator[str]:
 
 
 def _inspect(path: str, arguments: argparse.Namespace) -> Inspection:
-    with shown_progress(os.path.basename(path), quiet=arguments.quiet) as progress:
+    with shown_progress(base_name(path), quiet=arguments.quiet) as progress:
         return inspect(
             path,
             pattern=arguments.filter,

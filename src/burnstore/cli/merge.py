@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Iterator
 from typing import Any
 
 from ..errors import BurnstoreError, quoted
+from ..io.paths import base_name, exists, is_remote
 from ..jobs.merge.combine import CONFLICTS, METHODS
 from ..jobs.merge.merge import MergeResult, MergeSource, merge
 from ..pipeline.write import check_apart
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         return misuse(str(error), "merge")
     try:
-        with shown_progress(os.path.basename(target), quiet=arguments.quiet) as progress:
+        with shown_progress(base_name(target), quiet=arguments.quiet) as progress:
             done = _merge(sources, target, arguments, progress)
     except (*JOB_ERRORS, TypeError) as error:
         return fail(error, target)
@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
 def interrupted(arguments: argparse.Namespace) -> str:
     """Return what is left on the disk after Ctrl-C."""
     target = arguments.paths[-1]
-    return f"{escape(target)} is {'unchanged' if os.path.exists(target) else 'not written'}"
+    return f"{escape(target)} is {'unchanged' if is_remote(target) or exists(target) else 'not written'}"
 
 
 def _sources(paths: list[str], arguments: argparse.Namespace) -> list[MergeSource]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 
+from ..io.paths import base_name
 from ..jobs.report.report import Report, report
 from .arguments import add_option, add_options, like_from, pipeline_from
 from .errors import FOUND, JOB_ERRORS, OK, fail, misuse
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         if given and arguments.other is None:
             return misuse(f"--{given[0].replace('_', '-')} needs two files", "report")
         options = {"like": like_from(arguments), "pipeline": pipeline_from(arguments)} if arguments.other else {}
-        with shown_progress(os.path.basename(arguments.file), quiet=arguments.quiet) as progress:
+        with shown_progress(base_name(arguments.file), quiet=arguments.quiet) as progress:
             found = report(
                 arguments.file,
                 arguments.other,

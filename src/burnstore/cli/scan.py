@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Iterator
 
+from ..io.paths import is_folder
 from ..jobs.scan.scan import CLEAN, ERROR, ScanResult, scan, scan_files
 from .arguments import add_options, expand_patterns
 from .errors import ERROR as FAILED
@@ -68,7 +68,7 @@ def _results(paths: list[str]) -> Iterator[ScanResult]:
     for path in paths:
         try:
             for file in expand_patterns([path]):
-                yield from scan_files(file) if os.path.isdir(file) else [scan(file)]
+                yield from scan_files(file) if is_folder(file) else [scan(file)]
         except JOB_ERRORS as error:
             yield ScanResult(path, None, ERROR, error=as_burnstore_error(error, path))
 

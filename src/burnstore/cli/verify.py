@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import UNREPRESENTABLE, BurnstoreError
 from ..io.atomic import remove_files, stale_scratch_files
+from ..io.paths import base_name, is_folder, is_remote
 from ..jobs.convert.receipt import check_receipt
 from ..jobs.verify.verify import Verification, parse_digest, verify_each
 from ..tensor.plain import json_text
@@ -59,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Verify every file, and every file below each folder; the worst result decides the exit code."""
-    if arguments.digest is not None and (len(arguments.paths) > 1 or os.path.isdir(arguments.paths[0])):
+    if arguments.digest is not None and (len(arguments.paths) > 1 or is_folder(arguments.paths[0])):
         return misuse("--digest needs exactly one file", "verify")
     code, files = OK, []
     screen = Screen.of_stdout()
@@ -97,7 +98,7 @@ def _digest(text: str) -> str:
 
 def _verify(path: str, arguments: argparse.Namespace) -> Iterator[Verification]:
     with ProgressDisplay(quiet=arguments.quiet) as display:
-        show = partial(display.show, os.path.basename(path) or path)
+        show = partial(display.show, base_name(path) or path)
         for found in verify_each(path, arguments.digest, arguments.json, executor=arguments.jobs, progress=show):
             display.clear()
             yield found
@@ -190,6 +191,8 @@ def _clean(arguments: argparse.Namespace) -> tuple[int, dict[str, Any]]:
 
 def _folders(paths: list[str]) -> Iterator[str]:
     for path in paths:
+        if is_remote(path):
+            continue  # an upload that did not end leaves no object
         if os.path.isdir(path):
             yield from (place for place, _, _ in os.walk(path))
         else:

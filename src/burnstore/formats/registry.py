@@ -9,12 +9,12 @@ known formats never pays for them. `burnstore.testing.FormatConformance` tests a
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from ..errors import MissingDependencyError, UnknownFormatError, expect
+from ..io.paths import base_name
 from .base import Format
 from .sharded.locate import begins_like_index
 
@@ -111,7 +111,7 @@ def format_for_path(path: str, format: str | None = None) -> Format:
     """Return the format of this name, or without one the format that files of this suffix have."""
     if format is not None:
         return format_named(format)
-    name = os.path.basename(path).lower()
+    name = base_name(path).lower()
     best = _with_longest_suffix(name)
     if not best and _register_entry_points():
         best = _with_longest_suffix(name)

@@ -35,6 +35,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from ..errors import AlreadyExistsError, ClosedError, SaveError
+from .remote.location import is_url
 from .sizes import SYSCALL_BYTES
 
 try:
@@ -73,6 +74,8 @@ def atomic_file(
     if size is not None and size < 0:
         raise ValueError(f"size must not be negative, got {size}")
     shown = os.fsdecode(path)
+    if "://" in shown and is_url(shown):
+        raise SaveError("remote files are not written yet", stage="check", path=shown, hint="save into a local file")
     folder, base, old = _resolve(shown, overwrite=overwrite, durable=durable)
     try:
         scratch = ScratchFile(shown, folder, base)

@@ -6,7 +6,7 @@ programs that never need threads, and forked children have none.
 
 from __future__ import annotations
 
-from _thread import LockType, allocate_lock, start_new_thread
+from _thread import LockType, _local, allocate_lock, start_new_thread
 from collections.abc import Callable, Iterable
 from time import sleep
 from typing import TypeVar
@@ -14,6 +14,51 @@ from typing import TypeVar
 from .sizes import IO_THREADS
 
 Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Stop:
+    """A sign for the threads of one job that nothing is waiting for their results any more.
+
+    A thread that waits for the network asks for it with `check_stopped`; one that reads a disk is soon done.
+    """
+
+    __slots__ = ("_outer", "_set")
+
+    def __init__(self) -> None:
+        self._set = False
+        self._outer: Stop | None = getattr(_current, "stop", None)
+
+    def set(self) -> None:
+        """Stop the threads."""
+        self._set = True
+
+    def is_set(self) -> bool:
+        """Return whether this job, or the one that started it, has ended."""
+        return self._set or (self._outer is not None and self._outer.is_set())
+
+    def guard(self, function: Callable[[Item], Result], item: Item) -> Result:
+        """Call a function in a thread that this sign stops."""
+        before = getattr(_current, "stop", None)
+        _current.stop = self
+        try:
+            return function(item)
+        finally:
+            _current.stop = before
+
+
+class StoppedError(Exception):
+    """The wait of a thread ended because its job did; never seen outside of burnstore."""
+
+
+_current = _local()
+
+
+def check_stopped() -> None:
+    """Raise StoppedError if the job of this thread has ended."""
+    stop = getattr(_current, "stop", None)
+    if stop is not None and stop.is_set():
+        raise StoppedError
 
 
 class ThreadGroup:
@@ -76,6 +121,7 @@ def for_each(function: Callable[[Item], None], items: Iterable[Item]) -> None:
     """Call the function for every item; the first failure, of whichever thread, is raised here and ends the rest."""
     todo = list(items)[::-1]  # `list.pop` from the end is atomic, hence the reversal
     failures: list[Exception] = []
+    stop = Stop()
 
     def work() -> None:
         while not failures:
@@ -84,9 +130,10 @@ def for_each(function: Callable[[Item], None], items: Iterable[Item]) -> None:
             except IndexError:
                 return  # another thread took the last one
             try:
-                function(item)
+                stop.guard(function, item)
             except Exception as error:
                 failures.append(error)
+                stop.set()
 
     helpers = ThreadGroup()
     try:
@@ -95,6 +142,9 @@ def for_each(function: Callable[[Item], None], items: Iterable[Item]) -> None:
                 if not helpers.start(work):
                     break
             work()
+        except BaseException:
+            stop.set()
+            raise
         finally:
             todo.clear()  # on a failure or Ctrl-C no thread starts another item
             helpers.wait()

@@ -7,18 +7,27 @@ A file is read with positional reads by default: a mapping whose file another pr
 
 from __future__ import annotations
 
+import io
 import mmap
 import os
 import stat
 import weakref
 from _thread import allocate_lock
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from ..errors import ChangedError, ClosedError, LimitError, ReadError, TruncatedError
+from ..errors import (
+    BurnstoreError,
+    ChangedError,
+    ClosedError,
+    ReadError,
+    TruncatedError,
+    redact,
+)
 from .pages import is_cached, open_direct, read_cached, read_cached_runs, read_directly
 from .parallel import for_each
 from .sizes import PAGE, PARALLEL_BYTES, SYSCALL_BYTES
@@ -63,6 +72,43 @@ class ReadsPages(Protocol):
 
     def check_unchanged(self) -> None:
         """Raise ChangedError if the file was changed in place: `read_pages` leaves that to the end of many reads."""
+
+
+@runtime_checkable
+class InFolder(Source, Protocol):
+    """A source beside which other files are: a local file, an object of a store, a file on a web server."""
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """What the opened content is known by, whatever its name refers to now."""
+
+    def is_current(self) -> bool:
+        """Return whether the name still refers to the opened content."""
+
+
+@runtime_checkable
+class OpensSiblings(InFolder, Protocol):
+    """A remote source that opens the files beside it."""
+
+    def open_sibling(self, name: str) -> InFolder:
+        """Open the file of that plain name in the same folder."""
+
+    def prefetch_siblings(self, names: Sequence[str]) -> None:
+        """Start to open these files of the same folder."""
+
+
+@runtime_checkable
+class Prefetches(Protocol):
+    """A source of which a read takes long, and which can read many ranges in the time of one."""
+
+    def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Read these ranges, each an offset and a length; the next reads of them cost nothing."""
+
+
+def expect_reads(source: Source, ranges: Sequence[tuple[int, int]]) -> None:
+    """Announce many small reads that follow, each an offset and a length."""
+    if isinstance(source, Prefetches):
+        source.prefetch(ranges)
 
 
 @runtime_checkable
@@ -411,24 +457,74 @@ def _truncated(name: str, offset: int, length: int, size: int) -> TruncatedError
     return TruncatedError(f"File truncated: {length} bytes needed, the file ends at {size}", path=name, offset=offset)
 
 
-def read_head(path: str | os.PathLike[str], nbytes: int) -> bytes:
-    """Return the first bytes of a file, at most this many."""
-    source = FileSource(path)
-    try:
-        return source.read_at(0, min(nbytes, source.size))
-    finally:
-        source.close()
+class FileObjectSource:
+    """A file object of the caller (`io.BytesIO`, an open file, a file of fsspec), read by position under a lock.
+
+    The object stays open and its position unchanged. Its size is taken once: an object that becomes shorter is a
+    `TruncatedError`.
+    """
+
+    def __init__(self, file: Any, name: str | None = None) -> None:
+        shown = getattr(file, "name", None) if name is None else name
+        self.name = redact(shown) if isinstance(shown, str) and shown else f"<{type(file).__name__}>"
+        self._file: Any = file
+        self._lock = allocate_lock()
+        if isinstance(file, io.TextIOBase):
+            raise TypeError("expected a file opened in binary mode, got one opened as text")
+        with self._at(None):
+            self.size = int(file.seek(0, os.SEEK_END))
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        if offset + length > self.size:
+            raise _truncated(self.name, offset, length, self.size)
+        with self._lock, self._at(offset):
+            pieces, left = [], length
+            while left:
+                piece = self._file.read(left)
+                if not isinstance(piece, bytes):
+                    raise TypeError(f"expected bytes from the file object's read(), got {type(piece).__name__}")
+                if not piece:
+                    raise _truncated(self.name, offset, length, offset + length - left)
+                pieces.append(piece)
+                left -= len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def read_into(self, reads: Sequence[Read]) -> None:
+        for offset, buffer in reads:
+            for at in range(0, len(buffer), SYSCALL_BYTES):
+                window = buffer[at : at + SYSCALL_BYTES]
+                window[:] = self.read_at(offset + at, len(window))
+
+    def view(self, offset: int, length: int) -> memoryview | None:
+        return None
+
+    def close(self) -> None:
+        self._file = None  # it is the caller's
+
+    @contextmanager
+    def _at(self, offset: int | None) -> Iterator[None]:
+        """Move to an offset for the block, and back."""
+        file = self._file
+        if file is None:
+            raise ClosedError("the file was closed", path=self.name, hint="read inside the `with bs.open(...)` block")
+        try:
+            before = file.tell()
+            try:
+                if offset is not None:
+                    file.seek(offset)
+                yield
+            finally:
+                file.seek(before)
+        except BurnstoreError:
+            raise
+        except (OSError, ValueError, AttributeError) as error:  # ValueError: closed by the caller
+            message = f"the file object cannot be read at a position: {redact(str(error))}"
+            raise ReadError(message, path=self.name) from None
 
 
-def read_whole(path: str | os.PathLike[str], max_bytes: int) -> bytes:
-    """Return all bytes of a small file (rules, receipts, journals); LimitError if it is larger than ``max_bytes``."""
-    source = FileSource(path)
-    try:
-        if source.size > max_bytes:
-            raise LimitError(f"{source.size} bytes, more than {max_bytes}", path=source.name)
-        return source.read_at(0, source.size)
-    finally:
-        source.close()
+def is_file_object(value: Any) -> bool:
+    """Return whether a value is an object to read from, not a path and not bytes."""
+    return not isinstance(value, (str, bytes, os.PathLike)) and hasattr(value, "read") and hasattr(value, "seek")
 
 
 _WORD = np.dtype("<u8")

@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar, cast
 import numpy as np
 
 from ..errors import BurnstoreError
+from .parallel import Stop
 from .sizes import MAX_SUBMITTED, TASK_THREADS
 from .source import Array
 
@@ -113,6 +114,7 @@ def _in_order(
     function: Callable[[Task], Result], todo: Sequence[Task], executor: Executor, most: int
 ) -> Iterator[Result]:
     is_local = are_local(executor)
+    stop = Stop() if are_threads(executor) else None
     waiting = iter(todo)
     running: deque[Any] = deque()
     try:
@@ -122,7 +124,9 @@ def _in_order(
                     task = next(waiting)
                 except StopIteration:
                     break
-                call = (function, task) if is_local else (_PackedTask(function, task),)
+                call: tuple[Any, ...] = (function, task) if is_local else (_PackedTask(function, task),)
+                if stop is not None:
+                    call = (stop.guard, *call)
                 with _interrupts_blocked(), _translate_worker_crash():
                     running.append(executor.submit(*call))
             if not running:
@@ -132,6 +136,8 @@ def _in_order(
             yield result
             running.popleft()
     finally:
+        if stop is not None:
+            stop.set()  # a task that waits for the network need not wait any longer
         for future in running:
             future.cancel()
         for future in running:

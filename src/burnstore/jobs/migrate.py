@@ -14,7 +14,7 @@ from ..formats.record.reader import is_record
 from ..formats.record.record import Record
 from ..formats.record.training import RecordKind
 from ..formats.registry import HEAD_BYTES, format_for_path, format_named
-from ..io.source import read_head
+from ..io.opening import read_head
 from ..limits import Limits, check_options
 from ..pipeline.compile_file import compile_convert
 from ..pipeline.ends import Input

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -10,6 +9,7 @@ from typing import Any
 
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..errors import AmbiguousError, DuplicateNameError, ModelError, Ways, located, quoted
+from ..io.paths import as_path, is_path, is_same_file
 from ..limits import Limits
 from ..models.bindings import binding_for
 from ..tensor.note import Note
@@ -60,7 +60,7 @@ def opened_inputs(
         if a is b:
             yield first, first
         elif _is_same_file(a, b):
-            yield first, replace(first, name=os.fsdecode(b))
+            yield first, replace(first, name=as_path(b))
         else:
             yield first, _input(b, "b", limits, top_level_key, opened)
 
@@ -68,7 +68,7 @@ def opened_inputs(
 def _input(given: Any, name: str, limits: Limits | None, top_level_key: str | None, opened: ExitStack) -> Input:
     if isinstance(given, Checkpoint):
         return input_of_file(given)
-    if isinstance(given, (str, os.PathLike, bytes, bytearray, memoryview)):
+    if isinstance(given, (bytes, bytearray, memoryview)) or is_path(given):
         file = open_checkpoint(given, limits=limits, top_level_key=top_level_key)
         return input_of_file(opened.enter_context(file))
     shown = f"<{name}: {type(given).__name__}>"
@@ -82,12 +82,7 @@ def _input(given: Any, name: str, limits: Limits | None, top_level_key: str | No
 
 
 def _is_same_file(a: Any, b: Any) -> bool:
-    if not isinstance(a, (str, os.PathLike)) or not isinstance(b, (str, os.PathLike)):
-        return False
-    try:
-        return os.path.samefile(a, b)
-    except OSError:  # one of them is missing, which is an error when it is opened
-        return False
+    return is_path(a) and is_path(b) and is_same_file(as_path(a), as_path(b))
 
 
 def align(first: Input, second: Input, pipeline: Pipeline, like: Any = None) -> Aligned:
@@ -170,11 +165,11 @@ def _by_name(snapshots: Iterable[TensorSnapshot]) -> dict[str, TensorSnapshot]:
 def _view(torch: Input, burn: Input, given: Mapping[str, TensorSnapshot], pipeline: Pipeline, like: Any) -> LayoutView:
     """Return the tensors of the PyTorch side in both layouts, by whatever states the kinds of its modules."""
     shapes = {path: snapshot.shape for path, snapshot in given.items()}
-    if isinstance(like, (str, os.PathLike)):
+    if is_path(like):
         with open_checkpoint(like) as pattern:
             recorded = recorded_modules(pattern.metadata)
         if recorded is None:
-            raise ModelError(f"{os.fsdecode(like)!r} does not record its modules", hint=_WAYS_OUT)
+            raise ModelError(f"{as_path(like)!r} does not record its modules", hint=_WAYS_OUT)
         return view_of_record(recorded, shapes, "torch")
     if like is not None:
         return view_of_model(like, list(binding_for(like).walk(like)), rules=pipeline.rules, present=shapes)

@@ -20,7 +20,8 @@ from typing import Any
 
 from ..errors import BurnstoreError, FormatError, located
 from ..io.documents import Bounds, read_json, read_toml
-from ..io.source import read_whole
+from ..io.opening import read_whole
+from ..io.paths import as_path
 from ..transforms.layout import ModuleKind
 from ..transforms.patterns import compile_pattern
 from ..transforms.recipe import Recipe, recipe_from
@@ -47,7 +48,7 @@ def rules_of(given: Any) -> Rules:
     1
     """
     if isinstance(given, (str, os.PathLike)):
-        with located(path=os.fsdecode(given)):
+        with located(path=as_path(given)):
             return _checked(*_from_file(given))
     if not isinstance(given, Mapping):
         raise TypeError(f"rules must map patterns to module kinds, or be a rules file, got {type(given).__name__}")
@@ -94,7 +95,7 @@ def _texts(value: Any) -> list[str]:
 def _from_file(path: str | os.PathLike[str]) -> tuple[Mapping[str, Any], str]:
     try:
         text = read_whole(path, _BOUNDS.nbytes).decode("utf-8")
-        if os.fsdecode(path).endswith(".toml"):
+        if as_path(path).endswith(".toml"):
             rules = read_toml(text, _BOUNDS)
         else:
             rules = read_json(text, _BOUNDS) if text.lstrip().startswith("{") else dict(_lines(text))

@@ -30,7 +30,9 @@ from ..formats.sharded.locate import INDEX_SUFFIX
 from ..formats.sharded.write import Journal, byte_count, is_of_set, save_shards, set_at
 from ..io.atomic import PortionWriter, SharedScratch, atomic_file
 from ..io.gc_pause import gc_paused
-from ..io.source import FileSource, JoinedSource, same_bytes
+from ..io.opening import open_source
+from ..io.paths import as_path, identity_at, is_remote, real_path
+from ..io.source import InFolder, JoinedSource, same_bytes
 from ..io.workers import (
     MemoryBudget,
     Workers,
@@ -102,7 +104,7 @@ def assemble(
     """
     if (digests or expected is not None) and not verify:
         raise TypeError("digests are those of what was proved: they need verify=True")
-    path, limits = os.fsdecode(path), limits or Limits()
+    path, limits = as_path(path), limits or Limits()
     if expected is not None and {tensor.path for tensor in tensors} != set(expected):
         raise CorruptError("tensor names differ from the expected set", path=path)
     if ties:
@@ -144,10 +146,10 @@ def assemble(
         return Assembled(files, builder.digests_with(ties), builder.underflowed)
 
 
-def files_read(source: Checkpoint) -> list[FileSource]:
+def files_read(source: Checkpoint) -> list[InFolder]:
     """Return the files that a checkpoint is read from, the one that was opened first."""
     parts = source._data.parts if isinstance(source._data, JoinedSource) else []
-    found = {file.name: file for file in (source._source, *parts) if isinstance(file, FileSource)}
+    found = {file.name: file for file in (source._source, *parts) if isinstance(file, InFolder)}
     return list(found.values())
 
 
@@ -157,48 +159,47 @@ def check_apart(inputs: Iterable[Any], target: str, *, shards: bool = False, bes
     ``inputs`` are open files and paths; others (a model, None) are ignored. With ``shards`` the target is written as
     shards, which replace an older set. ``beside`` is another file that is written.
     """
-    if beside is not None and (
-        os.path.realpath(beside) == os.path.realpath(target) or (shards and is_of_set(beside, target))
-    ):
+    if beside is not None and (real_path(beside) == real_path(target) or (shards and is_of_set(beside, target))):
         raise SaveError(
             f"a file of {printable(target)} has this name",
             stage="check",
             path=beside,
             hint="give the receipt another name; nothing was written",
         )
-    read: dict[tuple[int, int], str] = {}
+    read: dict[tuple[Any, ...], str] = {}
     for each in inputs:
         if isinstance(each, Checkpoint):
             read |= {file.identity: file.name for file in files_read(each)}
         elif isinstance(each, (str, bytes, os.PathLike)):
-            read |= _files_at(os.fsdecode(each))
+            read |= _files_at(as_path(each))
     inside: list[str] = []
     with suppress(OSError):  # a checkpoint that is a folder
-        inside = [os.path.join(target, name) for name in os.listdir(target)]
+        inside = [] if is_remote(target) else [os.path.join(target, name) for name in os.listdir(target)]
     for path in [target, *inside, *(set_at(target) if shards else ()), *([] if beside is None else [beside])]:
         try:
-            status = os.stat(path)
+            identity = identity_at(path)
         except OSError:
             continue
-        if (status.st_dev, status.st_ino) in read:
+        # A remote file is known by its address, since each save gives it another content.
+        same = read.get(identity) or next((name for key, name in read.items() if key[:1] == identity), None)
+        if same is not None:
             raise SaveError(
-                f"source and target are the same file, {read[status.st_dev, status.st_ino]}",
+                f"source and target are the same file, {same}",
                 stage="check",
                 path=path,
                 hint="give the target another name; nothing was written",
             )
 
 
-def _files_at(path: str) -> dict[tuple[int, int], str]:
+def _files_at(path: str) -> dict[tuple[Any, ...], str]:
     """Return what a path stands for, by identity: a file, the files of a folder, the shards of an index."""
     paths = [path, *set_at(path.removesuffix(INDEX_SUFFIX))]
     with suppress(OSError):
-        paths += [os.path.join(path, name) for name in os.listdir(path)]
-    found: dict[tuple[int, int], str] = {}
+        paths += [] if is_remote(path) else [os.path.join(path, name) for name in os.listdir(path)]
+    found: dict[tuple[Any, ...], str] = {}
     for each in paths:
         with suppress(OSError, ValueError):
-            status = os.stat(each)
-            found[status.st_dev, status.st_ino] = each
+            found[identity_at(each)] = each
     return found
 
 
@@ -350,7 +351,7 @@ class _Builder:
 
 
 def _begins_as(plan: WritePlan, path: str) -> bool:
-    source = FileSource(path)
+    source = open_source(path)
     try:
         return source.size == plan.size and source.read_at(0, len(plan.header)) == plan.header
     finally:

@@ -19,6 +19,7 @@ from ..checkpoint import Checkpoint, open_checkpoint
 from ..errors import BurnstoreError, ModelError, ReadError, spell_options
 from ..formats.registry import format_for_path
 from ..io.gc_pause import gc_paused
+from ..io.paths import as_path, with_options
 from ..limits import Limits
 from ..models.result import ApplyResult
 from ..pipeline.ends import Input, input_of_file
@@ -90,10 +91,10 @@ class Store:
     # --- place
 
     @classmethod
-    def from_file(cls: type[S], path: str | os.PathLike[str]) -> S:
-        """Return a store in this file."""
+    def from_file(cls: type[S], path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> S:
+        """Return a store in this file, or in the one that a URL names, see `burnstore.open`."""
         store = cls()
-        store._path = os.fspath(path)
+        store._path = as_path(with_options(storage_options, path)[0])
         return store
 
     @classmethod

@@ -18,7 +18,8 @@ from ..formats.pytorch.values import Opaque, plain_value
 from ..formats.registry import HEAD_BYTES, format_for_bytes
 from ..io.atomic import atomic_file
 from ..io.documents import Bounds, below, fit, read_json
-from ..io.source import BytesSource, FileSource, Source
+from ..io.opening import open_source
+from ..io.source import BytesSource, Source
 from ..limits import Limits
 
 T = TypeVar("T")
@@ -69,7 +70,7 @@ def config_from_file(
     """
     if top_level_key is not None and not isinstance(top_level_key, str):
         raise TypeError(f"top_level_key must be a str, got {type(top_level_key).__name__}")
-    source: Source = BytesSource(path) if isinstance(path, (bytes, bytearray, memoryview)) else FileSource(path)
+    source: Source = BytesSource(path) if isinstance(path, (bytes, bytearray, memoryview)) else open_source(path)
     try:
         with located(path=source.name):
             data = _read(source, top_level_key, limits or Limits())

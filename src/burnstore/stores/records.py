@@ -31,7 +31,8 @@ from ..formats.record.reader import read_record
 from ..formats.record.record import Record, RecordTensor
 from ..formats.record.writer import pieces, tree_of
 from ..io.atomic import atomic_file
-from ..io.source import FileSource
+from ..io.opening import open_source
+from ..io.paths import as_path, base_name, folder_of, is_remote, join
 from ..limits import Limits
 from ..models.bindings import binding_for
 from ..models.result import ApplyResult
@@ -138,7 +139,8 @@ class FileRecorder(_WithSettings):
         if like is not None:
             record = Record(record.item, shape=like if isinstance(like, str) else declare(like, _MINOR))
         path = self.path_of(path)
-        os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
+        if not is_remote(path):
+            os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
         with located(path=path):
             made = pieces(record, self.encoding, self.settings, compressed=self.compressed)
             if self.compressed:
@@ -149,10 +151,11 @@ class FileRecorder(_WithSettings):
 
     def path_of(self, path: str | os.PathLike[str]) -> str:
         """Return the path with the recorder's extension in place of its own."""
-        text = os.fsdecode(path)
-        if text.lower().endswith(f".{self.extension}"):
+        text = as_path(path)
+        name = base_name(text)
+        if name.lower().endswith(f".{self.extension}"):
             return text
-        return f"{os.path.splitext(text)[0]}.{self.extension}"
+        return join(folder_of(text), f"{os.path.splitext(name)[0]}.{self.extension}")
 
 
 class NamedMpkFileRecorder(FileRecorder):
@@ -223,7 +226,7 @@ def open_record(
     recorder: FileRecorder | None = None,
 ) -> Record:
     """Open the record in a file of any recorder, or of ``recorder`` alone; its bytes decide, not its name."""
-    source = FileSource(path)
+    source = open_source(path)
     try:
         found = read_record(source, limits or Limits(), like=like, undecided=undecided)
         if recorder is not None and (found.encoding, found.compressed) != (recorder.encoding, recorder.compressed):
@@ -357,7 +360,7 @@ class LoadArgs:
     """
 
     def __init__(self, file: str | os.PathLike[str]) -> None:
-        self.file = os.fsdecode(file)
+        self.file = as_path(file)
         self.remapper = KeyRemapper()
         self.top_level_key: str | None = None
         self.adapter_type = AdapterType.PyTorch

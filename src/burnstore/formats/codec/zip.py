@@ -71,6 +71,8 @@ _NEAR, _BLOCK = 16 << 10, 4 << 20
 Array = np.ndarray[Any, np.dtype[Any]]
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
 ReadAt = Callable[[int, int], bytes]
+Expect = Callable[[list[tuple[int, int]]], None]
+"""Announces reads, each an offset and a length, which then follow."""
 
 
 class Member(NamedTuple):
@@ -113,9 +115,14 @@ class Directory:
 
 
 def read_directory(
-    read_at: ReadAt, size: int, *, any_names: bool = False, most_inflated: int | None = None
+    read_at: ReadAt,
+    size: int,
+    expect: Expect | None = None,
+    *,
+    any_names: bool = False,
+    most_inflated: int | None = None,
 ) -> Directory:
-    """Return all members of the archive of ``size`` bytes.
+    """Return all members of the archive of ``size`` bytes; ``expect`` gets the headers that will be read.
 
     ``any_names`` accepts names that are no paths, and ones that differ in case only. Deflated members may have
     ``most_inflated`` bytes in total, by default four times the file or 1 GiB.
@@ -145,7 +152,7 @@ def read_directory(
         )
     _refuse(headers + _LOCAL.itemsize + entries["name"] > start, "starts inside the directory", names, headers)
     order = np.argsort(headers, kind="stable")
-    local, local_names = _local_headers(read_at, order, headers, entries["name"])
+    local, local_names = _local_headers(read_at, order, headers, entries["name"], expect)
     agree = np.array([name == raw_names[row] for name, row in zip(local_names, order.tolist(), strict=True)], bool)
     agree &= local["magic"] == _LOCAL_NUMBER
     for field in ("flags", "method", "name"):
@@ -332,7 +339,9 @@ def _check_distinct(names: list[str]) -> None:
         raise CorruptError(f"two members are called {printable(repeated)!r}, ignoring case")
 
 
-def _local_headers(read_at: ReadAt, order: Int64s, headers: Int64s, lengths: Array) -> tuple[Array, list[bytes]]:
+def _local_headers(
+    read_at: ReadAt, order: Int64s, headers: Int64s, lengths: Array, expect: Expect | None
+) -> tuple[Array, list[bytes]]:
     """Return the fixed parts of the local headers in this order, and the names behind them.
 
     Headers that are near to one another are read together.
@@ -341,9 +350,15 @@ def _local_headers(read_at: ReadAt, order: Int64s, headers: Int64s, lengths: Arr
     names: list[bytes] = []
     at = headers[order]
     far = np.flatnonzero((np.diff(at) > _NEAR) | (np.diff(at // _BLOCK) > 0)) + 1
-    for rows in np.split(order, far) if len(order) else ():
+    groups = np.split(order, far) if len(order) else []
+    ranges = []
+    for rows in groups:
         first, last = int(headers[rows[0]]), int(rows[-1])
-        block = read_at(first, int(headers[last]) - first + _LOCAL.itemsize + int(lengths[last]))
+        ranges.append((first, int(headers[last]) - first + _LOCAL.itemsize + int(lengths[last])))
+    if expect is not None:
+        expect(ranges)
+    for rows, (first, length) in zip(groups, ranges, strict=True):
+        block = read_at(first, length)
         if len(rows) == 1:
             fixed.append(block[: _LOCAL.itemsize])
             names.append(block[_LOCAL.itemsize :])

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...errors import BurnstoreError, CorruptError, ReadError, UnsafeContentError, UnsupportedError, located, printable
-from ...io.paths import names_in, sibling
-from ...io.source import FileSource, JoinedSource, RangeSource, Source
+from ...io.paths import base_name, folder_of, names_in, sibling
+from ...io.source import InFolder, JoinedSource, RangeSource, Source
 from ...limits import Limits
 from ...tensor.data import Array, Shape
 from ...tensor.dtype import DType
@@ -36,7 +36,7 @@ _MEGATRON = "Megatron stores it in another shape, and which of its elements are 
 def read(source: Source, limits: Limits) -> Contents:
     """Read the contents of a checkpoint by its ``.metadata``."""
     limits = limits.or_defaults(header_bytes=256 << 20, tensors=1_000_000)
-    if not isinstance(source, FileSource):
+    if not isinstance(source, InFolder):
         raise UnsafeContentError(
             "metadata in memory is in no folder, so the files of the checkpoint cannot be found", path=source.name
         )
@@ -44,7 +44,7 @@ def read(source: Source, limits: Limits) -> Contents:
     files = {place.file: None for metadata in every for place in _places(metadata)}
     if len(files) > _MOST_FILES:
         raise UnsupportedError(f"{len(files)} files, more than {_MOST_FILES}", rule="DC-05")
-    parts: list[FileSource] = []
+    parts: list[InFolder] = []
     try:
         for name in files:
             parts.append(_opened(source, name))
@@ -58,10 +58,10 @@ def read(source: Source, limits: Limits) -> Contents:
         raise
 
 
-def _metadata_of_ranks(source: FileSource, limits: Limits) -> Iterator[DcpMetadata]:
+def _metadata_of_ranks(source: InFolder, limits: Limits) -> Iterator[DcpMetadata]:
     """Yield the metadata; without collectives each rank wrote its own, and all of them are read together."""
     yield read_metadata(source, limits)
-    folder, name = os.path.split(source.name)
+    folder, name = folder_of(source.name), base_name(source.name)
     if OF_RANK.fullmatch(name) is None:
         return
     ranks = {int(match[1]): match[0] for match in map(OF_RANK.fullmatch, names_in(folder or os.curdir)) if match}
@@ -84,7 +84,7 @@ def _places(metadata: DcpMetadata) -> Iterator[Stored]:
         yield from (place for _, _, place in tensor.chunks if place is not None)
 
 
-def _opened(source: FileSource, name: str) -> FileSource:
+def _opened(source: InFolder, name: str) -> InFolder:
     with located(rule="DC-05"):
         try:
             return sibling(source, name)
@@ -113,7 +113,7 @@ def _check_places(every: Sequence[DcpMetadata], sizes: Mapping[str, int]) -> Non
 
 
 def _contents(
-    source: FileSource,
+    source: InFolder,
     every: Sequence[DcpMetadata],
     joined: JoinedSource,
     bases: Mapping[str, int],

@@ -7,6 +7,7 @@ import math
 import re
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from ...errors import (
     located,
     printable,
 )
-from ...io.source import Source
+from ...io.source import Source, expect_reads
 from ...limits import Limits
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
@@ -41,6 +42,7 @@ MAX_TENSORS = 1_000_000
 MAX_HEADER = 10_000
 _MOST_PACKED_HEADER = 64 << 10  # Deflate does not make 10,000 bytes longer than that.
 _LARGEST = (1 << 62) - 1
+_USUAL_HEADER = 128 + 64  # NumPy pads the header to a multiple of 64
 _KINDS = {"O": "objects, which is a pickle and never read", "V": "records or raw bytes", "U": "strings", "S": "bytes"}
 _KINDS |= {"M": "dates", "m": "durations", "f": "floats of another width", "c": "complex numbers of another width"}
 
@@ -59,6 +61,8 @@ def read(source: Source, limits: Limits) -> Contents:
     check_count(len(directory.names), limits, "NP-05")
     rows: list[tuple[str, _Array, int, Data | None]] = []
     left_out = []
+    headers = zip(directory.starts.tolist(), directory.packed.tolist(), strict=True)
+    expect_reads(source, [(start, min(_USUAL_HEADER, packed)) for start, packed in headers])
     for name, member in zip(directory.names, directory.members(), strict=True):
         if not name.endswith(SUFFIX):
             raise CorruptError(f"the member {printable(name)!r} is not a {SUFFIX} file", rule="NP-05")
@@ -94,7 +98,9 @@ def _values(found: _Array, source: Source, member: Member) -> Data:
 def _directory(source: Source, limits: Limits) -> Directory:
     most = None if limits.file_bytes <= Limits().file_bytes else limits.file_bytes
     with located(rule="NP-05"):
-        return read_directory(source.read_at, source.size, any_names=True, most_inflated=most)
+        return read_directory(
+            source.read_at, source.size, partial(expect_reads, source), any_names=True, most_inflated=most
+        )
 
 
 class _Array:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from ...errors import CorruptError, LimitError, UnsafeContentError, UnsupportedError, located, printable
 from ...io.documents import Bounds, read_json
-from ...io.source import Source
+from ...io.source import Source, expect_reads
 from ...limits import Limits
 from ...tensor.note import Note
 from ...tensor.sources import SourceData
@@ -157,7 +158,7 @@ class ZipFile:
 def _read_directory(source: Source) -> Directory:
     try:
         with located(rule="PT-02"):
-            return read_directory(source.read_at, source.size)
+            return read_directory(source.read_at, source.size, partial(expect_reads, source))
     except (UnsupportedError, UnsafeContentError, LimitError) as error:
         rules = {UnsupportedError: "PT-03", UnsafeContentError: "PT-04", LimitError: "PT-07"}
         error.rule = rules[type(error)]

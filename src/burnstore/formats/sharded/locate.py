@@ -9,10 +9,13 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 from ...errors import CorruptError, ReadError, UnsupportedError, located, printable
-from ...io.paths import names_in
+from ...io.opening import open_source
+from ...io.paths import OpenFile, is_remote, join, names_in
+from ...io.remote.location import Location
+from ...io.source import Source
 
 INDEX_SUFFIX = ".index.json"
 MOST_SHARDS = 10_000
@@ -44,17 +47,65 @@ def locate(path: str) -> tuple[str, dict[str, Any]]:
     distributed checkpoint. Files beside
     the model that trainers write (optimizer, scheduler, random state) are not it.
     """
+    if is_remote(path):
+        source, options = open_located(path)
+        source.close()
+        return source.name, options
     if path.endswith(_DISTRIBUTED):
         raise UnsupportedError(
             "part of a distributed checkpoint of torch (DCP): one of the files that its .metadata describes",
             path=path,
             hint=f"open its folder, {os.path.dirname(path) or os.curdir}",
         )
+    if isinstance(path, OpenFile):
+        return path, {}
     if not os.path.isdir(path):
         index = path + INDEX_SUFFIX
         return (index if not os.path.lexists(path) and os.path.isfile(index) else path), {}
+    return _in_folder(path, names_in(path))
+
+
+def open_located(path: str, *, zero_copy: bool = False) -> tuple[Source, dict[str, Any]]:
+    """Open the file that a path stands for; return it and the options to read it with.
+
+    A remote path is opened as a file first, which takes one request; only if there is none is it listed.
+    """
+    if not is_remote(path):
+        file, options = locate(path)
+        return open_source(file, zero_copy=zero_copy), options
+    if zero_copy:
+        raise UnsupportedError("a remote file cannot be mapped", path=path, hint="leave out zero_copy=True")
+    return _open_remote(cast(Location, path))
+
+
+def _open_remote(path: Location) -> tuple[Source, dict[str, Any]]:
+    from ...io.remote.folder import open_or_list  # not at import: few programs have a URL
+
+    if path.is_hub:
+        from ...io.remote.hub import local_snapshot
+
+        local = local_snapshot(path)
+        if local is not None:
+            return open_located(local)
+    try:
+        source, folder, names = open_or_list(path)
+    except FileNotFoundError as error:
+        missing = error
+    else:
+        if source is not None:
+            return source, {}
+        file, options = _in_folder(folder, names)
+        return open_source(file), options
+    try:
+        return open_source(path.beside(INDEX_SUFFIX)), {}
+    except FileNotFoundError:
+        raise missing from None
+
+
+def _in_folder(path: str, listed: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """Return the file that a folder stands for, by the names in it."""
     with located(path=path):
-        every = names_in(path)
+        every = [name for name in listed if not name.endswith("/")]
         names = [name for name in every if not name.startswith(".")]
         for suffixes in _SUFFIXES:
             found = _checkpoint_in(path, [name for name in names if name.endswith(suffixes)], names, suffixes)
@@ -62,11 +113,13 @@ def locate(path: str) -> tuple[str, dict[str, Any]]:
                 found = _distributed_in(path, every)  # before other files of torch: trainers write some beside it
             if found is not None:
                 return found
-        inner = list(_folders_with_checkpoints(path))
+        folders = [name.rstrip("/") for name in listed if name.endswith("/")]
+        inner = folders if is_remote(path) else list(_folders_with_checkpoints(path))
         if inner:
+            where = "below it are the folders" if is_remote(path) else "there are some in"
             raise ReadError(
-                f"the directory has no checkpoint of its own; there are some in {_some(inner, 8)}",
-                hint=f"open one of them, such as {os.path.join(path, inner[0])}",
+                f"the directory has no checkpoint of its own; {where} {_some(inner, 8)}",
+                hint=f"open one of them, such as {join(path, inner[0])}",
             )
         raise ReadError(
             "the directory has no checkpoint; looked for *.safetensors.index.json, *.safetensors, *.bin.index.json, "
@@ -86,7 +139,7 @@ def _distributed_in(path: str, names: Sequence[str]) -> tuple[str, dict[str, Any
             f"the directory has {len(pieces)} *{_DISTRIBUTED} files of a distributed checkpoint, and no {_METADATA}",
             hint=f"copy {_METADATA} too: its name begins with a dot, and torch writes it last, when a save is complete",
         )
-    return os.path.join(path, _METADATA if _METADATA in metadata else metadata[0]), {"format": "dcp"}
+    return join(path, _METADATA if _METADATA in metadata else metadata[0]), {"format": "dcp"}
 
 
 def _folders_with_checkpoints(path: str) -> Iterator[str]:
@@ -113,12 +166,12 @@ def _checkpoint_in(
             raise ReadError(
                 f"the directory has both {printable(whole)} and its index", hint="open one of them by its name"
             )
-        return os.path.join(path, indexes[0]), {}
+        return join(path, indexes[0]), {}
     if not files:
         return None
     if len(files) == 1 and _NUMBERED.fullmatch(files[0]) is None:
-        return os.path.join(path, files[0]), {}
-    return os.path.join(path, files[0]), {"shards": _complete_set(files)}
+        return join(path, files[0]), {}
+    return join(path, files[0]), {"shards": _complete_set(files)}
 
 
 def _complete_set(files: Sequence[str]) -> list[str]:

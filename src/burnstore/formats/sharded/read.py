@@ -36,6 +36,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
+from typing import Any
 
 from ...errors import (
     BurnstoreError,
@@ -50,8 +51,9 @@ from ...errors import (
     printable,
 )
 from ...io.documents import Bounds, read_json
+from ...io.opening import open_source
 from ...io.paths import plain_name, sibling
-from ...io.source import FileSource, JoinedSource, Source
+from ...io.source import InFolder, JoinedSource, OpensSiblings, Source
 from ...limits import Limits
 from ...tensor.facts import Facts
 from ...tensor.note import Note
@@ -86,7 +88,7 @@ def read_set(source: Source, shards: Sequence[str], limits: Limits, read_shard: 
 def weight_map_at(path: str) -> dict[str, str] | None:
     """Read which file each tensor is in, by an index; None if it cannot be read. The names of files are not checked."""
     with suppress(OSError, BurnstoreError):
-        source = FileSource(path)
+        source = open_source(path)
         try:
             return _read_index(source, Limits().or_defaults(header_bytes=100_000_000, tensors=1_000_000))[0]
         finally:
@@ -122,17 +124,19 @@ def _read_set(
     expected: Mapping[str, list[str]] | None,
     identity: str | None,
 ) -> Contents:
-    if not isinstance(source, FileSource):
+    if not isinstance(source, InFolder):
         raise UnsafeContentError("an index in memory is in no folder, so its shards cannot be found", path=source.name)
     if len(names) > MOST_SHARDS:
         raise LimitError(f"{len(names)} shards, more than {MOST_SHARDS}", rule="SH-03")
     with located(rule="SH-02"):
         for name in names:  # all of them before the first is opened
             plain_name(name)
-    parts: list[FileSource] = []
+    parts: list[InFolder] = []
     try:
         contents: list[Contents] = []
-        for name in names:
+        for number, name in enumerate(names):
+            if isinstance(source, OpensSiblings):
+                source.prefetch_siblings(names[number:])
             parts.append(_opened(source, name))
             with located(path=parts[-1].name):
                 content = _contents_of(parts[-1], limits, read_shard)
@@ -154,7 +158,7 @@ def _read_set(
         raise
 
 
-def _opened(source: FileSource, name: str) -> FileSource:
+def _opened(source: InFolder, name: str) -> InFolder:
     with located(rule="SH-03"):
         try:
             return sibling(source, name)
@@ -169,16 +173,16 @@ def _opened(source: FileSource, name: str) -> FileSource:
             raise failure from error
 
 
-def _if_current(source: FileSource, error: BurnstoreError) -> BurnstoreError:
+def _if_current(source: InFolder, error: BurnstoreError) -> BurnstoreError:
     """Return the error, or ChangedError if the index was replaced: its shards were then replaced with it."""
     return error if source.is_current() else _replaced(source)
 
 
-def _replaced(source: FileSource) -> ChangedError:
+def _replaced(source: InFolder) -> ChangedError:
     return ChangedError("the index was replaced while it was opened", path=source.name)
 
 
-def _check_tensors(source: FileSource, found: Sequence[str], expected: Sequence[str]) -> None:
+def _check_tensors(source: InFolder, found: Sequence[str], expected: Sequence[str]) -> None:
     if len(found) == len(expected) and set(found) == set(expected):
         return
     missing, more = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
@@ -186,7 +190,7 @@ def _check_tensors(source: FileSource, found: Sequence[str], expected: Sequence[
     raise _if_current(source, CorruptError(what, tensor=(missing or more)[0], rule="SH-04"))
 
 
-def _contents_of(shard: FileSource, limits: Limits, read_shard: ReadShard) -> Contents:
+def _contents_of(shard: InFolder, limits: Limits, read_shard: ReadShard) -> Contents:
     try:
         return read_shard(shard, limits)
     except FormatError:
@@ -198,8 +202,8 @@ def _contents_of(shard: FileSource, limits: Limits, read_shard: ReadShard) -> Co
         raise
 
 
-def _check_distinct(parts: Sequence[FileSource], contents: Sequence[Contents]) -> None:
-    files: dict[tuple[int, int], str] = {}
+def _check_distinct(parts: Sequence[InFolder], contents: Sequence[Contents]) -> None:
+    files: dict[tuple[Any, ...], str] = {}
     owners: dict[str, str] = {}
     for part, content in zip(parts, contents, strict=True):
         with located(path=part.name):

@@ -31,7 +31,8 @@ from typing import Any, Protocol
 from ...errors import AlreadyExistsError, BurnstoreError, DuplicateNameError, FormatError, LimitError, SaveError, Ways
 from ...io.atomic import already_exists, atomic_file, remove_files, stale_scratch_files
 from ...io.documents import Bounds, read_json
-from ...io.source import read_whole
+from ...io.opening import read_whole
+from ...io.paths import real_path
 from ...progress import Progress
 from ...tensor.snapshot import TensorSnapshot
 from ..base import WritePlan
@@ -286,8 +287,8 @@ def set_at(path: str) -> list[str]:
 
 def is_of_set(path: str, target: str) -> bool:
     """Return whether a save of shards to the target may write a file of this name."""
-    folder, base = os.path.split(os.path.realpath(path))
-    own, name = os.path.split(os.path.realpath(target))
+    folder, base = os.path.split(real_path(path))
+    own, name = os.path.split(real_path(target))
     return folder == own and (base == name + INDEX_SUFFIX or bool(_names_of(*os.path.splitext(name)).fullmatch(base)))
 
 

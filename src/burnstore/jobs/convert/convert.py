@@ -33,6 +33,7 @@ from ...formats.registry import format_for_path
 from ...formats.sharded.write import Journal, byte_count
 from ...io.atomic import already_exists
 from ...io.gc_pause import gc_paused
+from ...io.paths import as_path, exists, is_path, with_options
 from ...io.workers import Workers
 from ...limits import Limits, check_options
 from ...pipeline.compile import underflow_notes
@@ -122,6 +123,7 @@ def convert(
     executor: Workers = None,
     limits: Limits | None = None,
     progress: ProgressLike | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     pipeline: Pipeline | None = None,
     **format_options: Any,
 ) -> ConvertResult:
@@ -168,15 +170,16 @@ def convert(
     ('torch', 'burn', (3, 4))
     """
     chosen = pipeline_of(locals()).with_defaults(unmatched="error")
+    paths, target, like = with_options(storage_options, _paths(source), target, like)
     refuse_unused(chosen, "convert", "part")
     how = _WriteOptions(
-        target=os.fsdecode(target),
+        target=as_path(target),
         format=format,
         max_shard_size=None if max_shard_size is None else byte_count(max_shard_size),
         overwrite=overwrite,
         durable=durable,
         verify=verify,
-        receipt=_receipt_path(receipt, os.fsdecode(target)),
+        receipt=_receipt_path(receipt, as_path(target)),
         resume=resume,
         executor=executor,
         limits=limits,
@@ -185,10 +188,9 @@ def convert(
     kept = checked_metadata(metadata)
     writer = how.checked_format()
     refuse_unknown("convert", format_options, convert, writer.plan)
-    paths = _paths(source)
     if (rope or qkv) and not map:
         raise ValueError("rope and qkv answer questions of map=True; a rules file has the answers in it")
-    mapping = _mapped(source, like, top_level_key, rope, qkv) if map else None
+    mapping = _mapped(paths, like, top_level_key, rope, qkv) if map else None
     if mapping is not None:
         chosen = chosen.replace(recipe=mapping.recipe())
     with (
@@ -217,7 +219,7 @@ def _mapped(
 ) -> MapResult:
     """Return the mapping of a source to an outline."""
     paths = _paths(source)
-    if not isinstance(like, (str, os.PathLike)) or len(paths) != 1:
+    if not is_path(like) or len(paths) != 1:
         raise ValueError("map=True needs exactly one source, and like= the path of an outline")
     return map_names(paths[0], like=like, rope=rope, qkv=qkv, top_level_key=top_level_key)
 
@@ -299,7 +301,7 @@ def like_target(like: Any, source: Input, pipeline: Pipeline, *, is_whole: bool 
     """
     if like is None:
         yield None
-    elif isinstance(like, (str, os.PathLike)):
+    elif is_path(like):
         with open_checkpoint(like) as file:
             yield replace(target_of_file(file, source, pipeline), is_whole=is_whole)
     else:
@@ -343,7 +345,7 @@ class _WriteOptions:
         chosen = format_for_path(self.target, self.format)
         with located(path=self.target):
             chosen.plan([], {}, self.limits or Limits())
-        if self.receipt is not None and not self.overwrite and os.path.lexists(self.receipt):
+        if self.receipt is not None and not self.overwrite and exists(self.receipt):
             raise already_exists(self.receipt, stage="check")
         return chosen
 
@@ -419,16 +421,16 @@ def opened_files(
 
 
 def _paths(source: Path | Sequence[Path]) -> list[str]:
-    several = [source] if isinstance(source, (str, os.PathLike)) else list(source)
+    several = [source] if is_path(source) else list(source)  # type: ignore[arg-type]  # is_path is no type guard
     if not several:
         raise ValueError("expected at least one source, got none")
-    return [os.fsdecode(path) for path in several]
+    return [as_path(path) for path in several]
 
 
 def _receipt_path(receipt: bool | Path, target: str) -> str | None:
     if isinstance(receipt, bool):
         return target + RECEIPT_SUFFIX if receipt else None
-    return os.fsdecode(receipt)
+    return as_path(receipt)
 
 
 # --- receipts ---------------------------------------------------------------------------------------------------------
@@ -499,7 +501,7 @@ def replay(
     """
     check_options(locals())
     stated = read_receipt(receipt)
-    with located(path=os.fsdecode(receipt)):
+    with located(path=as_path(receipt)):
         for each in stated.sources:
             for file in each.files:
                 if file_digest(file.path) != file:
@@ -509,7 +511,7 @@ def replay(
                         hint="restore the original file, or convert again",
                     )
     how = _WriteOptions(
-        target=stated.target if target is None else os.fsdecode(target),
+        target=stated.target if target is None else as_path(target),
         format=stated.format,
         max_shard_size=stated.max_shard_size,
         overwrite=overwrite,
@@ -533,7 +535,7 @@ def replay(
         plan = Plan(
             layout=None if stated.layout is None else layout_named(stated.layout), source_layout=inputs[0].layout
         )
-        with located(path=os.fsdecode(receipt)):
+        with located(path=as_path(receipt)):
             plan.moves = list(moves_from_json([tensor.move for tensor in stated.tensors], tensors))
         options = {**scalar_options(inputs, chosen, plan, stated.options), **stated.options}
         done = _converted(plan, _Written(stated.metadata, options), sources, chosen, how, report)

@@ -25,8 +25,9 @@ from ...checkpoint import Checkpoint, open_checkpoint
 from ...errors import BurnstoreError, CorruptError, located
 from ...io.atomic import atomic_file
 from ...io.documents import Bounds, read_json
+from ...io.opening import open_source, read_whole
+from ...io.paths import as_path, base_name, exists, folder_of, is_remote, join, size_of
 from ...io.sizes import CHUNK_BYTES
-from ...io.source import FileSource, read_whole
 from ...io.workers import Workers, in_batches, run_tasks
 from ...limits import Limits
 from ...tensor.snapshot import TensorSnapshot
@@ -127,7 +128,8 @@ class Receipt:
 
     def save(self, path: Path, *, overwrite: bool = False, durable: bool = True) -> None:
         """Write the receipt, all or nothing."""
-        folder = os.path.dirname(os.path.abspath(path))
+        place = as_path(path)
+        folder = folder_of(place) if is_remote(place) else os.path.dirname(os.path.abspath(place))
         document = self.to_dict(folder)
         tensors = ",\n  ".join(json.dumps(each) for each in document.pop("tensors"))
         text = f'{json.dumps(document, indent=1)[:-2]},\n "tensors": [\n  {tensors}\n ]\n}}\n'.encode()
@@ -163,14 +165,14 @@ def read_receipt(path: Path) -> Receipt:
     ...     [(tensor.name, tensor.sources) for tensor in read_receipt(done.receipt).tensors]
     [('weight', ('w',))]
     """
-    shown = os.fsdecode(path)
+    shown = as_path(path)
     with located(path=shown):
         try:
             raw = read_whole(path, _BOUNDS.nbytes)
             document = _mapping(read_json(raw, _BOUNDS), "burnstore", "receipt", "sources", "target", "tensors")
             if document["receipt"] != _SCHEMA:
                 raise ValueError(f"expected version {_SCHEMA}, found {document['receipt']!r}")
-            return _receipt(document, os.path.dirname(shown))
+            return _receipt(document, folder_of(shown))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise CorruptError(
                 f"not a receipt of a conversion: {_why(error)}",
@@ -197,7 +199,7 @@ def check_receipt(
     """
     stated = read_receipt(receipt)
     given = [file for each in stated.sources for file in each.files] if sources else []
-    gone = tuple(file.path for file in given if not os.path.lexists(file.path))
+    gone = tuple(file.path for file in given if not exists(file.path))
     wanted = [*stated.files, *(file for file in given if file.path not in gone)]
     found = zip(wanted, run_tasks(_wrong_file, wanted, executor), strict=True)
     problems = [f"{file.path}: {problem}" for file, problem in found if problem is not None]
@@ -206,7 +208,7 @@ def check_receipt(
             problems += _wrong_tensors(stated, target, executor)
     except (BurnstoreError, OSError) as error:
         problems.append(f"{stated.target}: cannot be opened: {_why(error)}")
-    return ReceiptCheck(os.fsdecode(receipt), len(stated.tensors), tuple(problems), gone)
+    return ReceiptCheck(as_path(receipt), len(stated.tensors), tuple(problems), gone)
 
 
 def files_of(paths: Iterable[str], executor: Workers = None) -> list[ReceiptFile]:
@@ -217,7 +219,7 @@ def files_of(paths: Iterable[str], executor: Workers = None) -> list[ReceiptFile
 def file_digest(path: str) -> ReceiptFile:
     """Return a file with its digest, read a few megabytes at a time."""
     digest = sha256()
-    source = FileSource(path)
+    source = open_source(path)
     try:
         buffer = memoryview(bytearray(min(CHUNK_BYTES, source.size)))
         for start in range(0, source.size, CHUNK_BYTES):
@@ -240,8 +242,9 @@ def tensor_digest(tensor: TensorSnapshot) -> str:
 def _wrong_file(stated: ReceiptFile) -> str | None:
     """Return how a file differs from the receipt; None if it does not."""
     try:
-        if os.path.getsize(stated.path) != stated.size:
-            return f"expected {stated.size} bytes, found {os.path.getsize(stated.path)}"
+        size = size_of(stated.path)
+        if size != stated.size:
+            return f"expected {stated.size} bytes, found {size}"
         found = file_digest(stated.path)
     except FileNotFoundError:
         return "the file is missing"
@@ -381,7 +384,10 @@ def _files_to(folder: str, files: Sequence[Mapping[str, Any]]) -> tuple[ReceiptF
 
 
 def _from(folder: str, path: str) -> str:
-    """Return a path relative to a folder."""
+    """Return a path relative to a folder; a URL stays one."""
+    if is_remote(path) or is_remote(folder):
+        beside = is_remote(path) and is_remote(folder) and folder_of(path) == folder
+        return base_name(path) if beside else str(path) if is_remote(path) else os.path.abspath(path)
     try:
         return os.path.relpath(os.path.abspath(path), folder).replace(os.sep, "/")
     except ValueError:  # another drive of Windows
@@ -391,7 +397,11 @@ def _from(folder: str, path: str) -> str:
 def _to(folder: str, path: Any) -> str:
     if "\0" in _text(path) or not path:
         raise ValueError(f"expected a path, found {path!r:.80}")
-    return os.path.normpath(os.path.join(folder, path))
+    if "://" in path:
+        return as_path(path)
+    if is_remote(folder) and not os.path.isabs(path):
+        return join(folder, path)
+    return os.path.normpath(path if is_remote(folder) else os.path.join(folder, path))
 
 
 def _why(error: BaseException) -> str:

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...errors import entry_point
+from ...io.paths import with_options
 from ...io.workers import Workers, checked_workers
 from ...limits import Limits
 from ...pipeline.align import Aligned, align, opened_inputs
@@ -51,6 +52,7 @@ def diff(
     executor: Workers = None,
     progress: ProgressLike | None = None,
     limits: Limits | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     pipeline: Pipeline | None = None,
 ) -> Diff:
     """Compare two files (of any formats), open checkpoints, models, mappings of arrays or lists of snapshots.
@@ -84,6 +86,7 @@ def diff(
     allowed = _tolerance(tolerance, relative_tolerance)
     checked_workers(executor)
     chosen = pipeline_of(locals())
+    a, b, like = with_options(storage_options, a, b, like)
     refuse_unused(chosen, "diff", "adapter", "cast", "part", "target_layout")
     with opened_inputs(a, b, limits, top_level_key) as (first, second), progress_from(progress) as report:
         tensors = align(first, second, chosen, like)

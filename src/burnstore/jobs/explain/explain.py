@@ -14,6 +14,7 @@ from typing import Any
 from ...checkpoint import Checkpoint, open_checkpoint
 from ...errors import LoadError, ModelError, entry_point, printable
 from ...formats.registry import format_for_path
+from ...io.paths import as_path, is_path, with_options
 from ...limits import Limits
 from ...models.result import ApplyResult
 from ...pipeline.compile import compile_load, is_cast
@@ -178,6 +179,7 @@ def explain(
     format: str | None = None,
     limits: Limits | None = None,
     rate: float = RATE,
+    storage_options: Mapping[str, Any] | None = None,
     pipeline: Pipeline | None = None,
 ) -> Explanation:
     """Explain what a load or a conversion of a file (or bytes) would do; no tensor is read, and nothing is changed.
@@ -201,6 +203,7 @@ def explain(
     if into is not None and target is not None:
         raise TypeError("into= and target= exclude each other: explain a load, or a conversion")
     chosen = pipeline_of(locals())
+    source, into, target, like = with_options(storage_options, source, into, target, like)
     if target is not None:
         chosen = refuse_unused(chosen, "explain of a conversion", "part").with_defaults(unmatched="error")
     elif into is not None:
@@ -221,13 +224,13 @@ def explain(
             "rate": rate,
         }
         if target is not None:
-            return _explained_conversion(given, os.fsdecode(target), format, like, chosen, known)
+            return _explained_conversion(given, as_path(target), format, like, chosen, known)
         if into is None:
             return Explanation(**known, changes=[_change(file, own, wanted) for wanted in LAYOUTS])
-        if isinstance(into, (str, os.PathLike)):
+        if is_path(into):
             with open_checkpoint(into) as other:
                 slots = target_of_file(other, given, chosen)
-                return _explained(given, slots, chosen, known, os.fsdecode(into), in_place=in_place)
+                return _explained(given, slots, chosen, known, as_path(into), in_place=in_place)
         slots = model_target(into, given, chosen)
         return _explained(given, slots, chosen, known, type(into).__name__, in_place=in_place)
 

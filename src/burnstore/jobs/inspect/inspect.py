@@ -16,8 +16,8 @@ from ...formats.base import DescribesHeader, Part
 from ...formats.registry import HEAD_BYTES, format_for_bytes
 from ...formats.sharded.locate import INDEX_SUFFIX, locate
 from ...io.gc_pause import gc_paused
-from ...io.paths import names_in
-from ...io.source import read_head
+from ...io.opening import read_head
+from ...io.paths import as_path, base_name, is_remote, join, names_in, size_of
 from ...io.workers import Workers, checked_workers
 from ...limits import Limits
 from ...progress import Progress, ProgressLike, progress_from
@@ -83,6 +83,7 @@ def inspect(
     limits: Limits | None = None,
     executor: Workers = None,
     progress: ProgressLike | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Inspection:
     """Describe the contents of a file, of bytes or of an open checkpoint; without ``stats`` only the header is read.
 
@@ -112,7 +113,9 @@ def inspect(
             checkpoint = source
         else:
             checkpoint = opened.enter_context(
-                open_checkpoint(source, format=format, limits=limits, top_level_key=top_level_key)
+                open_checkpoint(
+                    source, format=format, limits=limits, top_level_key=top_level_key, storage_options=storage_options
+                )
             )
         with gc_paused():
             every = _rows(checkpoint)
@@ -148,13 +151,16 @@ def files_of(path: str) -> list[str]:
     ['model.bpk']
     """
     try:
-        locate(path)
+        locate(as_path(path))
     except ReadError:
+        path = as_path(path)
         names = names_in(path)
         if any(name.endswith(INDEX_SUFFIX) for name in names):  # Opening the folder reports several sets.
             return [path]
-        found = [os.path.join(path, name) for name in names]
-        return [file for file in found if os.path.isfile(file) and _has_known_bytes(file)] or [path]
+        found = [join(path, name) for name in names]
+        return [file for file in found if (is_remote(file) or os.path.isfile(file)) and _has_known_bytes(file)] or [
+            path
+        ]
     return [path]
 
 
@@ -168,7 +174,7 @@ def _has_known_bytes(file: str) -> bool:
 def _rows(checkpoint: Checkpoint) -> list[TensorRow]:
     places, ties, schemes = list(checkpoint.places()), checkpoint.ties, checkpoint.schemes
     files = {place[0] for place in places if place is not None}
-    shards = {file: os.path.basename(file) if files != {checkpoint.path} else None for file in files}
+    shards = {file: base_name(file) if files != {checkpoint.path} else None for file in files}
     rows = []
     for (name, dtype, shape, nbytes, param_id), place in zip(checkpoint.descriptions(), places, strict=True):
         offset, shard = (None, None) if place is None else (place[1], shards[place[0]])
@@ -250,8 +256,8 @@ def read_first_bytes(path: str | os.PathLike[str]) -> FirstBytes:
     ...     [(part.offset, part.meaning) for part in read_first_bytes(f"{folder}/x.bpk").parts[:2]]
     [(0, 'magic: NRUB'), (4, 'version: 1')]
     """
-    file, _ = locate(os.fsdecode(path))
-    head, size = read_head(file, HEAD_BYTES), os.path.getsize(file)
+    file, _ = locate(as_path(path))
+    head, size = read_head(file, HEAD_BYTES), size_of(file)
     known, parts = None, [Part(0, size, "unknown format" if size else "empty file")]
     with suppress(UnknownFormatError):
         found = format_for_bytes(head)

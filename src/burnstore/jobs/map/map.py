@@ -18,7 +18,8 @@ from ...checkpoint import Checkpoint, open_checkpoint
 from ...errors import BurnstoreError, ModelError, entry_point, located
 from ...io.atomic import atomic_file
 from ...io.documents import Bounds, read_json
-from ...io.source import read_whole
+from ...io.opening import read_whole
+from ...io.paths import base_name, exists, folder_of, is_folder, is_remote, join, with_options
 from ...models.outline import Outline, outline_of
 from ...tensor.data import Shape
 from ...tensor.tabular import Result
@@ -165,6 +166,7 @@ def map_names(
     rope: Rope | None = None,
     qkv: Qkv | None = None,
     top_level_key: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> MapResult:
     """Find which tensor of a PyTorch checkpoint becomes which tensor of the Burn model of an outline.
 
@@ -187,6 +189,7 @@ def map_names(
     (('fc.weight',), 'linear.weight', True)
     """
     options: dict[str, Any] = {} if top_level_key is None else {"top_level_key": top_level_key}
+    source, like = with_options(storage_options, source, like)
     with open_checkpoint(source, **options) as given, open_checkpoint(like) as other:
         outline = outline_of(other.metadata)
         if outline is None:
@@ -238,9 +241,9 @@ def _without_copies(units: Sequence[Unit], side: TargetSide, source: Checkpoint,
 
 def _config(path: str) -> Mapping[str, Any]:
     """Return the config.json beside a checkpoint, as Hugging Face writes it; empty if there is none."""
-    folder = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
-    path = os.path.join(folder, "config.json")
-    if not os.path.exists(path):
+    folder = path if is_folder(path) else folder_of(path if is_remote(path) else os.path.abspath(path))
+    path = join(folder, "config.json")
+    if not exists(path):
         return {}
     try:
         with located(path=path):
@@ -309,7 +312,7 @@ class _Completed:
             [part.names[0] for unit, _ in self.alignment.targets for part in unit.tensors.values()],
             self.dropped,
             {"source_layout": "torch", "target_layout": "burn", "tensors": rules},
-            (f"{os.path.basename(self.source.path)} → a Burn model, found by burnstore map",),
+            (f"{base_name(self.source.path)} → a Burn model, found by burnstore map",),
             rules_of(suggested, *names),
         )
 

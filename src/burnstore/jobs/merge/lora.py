@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ import numpy as np
 
 from ...checkpoint import Checkpoint
 from ...errors import MergeError, located, printable
+from ...io.paths import base_name, folder_of, is_file, is_folder, join
 from ...pipeline.ends import Input
 from ...tensor.data import Array, array_from_bytes, bytes_of_array
 from ...tensor.dtype import DType
@@ -48,14 +48,15 @@ class Adapter:
 
 def is_adapter(path: str) -> bool:
     """Return whether a path is the folder of an adapter, or its file."""
-    folder = path if os.path.isdir(path) else os.path.dirname(path)
-    name = os.path.basename(path)
-    return os.path.isfile(os.path.join(folder, CONFIG)) and (os.path.isdir(path) or name.startswith("adapter_model."))
+    is_whole = is_folder(path)
+    if not is_whole and not base_name(path).startswith("adapter_model."):
+        return False
+    return is_file(join(path if is_whole else folder_of(path), CONFIG))
 
 
 def adapter_of(file: Checkpoint, path: str, weight: float) -> Adapter:
     """Read an adapter and its settings; MergeError if it cannot be folded exactly."""
-    folder = path if os.path.isdir(path) else os.path.dirname(path)
+    folder = path if is_folder(path) else folder_of(path)
     with located(path=path):
         config = read_config(folder)
         tensors = {}

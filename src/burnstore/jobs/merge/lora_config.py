@@ -7,7 +7,6 @@ regular expression of the file is ever run.
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,8 @@ from typing import Any, NamedTuple
 
 from ...errors import ConfigError, FormatError, MergeError, printable
 from ...io.documents import Bounds, read_json
-from ...io.source import read_whole
+from ...io.opening import read_whole
+from ...io.paths import join
 
 CONFIG = "adapter_config.json"
 _BOUNDS = Bounds(constants=True)
@@ -117,7 +117,7 @@ class LoraConfig:
 def read_config(folder: str) -> LoraConfig:
     """Read the settings in a folder; MergeError if an adapter with these cannot be folded exactly."""
     try:
-        raw = read_whole(os.path.join(folder, CONFIG), _BOUNDS.nbytes)
+        raw = read_whole(join(folder, CONFIG), _BOUNDS.nbytes)
         config = read_json(raw, _BOUNDS, into=dict[str, Any])
     except FileNotFoundError:
         hint = "pass the base first, then the folders of adapters"

@@ -20,6 +20,7 @@ from ...checkpoint import Checkpoint
 from ...errors import MergeError, ModelError, Ways, entry_point, located, printable, refuse_unknown
 from ...formats.base import Format
 from ...formats.registry import format_for_path
+from ...io.paths import as_path, is_path, with_options
 from ...io.workers import Workers, checked_workers
 from ...limits import Limits
 from ...models.bindings import binding_for
@@ -69,6 +70,10 @@ class MergeSource:
     layout: str | None = None
     top_level_key: str | None = None
 
+    def __post_init__(self) -> None:
+        if isinstance(self.path, str):  # of a URL nothing secret is shown
+            object.__setattr__(self, "path", as_path(self.path))
+
 
 @dataclass(frozen=True, slots=True)
 class MergeResult(Result):
@@ -110,6 +115,7 @@ def merge(
     executor: Workers = None,
     limits: Limits | None = None,
     progress: ProgressLike | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     pipeline: Pipeline | None = None,
     **format_options: Any,
 ) -> MergeResult:
@@ -157,7 +163,9 @@ def merge(
     given = [each if isinstance(each, MergeSource) else MergeSource(each) for each in _several(sources)]
     checked_workers(executor)
     blend = checked_blend(method, len(given), weights, t, tensor_weights, normalize=normalize)
-    target = os.fsdecode(target)
+    paths, target, like = with_options(storage_options, [each.path for each in given], target, like)
+    target = as_path(target)
+    given = [replace(each, path=path) for each, path in zip(given, paths, strict=True)]
     chosen = format_for_path(target, format)
     refuse_unknown("merge", format_options, merge, chosen.plan)
     common = pipeline_of({**locals(), "cast": None}).with_defaults(unmatched="error")
@@ -166,7 +174,6 @@ def merge(
         raise TypeError("pass filter and rename for each source, with MergeSource(path, filter=..., rename=...)")
     dtype = None if cast is None else as_cast(cast)
     kept = checked_metadata(metadata)
-    paths = [os.fsdecode(each.path) for each in given]
     keys = [top_level_key if each.top_level_key is None else each.top_level_key for each in given]
     with (
         progress_from(progress) as report,
@@ -239,12 +246,12 @@ def _folded(
     """Return the base with its adapters added, and which of them changed each tensor."""
     for each in given[1:]:
         if each.filter is not None or each.rename is not None:
-            path = os.fsdecode(each.path)
+            path = as_path(each.path)
             raise MergeError("an adapter takes no filter or rename; give them to the base", path=path)
     if base.layout == "burn":
         hint = "convert the base first"
         raise MergeError("expected a base in PyTorch's layout, found Burn's", path=base.name, hint=hint)
-    paths = [os.fsdecode(each.path) for each in given[1:]]
+    paths = [as_path(each.path) for each in given[1:]]
     adapters = [adapter_of(*each) for each in zip(files[1:], paths, weights, strict=True)]
     names = [snapshot.path for snapshot in base.snapshots]
     renamed = names if given[0].rename is None else as_remapper(given[0].rename).remap_names(names).names
@@ -270,7 +277,7 @@ def kinds_of_base(base: Input, names: Mapping[str, str], common: Pipeline, like:
 
 
 def _several(sources: Sequence[Path | MergeSource]) -> list[Path | MergeSource]:
-    if isinstance(sources, (str, bytes, os.PathLike)) or not isinstance(sources, Iterable):
+    if is_path(sources) or not isinstance(sources, Iterable):
         raise TypeError(f"sources must be a list of files, got a {type(sources).__name__}")
     several = list(sources)
     if not several:

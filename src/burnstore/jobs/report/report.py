@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -13,6 +13,7 @@ from ... import __version__
 from ...checkpoint import Checkpoint, open_checkpoint
 from ...errors import BurnstoreError, entry_point, located
 from ...io.atomic import atomic_file
+from ...io.paths import as_path, base_name, with_options
 from ...io.workers import Workers
 from ...limits import Limits, check_options
 from ...pipeline.ends import UNKNOWN_LAYOUT, layout_evidence
@@ -97,7 +98,7 @@ class Report(Result):
     @property
     def html(self) -> str:
         """The page."""
-        names = [os.path.basename(file.inspection.path) for file in self.files]
+        names = [base_name(file.inspection.path) for file in self.files]
         details = (
             _page_details(profile, image)
             for file in self.files
@@ -144,6 +145,7 @@ def report(
     rules: RulesLike | None = None,
     guess: bool = False,
     keep_layout: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
     pipeline: Pipeline | None = None,
 ) -> Report:
     """Report on a file, or on two and their differences, as data and as a page for a browser.
@@ -181,6 +183,7 @@ def report(
     options = {name: value for name, value in compared_by.items() if value is not None}
     if options and other is None:
         raise TypeError(f"{next(iter(options))} is an option for two files, got one file")
+    file, other, output = with_options(storage_options, file, other, output)
     sources = [each for each in (file, other) if each is not None]
     with ExitStack() as held:
         checkpoints = [
@@ -188,7 +191,7 @@ def report(
         ]
         scratch = None
         if output is not None:
-            check_apart([*checkpoints, *options.values()], os.fsdecode(output))
+            check_apart([*checkpoints, *options.values()], as_path(output))
             scratch = held.enter_context(atomic_file(output, overwrite=overwrite))
         with progress_from(progress) as advance:
             compared = diff(*checkpoints, executor=executor, progress=advance, **options) if other is not None else None
@@ -221,7 +224,7 @@ def _describe(checkpoint: Checkpoint) -> ReportedFile:
         _evidence(checkpoint),
         tuple(checkpoint.notes),
         [(None, None)] * len(checkpoint),
-        [os.path.basename(checkpoint.file_of(name)) for name in checkpoint],
+        [base_name(checkpoint.file_of(name)) for name in checkpoint],
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,8 +25,9 @@ from ...errors import (
     printable,
 )
 from ...formats.registry import HEAD_BYTES, format_for_bytes
-from ...io.paths import is_within
-from ...io.source import FileSource
+from ...io.opening import open_source
+from ...io.paths import as_path, is_folder, is_remote, is_within, join, walk, with_options
+from ...io.source import Source
 from ...limits import Limits
 from ...tensor.tabular import Result
 from .loaders import Finding as Finding
@@ -77,7 +78,12 @@ class ScanResult(Result):
 
 
 @entry_point("scan")
-def scan(path: str | os.PathLike[str], *, limits: Limits | None = None) -> ScanResult:
+def scan(
+    path: str | os.PathLike[str],
+    *,
+    limits: Limits | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> ScanResult:
     """Report whether loading a file with other programs would run code, and which tensors can be read safely anyway.
 
     The file is ``clean`` if neither pickle, torch, NumPy nor joblib would run code in it, whichever of their functions
@@ -98,8 +104,8 @@ def scan(path: str | os.PathLike[str], *, limits: Limits | None = None) -> ScanR
     >>> found.verdict, found.findings[0].name, found.findings[0].called
     ('dangerous', 'os.system', True)
     """
-    shown = os.fsdecode(path)
-    if os.path.isdir(shown):
+    (shown,) = with_options(storage_options, path)
+    if is_folder(shown):
         files = tuple(scan_files(shown, limits=limits))
         worst = {verdict: place for place, verdict in enumerate((CLEAN, ERROR, SUSPICIOUS, DANGEROUS))}
         verdict = max((file.verdict for file in files), key=worst.__getitem__, default=ERROR)
@@ -109,7 +115,7 @@ def scan(path: str | os.PathLike[str], *, limits: Limits | None = None) -> ScanR
         )
         return ScanResult(shown, None, verdict, error=empty, files=files)
     limits = limits or Limits()
-    source = FileSource(path)
+    source = open_source(shown)
     try:
         with located(path=shown):
             return _judge(source, shown, limits)
@@ -122,7 +128,7 @@ def scan(path: str | os.PathLike[str], *, limits: Limits | None = None) -> ScanR
 def code_in(path: str, limits: Limits | None = None) -> tuple[Finding, ...]:
     """Return the code in one file that other programs would run, the most dangerous first."""
     limits = limits or Limits()
-    source = FileSource(path)
+    source = open_source(path)
     try:
         inspector = Inspector(source, limits)
         inspector.run(source)
@@ -136,7 +142,7 @@ def _ordered(findings: list[Finding]) -> tuple[Finding, ...]:
     return tuple(order)
 
 
-def _judge(source: FileSource, path: str, limits: Limits) -> ScanResult:
+def _judge(source: Source, path: str, limits: Limits) -> ScanResult:
     format_name = _format_of(source.read_at(0, min(HEAD_BYTES, source.size)))
     found = Inspector(source, limits)
     is_complete = found.run(source)
@@ -176,11 +182,12 @@ def _tensors(path: str, format_name: str, limits: Limits) -> tuple[tuple[str, ..
 
 def scan_files(folder: str, *, limits: Limits | None = None) -> Iterator[ScanResult]:
     """Yield the result for every file of tensors or pickles below a folder as soon as it is known."""
-    for place, folders, files in os.walk(folder, onerror=_raise):
+    for place, folders, files in walk(as_path(folder), onerror=_raise):
         folders.sort()
-        for name in sorted([*files, *(each for each in folders if os.path.islink(os.path.join(place, each)))]):
-            path = os.path.join(place, name)
-            if not is_within(path, folder):
+        linked = [] if is_remote(place) else [each for each in folders if os.path.islink(os.path.join(place, each))]
+        for name in sorted([*files, *linked]):
+            path = join(place, name)
+            if not is_remote(path) and not is_within(path, folder):
                 target = f"its target is {printable(os.path.realpath(path))}"
                 outside = UnsafeContentError(
                     "the link leads out of the folder and is not followed", path=path, hint=target
@@ -188,7 +195,7 @@ def scan_files(folder: str, *, limits: Limits | None = None) -> Iterator[ScanRes
                 yield ScanResult(path, None, ERROR, error=outside)
                 continue
             try:
-                if not stat.S_ISREG(os.stat(path).st_mode):
+                if not is_remote(path) and not stat.S_ISREG(os.stat(path).st_mode):
                     continue
                 found = scan(path, limits=limits)
             except OSError as error:
@@ -200,7 +207,7 @@ def scan_files(folder: str, *, limits: Limits | None = None) -> Iterator[ScanRes
 
 def _is_document(path: str) -> bool:
     """Return whether a file that no loader follows is text, a picture, or a vocabulary (``tokenizer.model``)."""
-    source = FileSource(path)
+    source = open_source(path)
     try:
         head = source.read_at(0, min(_TEXT_BYTES, source.size))
         if (

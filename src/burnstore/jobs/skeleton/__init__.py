@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from ...checkpoint import open_checkpoint
 from ...errors import AmbiguousError, ModelError
+from ...io.paths import as_path, base_name, is_path
 from ...models.bindings import binding_for
 from ...pipeline.kinds import (
     kinds_of_classes,
@@ -71,8 +70,8 @@ def skeleton(model: Any, *, name: str | None = None, top_level_key: str | None =
     or the like: its skeleton has PyTorch's defaults. Raise ModelError for what Burn has no place for, AmbiguousError
     if a file's names and shapes do not say what its modules are.
     """
-    if isinstance(model, (str, os.PathLike)):
-        return _of_file(Path(model), name, top_level_key)
+    if is_path(model):
+        return _of_file(as_path(model), name, top_level_key)
     if top_level_key is not None:
         raise TypeError("top_level_key is the part of a file; a model has none")
     if layout_of(model) != "torch":
@@ -90,7 +89,7 @@ def skeleton(model: Any, *, name: str | None = None, top_level_key: str | None =
     return _rendered(source, origin, "", sequential_forward(model, source))
 
 
-def _of_file(path: Path, name: str | None, key: str | None) -> str:
+def _of_file(path: str, name: str | None, key: str | None) -> str:
     with open_checkpoint(path, top_level_key=key) as file:
         snapshots = {each: file[each] for each in file}
         recorded = recorded_modules(file.metadata)
@@ -111,10 +110,10 @@ def _of_file(path: Path, name: str | None, key: str | None) -> str:
         view_of_kinds(by_class, shapes, "torch", is_declared=True).check(None, "torch")
     else:
         kinds = _guessed(shapes)
-    label = name or re.sub(r"\W", "_", path.name.partition(".")[0])
+    label = name or re.sub(r"\W", "_", base_name(path).partition(".")[0])
     source = Source(tree_of_shapes(shapes, kinds, label), label)
     remarks = "//! A checkpoint does not contain strides, paddings, epsilon: they are PyTorch's defaults here.\n"
-    return _rendered(source, f"the checkpoint `{path.name}`", remarks, None)
+    return _rendered(source, f"the checkpoint `{base_name(path)}`", remarks, None)
 
 
 def _guessed(shapes: Mapping[str, Shape]) -> dict[str, ModuleKind]:

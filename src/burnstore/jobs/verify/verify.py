@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -33,6 +33,7 @@ from ...formats.base import Check
 from ...formats.registry import format_for_path
 from ...formats.sharded.locate import INDEX_SUFFIX, locate
 from ...formats.sharded.read import weight_map_at
+from ...io.paths import as_path, folder_of, is_folder, join, size_of, walk, with_options
 from ...io.source import Source
 from ...io.workers import MemoryBudget, Workers, checked_workers, in_batches, run_tasks
 from ...limits import Limits, check_options
@@ -137,6 +138,7 @@ def verify(
     executor: Workers = None,
     progress: ProgressLike | None = None,
     limits: Limits | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Verification:
     """Read a file, a set of shards or every file below a folder completely, and report what is wrong.
 
@@ -161,9 +163,9 @@ def verify(
     (True, False, 1, [False, True])
     """
     check_options(locals())
-    shown = os.fsdecode(path)
-    files = tuple(verify_each(path, digest, digests, executor=executor, progress=progress, limits=limits))
-    if len(files) == 1 and (not os.path.isdir(shown) or _is_about(shown, files[0])):
+    (shown,) = with_options(storage_options, path)
+    files = tuple(verify_each(shown, digest, digests, executor=executor, progress=progress, limits=limits))
+    if len(files) == 1 and (not is_folder(shown) or _is_about(shown, files[0])):
         return files[0]
     return Verification(shown, files=files, file_size=sum(file.file_size for file in files))
 
@@ -180,8 +182,8 @@ def verify_each(
     """Yield the result of a file, or of each file below a folder as soon as it is known; arguments as for `verify`."""
     expected = None if digest is None else parse_digest(digest)
     checked_workers(executor)
-    shown = os.fsdecode(path)
-    units = list(_units(shown)) if os.path.isdir(shown) else [_Unit(shown, 1)]
+    shown = as_path(path)
+    units = list(_units(shown)) if is_folder(shown) else [_Unit(shown, 1)]
     total, before = sum(unit.nbytes for unit in units), 0
     with progress_from(progress) as report:
         for unit in units:
@@ -277,18 +279,18 @@ def _units(folder: str) -> Iterator[_Unit]:
     """Yield the files and sets of shards below a folder in the order of their names."""
     unreadable: list[OSError] = []
     found = False
-    for place, folders, names in os.walk(folder, onerror=unreadable.append):
+    for place, folders, names in walk(folder, onerror=unreadable.append):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         names = sorted(name for name in names if not name.startswith("."))
         in_sets: set[str] = set()
         for path, shards in _sets(place, names):
             in_sets |= shards
             found = True
-            yield _Unit(path, sum(_size(os.path.join(place, name)) for name in shards) or 1)
+            yield _Unit(path, sum(_size(join(place, name)) for name in shards) or 1)
         for name in names:
             if name not in in_sets and _has_known_suffix(name):
                 found = True
-                yield _Unit(os.path.join(place, name), _size(os.path.join(place, name)))
+                yield _Unit(join(place, name), _size(join(place, name)))
     for error in unreadable:
         yield _Unit(os.fsdecode(error.filename), problem=f"the folder cannot be listed: {error.strerror}")
     if not found and not unreadable:
@@ -299,7 +301,7 @@ def _units(folder: str) -> Iterator[_Unit]:
 
 def _size(path: str) -> int:
     try:
-        return max(os.path.getsize(path), 1)
+        return max(size_of(path), 1)
     except OSError:  # The error of opening the file is the one to report.
         return 1
 
@@ -308,7 +310,7 @@ def _sets(place: str, names: Sequence[str]) -> Iterator[tuple[str, set[str]]]:
     """Yield the sets of shards directly in a folder, each with the names of its shards."""
     indexes = [name for name in names if _is_index(name)]
     for name in indexes:
-        path = os.path.join(place, name)
+        path = join(place, name)
         yield path, set((weight_map_at(path) or {}).values())  # verifying the index reports what is wrong with it
     try:
         options = {} if indexes else locate(place)[1]
@@ -326,7 +328,7 @@ def _sets(place: str, names: Sequence[str]) -> Iterator[tuple[str, set[str]]]:
 
 def _is_about(folder: str, found: Verification) -> bool:
     """Return whether the result is about the folder itself, or about the set of shards that it is."""
-    return found.path == folder or (_is_index(found.path) and os.path.dirname(found.path) == folder)
+    return found.path == folder or (_is_index(found.path) and folder_of(found.path) == folder)
 
 
 def _is_index(name: str) -> bool:
