@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from ..pipeline.options import Pipeline
 
 
-_MAX_CONFIG_BYTES = 16 << 20
-
-
 def pattern(text: str) -> re.Pattern[str]:
     """Compile a regular expression."""
     try:
@@ -291,9 +288,10 @@ def _attribute(owner: Any, name: str, module: str) -> Any:
 def _configuration(kind: Any, path: str) -> Any:
     if not is_remote(path):
         return kind.from_json_file(path)
-    import json
+    from ..io.documents import Bounds, read_json
 
-    return kind.from_dict(json.loads(read_whole(path, _MAX_CONFIG_BYTES)))
+    bounds = Bounds(constants=True)
+    return kind.from_dict(read_json(read_whole(path, bounds.nbytes), bounds, into=dict[str, Any]))
 
 
 def _configured(factory: Callable[..., Any], beside: Iterable[str]) -> Callable[..., Any]:
