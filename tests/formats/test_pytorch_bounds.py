@@ -71,6 +71,33 @@ def test_a_small_file_never_costs_much(kind: str) -> None:
     assert time.process_time() - started < 10
 
 
+LONG: dict[str, Callable[[], bytes]] = {
+    "a long path above many dicts": lambda: zipped(
+        tb.text("k" * 60_000) + b"q\1" + b"0" + TENSOR + b"q\2" + b"0}(" + tb.text("w") + b"h\2h\1" + b"}(h\1" * 11
+        + b"}(" + b"".join(tb.text(str(n)) + b"}" for n in range(800)) + b"u" + b"u" * 12
+    ),
+    "a long key below keys without a name": lambda: zipped(
+        tb.text("k" * 60_000) + b"q\1" + b"0" + tb.call(tb.name("m", "Key")) + b"q\2" + b"0}(" + tb.text("w") + TENSOR
+        + tb.text("l") + b"](" + (b"}h\2}h\1" + TENSOR + b"ss") * 1_500 + b"eu"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_a_small_file_with_long_keys_opens_at_little_cost(kind: str) -> None:
+    """Names that lead to no tensor, and places in notes, are not made in full."""
+    data = LONG[kind]()
+    assert len(data) < 300_000
+    bs.open(zipped(tb.dict_of((tb.text("w"), TENSOR)))).close()  # what opening imports is imported now
+    tracemalloc.start()
+    try:
+        with bs.open(data) as file:
+            assert "w" in file and len("".join(file.notes)) < 10_000
+        assert tracemalloc.get_traced_memory()[1] < 30 << 20
+    finally:
+        tracemalloc.stop()
+
+
 def test_what_is_shared_or_expanded_within_reason_is_read() -> None:
     """Layers that many names share, and masks that repeat one row, are common."""
     shared = tb.tensor(tb.storage(tb.text("0"), 100_000), (100_000,)) + b"q\1"

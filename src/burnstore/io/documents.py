@@ -25,6 +25,7 @@ from . import json
 _MOST_SHOWN = 20
 _LONGEST_SHOWN = 40
 _MOST_DOTS = 1_000
+_LONGEST_KEY, _LONGEST_PLACE = 200, 1_000
 _UNFIT = object()  # stands for a value that did not fit; its problem is noted
 
 
@@ -64,7 +65,7 @@ def read_json(raw: bytes | str, bounds: Bounds = USUAL, into: Any = Any, *, igno
     text = json.decode(raw, most_nodes=nodes, most_strings=nodes, most_commas=nodes)
     constant = float if bounds.constants else None
     tree = json.parse(text, depth=bounds.depth, longest=bounds.text, integer=json.exact_integer, constant=constant)
-    return tree if into is Any else fit(tree, into, ignore_extra=ignore_extra)
+    return tree if into is Any else fit(tree, into, ignore_extra=ignore_extra, what="it")
 
 
 def read_toml(raw: bytes | str, bounds: Bounds = USUAL, into: Any = Any, *, ignore_extra: bool = False) -> Any:
@@ -90,12 +91,21 @@ def read_toml(raw: bytes | str, bounds: Bounds = USUAL, into: Any = Any, *, igno
     except RecursionError:
         raise LimitError(f"TOML nested more than {bounds.depth} deep") from None
     _check_tree(tree, bounds)
-    return tree if into is Any else fit(tree, into, ignore_extra=ignore_extra)
+    return tree if into is Any else fit(tree, into, ignore_extra=ignore_extra, what="it")
 
 
 def below(place: str, key: Any) -> str:
-    """Return the place of a key below another place, for messages."""
-    return f"{place}.{key}" if place else str(key)
+    """Return the place of a key below another place, for messages; a long one is shortened.
+
+    >>> below("model", "n_head"), len(below("", "x" * 10_000))
+    ('model.n_head', 201)
+    """
+    text = str(key)
+    if len(text) > _LONGEST_KEY:
+        text = f"{text[:_LONGEST_KEY]}…"
+    if len(place) > _LONGEST_PLACE:  # A few bytes can spell a long key, and refer to it at every level.
+        return place if place.endswith("…") else f"{place}.…"
+    return f"{place}.{text}" if place else text
 
 
 def _encoded(text: str) -> bytes:
@@ -128,7 +138,7 @@ def _check_tree(tree: Any, bounds: Bounds) -> None:
             todo += [(held, depth + 1) for held in (value.values() if isinstance(value, dict) else value)]
 
 
-def fit(data: Any, into: Any, *, ignore_extra: bool = False) -> Any:
+def fit(data: Any, into: Any, *, ignore_extra: bool = False, what: str = "config") -> Any:
     """Return the data as an object of this type; ConfigError lists every value that does not match it.
 
     A type is a dataclass, a TypedDict, a NamedTuple, a class with ``model_validate`` (pydantic's), or what such classes
@@ -151,7 +161,7 @@ def fit(data: Any, into: Any, *, ignore_extra: bool = False) -> Any:
         more = len(fitting.problems) - _MOST_SHOWN
         shown = [*fitting.problems[:_MOST_SHOWN], *([f"and {more} more"] if more > 0 else [])]
         raise ConfigError(
-            f"config does not match {_name(into)}:\n  " + "\n  ".join(shown),
+            f"{what} does not match {_name(into)}:\n  " + "\n  ".join(shown),
             problems=fitting.problems,
             hint="pass ignore_extra=True to leave out what the type does not have" if fitting.extras else None,
         )

@@ -17,6 +17,7 @@ from itertools import chain, repeat
 from typing import Any
 
 from ...errors import CorruptError, DuplicateNameError, LimitError, TensorNotFoundError, printable
+from ...io.documents import below
 from ...limits import Limits
 from ...tensor.note import Note
 from ..base import ModuleClass
@@ -60,7 +61,6 @@ _MAX_SHOWN = 30
 _MIN_NODES, _NODES_PER_BYTE = 10_000, 8
 _MIN_CHARACTERS, _CHARACTERS_PER_BYTE = 1 << 20, 64
 _UNKNOWN_BYTES = 256
-_MAX_PATH = 1_000
 _OPTIONS = frozenset(
     ("norm_first", "padding_mode", "max_norm", "normalized_shape", "num_features", "track_running_stats")
 )
@@ -161,9 +161,9 @@ def _model_key(root: dict[Any, Any], notes: list[Note], everything: dict[int, An
     if not models:
         return None
     visits = [MAX_NODES]  # For all counts together: parts may share what they hold.
-    below = {key: _reach({"": root[key]}, visits)[0] for key in root}
-    counts = {key: len(stored) for key, stored in below.items() if stored}
-    for stored in below.values():
+    inside = {key: _reach({"": root[key]}, visits)[0] for key in root}
+    counts = {key: len(stored) for key, stored in inside.items() if stored}
+    for stored in inside.values():
         everything |= stored
     others = [
         key for key in counts if key not in models and key not in TRAINING_KEYS and not _is_number(_leaf(root[key]))
@@ -271,26 +271,30 @@ def _module_classes(root: Any, pickle_bytes: int) -> dict[str, ModuleClass]:
     todo: list[tuple[str, Any]] = [("", root)]
     while todo:
         path, value = todo.pop()
-        below = value if isinstance(value, dict) else {}  # a dict of models
+        inner = value if isinstance(value, dict) else {}  # a dict of models
         if _is_compiled(value):
-            below = {"_orig_mod": value.args[0]}
+            inner = {"_orig_mod": value.args[0]}
         symbol = value.function if type(value) is Call else None
         is_script = isinstance(symbol, Symbol) and symbol.module.partition(".")[0] == "__torch__"
         if isinstance(symbol, Symbol) and (is_script or is_module(value)):
             attributes = _attributes(value) or {}
-            below = attributes if is_script else attributes["_modules"]
+            inner = attributes if is_script else attributes["_modules"]
             options = {
                 name: attributes[name] for name in _OPTIONS if name in attributes and _is_plain(attributes[name])
             }
             # A script numbers the classes of one name: __torch__.torch.nn.modules.linear.___torch_mangle_3.Linear.
             parts = [each for each in symbol.module.split(".") if each != "__torch__" and "_torch_mangle_" not in each]
             found[path] = ModuleClass(".".join(parts), symbol.name, options)
-        held = [(key, each) for key, each in below.items() if type(each) is Call or isinstance(each, dict)]
-        children = [(f"{path}.{key}" if path else key, each) for key, each in held if isinstance(key, str)]
-        characters -= sum(len(name) + 1 for name, _ in children)
+        children = [
+            (key, held)
+            for key, held in inner.items()
+            if isinstance(key, str) and (type(held) is Call or isinstance(held, dict))
+        ]
+        # Before a name is made: all children repeat the path.
+        characters -= sum(len(path) + len(key) + 1 for key, _ in children)
         if characters < 0:
             return {}
-        todo += reversed(children)
+        todo += [(f"{path}.{key}" if path else key, held) for key, held in reversed(children)]
     return found
 
 
@@ -455,20 +459,20 @@ def _unnamed(root: Any, missing: set[int]) -> list[Note]:
     seen = {id(root)}
     todo: list[tuple[str, Any, str | None]] = [("", root, None)] if missing else []
     while todo and missing:
-        prefix, value, why = todo.pop()
+        path, value, why = todo.pop()
         for key, child, own in _edges(value):
             if type(child) in _ATOMS:
                 continue
             leaf = _leaf(child)
             inner = child if leaf is None else leaf
-            name = f"{prefix}{_key_text(key)}" if len(prefix) < _MAX_PATH else prefix
+            name = below(path, _key_text(key))
             reason = why or own or (None if isinstance(key, _NAMED_KEYS) else f"under a key that is a {kind_of(key)}")
             if id(inner) in missing:
                 missing.discard(id(inner))
                 reasons.setdefault(reason or "no name leads to it", []).append(name)
             if isinstance(child, _CONTAINERS) and id(child) not in seen:
                 seen.add(id(child))
-                todo.append((f"{name}.", child, reason))
+                todo.append((name, child, reason))
     return [left_out_note(names, reason) for reason, names in reasons.items()]
 
 
