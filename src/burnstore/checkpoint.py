@@ -60,12 +60,13 @@ class Checkpoint(Tabular, Mapping[str, TensorSnapshot]):
         self._options = options
         self._closed = False
         with located(path=source.name), gc_paused():
-            chosen = (
-                format_for_bytes(source.read_at(0, min(HEAD_BYTES, source.size)))
-                if format_name is None
-                else format_named(format_name)
-            )
+            chosen = format_for_bytes(_head_of(source)) if format_name is None else format_named(format_name)
             self._format = chosen.name
+            if isinstance(source, JoinedSource) and chosen.name not in ("safetensors", "pytorch"):
+                raise UnsupportedError(
+                    f"files of the format {chosen.name} are not opened together",
+                    hint="open each of them, or pass them to convert as a list, which writes them into one",
+                )
             own = dict(options)
             key = own.pop("top_level_key", None)
             if key is not None and self._format == "pytorch":
@@ -375,6 +376,12 @@ class Checkpoint(Tabular, Mapping[str, TensorSnapshot]):
             raise ClosedError("the checkpoint was closed", path=self.path)
 
 
+def _head_of(source: Source) -> bytes:
+    """Return the first bytes of a file, or of the first of several."""
+    first = source.parts[0] if isinstance(source, JoinedSource) else source
+    return first.read_at(0, min(HEAD_BYTES, first.size))
+
+
 def _below(contents: Contents, key: str, advice: str = "") -> Contents:
     """Return the tensors whose names begin with this key, named by the rest."""
     if not isinstance(key, str):
@@ -428,7 +435,7 @@ def _cut(table: Table, buffers: list[Any], places: list[int]) -> dict[str, Array
 
 @entry_point("open")
 def open_checkpoint(
-    source: str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes],
+    source: str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes] | Sequence[str | os.PathLike[str]],
     *,
     format: str | None = None,
     zero_copy: bool = False,
@@ -447,7 +454,8 @@ def open_checkpoint(
     they live. By default tensors are read into memory of their own, and the file can be let go. Bytes are likewise
     copied from, or with ``zero_copy`` shared, and must then stay unchanged. ``format`` insists on a format, ``limits``
     replaces the default `Limits`, ``top_level_key`` takes the tensors below a key (``"optimizer"``; ``""`` takes
-    everything), further options are the format's own.
+    everything), further options are the format's own. A folder stands for the checkpoint in it; a list of paths, or a
+    pattern such as ``"ranks/*.pt"``, for files that are one checkpoint together, such as those of all ranks.
 
     Raises FileNotFoundError, FormatError for a file that breaks its format's rules, OSError for one that cannot be
     read.
@@ -468,6 +476,10 @@ def open_checkpoint(
         path = as_path(source, storage_options)
         _check_storage_options(storage_options, remote=is_remote(path))
         return _open_path(path, format, zero_copy, limits, options)
+    if isinstance(source, (list, tuple)) and source and all(isinstance(p, (str, os.PathLike)) for p in source):
+        paths = [as_path(path, storage_options) for path in source]
+        _check_storage_options(storage_options, remote=all(map(is_remote, paths)))
+        return _open_files(paths, format, zero_copy, limits, options)
     _check_storage_options(storage_options, remote=False)
     if not isinstance(source, (bytes, bytearray, memoryview)):
         raise TypeError(f"expected a path, bytes or a file object, got {type(source).__name__}")
@@ -479,9 +491,38 @@ def _check_storage_options(storage_options: Mapping[str, Any] | None, *, remote:
         raise ValueError("storage_options are for URLs such as s3://bucket/file; this file is local")
 
 
+def _open_files(
+    paths: Sequence[str], format: str | None, zero_copy: bool, limits: Limits | None, options: dict[str, Any]
+) -> Checkpoint:
+    """Open files that are one checkpoint together."""
+    if len(paths) == 1:
+        return _open_path(paths[0], format, zero_copy, limits, options)
+    files: list[Source] = []
+    try:
+        for path in paths:
+            files.append(open_located(path, zero_copy=zero_copy)[0])
+    except BaseException:
+        for file in files:
+            file.close()
+        raise
+    return _opened(JoinedSource(f"{paths[0]} and {len(paths) - 1} more", files), format, limits, options)
+
+
+def _matching(path: str) -> list[str]:
+    """Return the files that a pattern such as ``ranks/*.pt`` stands for; none for a path."""
+    if not any(mark in path for mark in "*?[") or is_remote(path) or os.path.lexists(path):
+        return []
+    from glob import glob  # not at import: few paths are patterns
+
+    return sorted(file for file in glob(path) if not os.path.isdir(file))
+
+
 def _open_path(
     path: str, format: str | None, zero_copy: bool, limits: Limits | None, options: dict[str, Any]
 ) -> Checkpoint:
+    several = _matching(path)
+    if several:
+        return _open_files(several, format, zero_copy, limits, options)
     for attempt in range(_MOST_ATTEMPTS):
         try:
             source, found = open_located(path, zero_copy=zero_copy)

@@ -18,20 +18,22 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import CorruptError, LimitError, UnsupportedError, printable
-from ..io.source import same_bytes
+from ..errors import CorruptError, LimitError, UnsupportedError, located, printable
+from ..io.source import Source, same_bytes
 from ..tensor.data import Array, Shape
 from ..tensor.dtype import DType
-from ..tensor.facts import describe_place
-from ..tensor.sources import AxisSlice, ComputedData, Data, JoinedData, element_dtype
+from ..tensor.facts import Facts, Piece, PieceData, describe_place
+from ..tensor.note import Note
+from ..tensor.sources import AxisSlice, ComputedData, Data, JoinedData, SourceData, element_dtype
+from .base import Table
 
 _MOST_CUT_AXES = 8  # a box of so many axes has 256 corners
-_MOST_CANDIDATES = 20_000  # places that are tried to name a missing or doubled piece
+_MOST_COMPARISONS = 200_000  # that are made to name a missing piece, or two that overlap
 
 
 class Box(NamedTuple):
@@ -87,6 +89,81 @@ def assemble(dtype: DType, whole: Shape, boxes: Sequence[Box]) -> Data:
     return BoxesData(ordered, (0,) * len(whole), whole, dtype.bits // 8)
 
 
+def assemble_table(table: Table, source: Source, owners: Sequence[str], *, are_ranks: bool) -> tuple[Table, list[Note]]:
+    """Return a table of whole tensors, made of one in which a name occurs once for each piece; and what to note.
+
+    ``owners`` are the files of the rows. With ``are_ranks`` equal pieces, and tensors that several files have as a
+    whole, are replicas.
+    """
+    rows: dict[str, list[int]] = {}
+    for row, name in enumerate(table.names):
+        rows.setdefault(name, []).append(row)
+    firsts = [own[0] for own in rows.values()]
+    whole = table.picked(firsts)
+    apart, facts = dict(whole.apart), dict(whole.facts)
+    unproved = 0
+    for at, (name, own) in enumerate(rows.items()):
+        pieces = [table.facts[row].piece if row in table.facts else None for row in own]
+        if len(own) == 1 and pieces[0] is None:
+            continue
+        with located(tensor=name):
+            shape, data, is_proved = _assemble_rows(table, source, own, pieces, owners, are_ranks=are_ranks)
+        apart[at] = data
+        scheme = facts[at].scheme if at in facts else None
+        facts.pop(at, None)
+        if scheme is not None:
+            facts[at] = Facts(None, scheme)
+        whole.shapes[at], whole.sizes[at] = shape, whole.dtypes[at].nbytes(shape)
+        unproved += not is_proved
+    notes = []
+    if unproved:
+        text = f"{unproved} tensors have pieces without a global shape: a missing piece at the end cannot be noticed"
+        notes.append(Note("check", text))
+    return replace(whole, apart=apart, facts=facts, known_kinds=None), notes
+
+
+def _assemble_rows(
+    table: Table,
+    source: Source,
+    rows: Sequence[int],
+    pieces: Sequence[Piece | None],
+    owners: Sequence[str],
+    *,
+    are_ranks: bool,
+) -> tuple[Shape, Data, bool]:
+    """Return the shape and bytes of one tensor, and whether its pieces prove its shape."""
+    dtypes = {table.dtypes[row] for row in rows}
+    if len(dtypes) > 1:
+        shown = ", ".join(f"{table.dtypes[row].name} in {owners[row]}" for row in rows[:4])
+        raise CorruptError(f"its pieces have several dtypes: {shown}", rule="PC-01")
+    numbers: dict[int, str] = {}
+    boxes: list[Box] = []
+    wholes: set[Shape] = set()
+    for row, piece in zip(rows, pieces, strict=True):
+        shape = table.shapes[row]
+        data = table.apart.get(row) or SourceData(source, table.offsets[row], table.sizes[row])
+        if isinstance(data, PieceData):
+            data = data.data
+        offset = (0,) * len(shape) if piece is None else piece.offset
+        if piece is None or piece.global_shape is not None:
+            wholes.add(shape if piece is None or piece.global_shape is None else piece.global_shape)
+        if offset is None:
+            raise UnsupportedError(f"part of a tensor whose place is not known: {piece.text if piece else ''}")
+        if piece is not None and piece.number is not None:
+            other = numbers.setdefault(piece.number, owners[row])
+            if other != owners[row]:
+                raise CorruptError(f"{piece.text} is there twice: in {other} and in {owners[row]}", rule="PC-02")
+        boxes.append(Box(offset, shape, data, owners[row], is_replica=are_ranks))
+    if len(wholes) > 1:
+        shown = " and ".join(str(list(shape)) for shape in sorted(wholes)[:4])
+        raise CorruptError(f"its pieces state different shapes of the whole: {shown}", rule="PC-01")
+    ranks = {len(box.shape) for box in boxes}
+    if len(ranks) > 1:
+        raise CorruptError("its pieces have different numbers of axes", rule="PC-01")
+    shape = next(iter(wholes)) if wholes else extent_of(boxes)
+    return shape, assemble(next(iter(dtypes)), shape, boxes), bool(wholes)
+
+
 def _distinct(boxes: Sequence[Box], whole: Shape) -> list[Box]:
     """Return one box for each place; replicas are compared when they are read."""
     groups: dict[tuple[Shape, Shape], list[Box]] = {}
@@ -132,7 +209,7 @@ def _check_cover(boxes: Sequence[Box], whole: Shape) -> None:
 
 def _uncovered(boxes: Sequence[Box], whole: Shape, axes: Sequence[int]) -> CorruptError:
     """Return the error that names two pieces that overlap, or the place of a missing one."""
-    for one, other in itertools.islice(itertools.combinations(boxes, 2), _MOST_CANDIDATES):
+    for one, other in itertools.islice(itertools.combinations(boxes, 2), _MOST_COMPARISONS):
         if all(max(one.offset[a], other.offset[a]) < _end(one, other, a) for a in axes):
             return CorruptError(
                 f"the piece {one.place(whole)} of {printable(one.where)} overlaps {other.place(whole)} of "
@@ -140,7 +217,7 @@ def _uncovered(boxes: Sequence[Box], whole: Shape, axes: Sequence[int]) -> Corru
                 rule="PC-02",
             )
     edges = [sorted({0, *(box.offset[a] + box.shape[a] for box in boxes)} - {whole[a]}) for a in axes]
-    for point in itertools.islice(itertools.product(*edges), _MOST_CANDIDATES):
+    for point in itertools.islice(itertools.product(*edges), _MOST_COMPARISONS // (len(boxes) + 1)):
         if not any(all(b.offset[a] <= p < b.offset[a] + b.shape[a] for a, p in _at(axes, point)) for b in boxes):
             missing = list(whole)
             for a, p in _at(axes, point):

@@ -39,6 +39,9 @@ class Piece:
     hint: str = TOGETHER
     """What to do to get the whole tensor."""
 
+    number: int | None = None
+    """Which of the parts it is, where replicas are numbered too: no number may occur twice."""
+
     def refusal(self, path: str | None = None, tensor: str | None = None) -> UnsupportedError:
         """Return the error of an operation that needs the whole tensor."""
         return UnsupportedError(f"part of a tensor: {self.text}", path=path, tensor=tensor, hint=self.hint)

@@ -63,6 +63,9 @@ The rules. Errors and tests cite them; "stricter" marks what torch lets pass, "w
     PT-27  Archives that are code with data (torch.package, mobile models) and those of the first TorchScript are not
            read.
     PT-28  Salvaging needs a whole pickle; what is not whole is left out by name.
+    PT-29  A DTensor is the part of a tensor that one rank has. Its mesh, its placements and the rank's coordinate state
+           its place; its values are only read when the files of all ranks are opened together. One whose place is not
+           a box is left out by name.
 """
 
 from __future__ import annotations

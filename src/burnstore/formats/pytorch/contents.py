@@ -12,13 +12,14 @@ from ...io.source import Source
 from ...limits import Limits
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
+from ...tensor.facts import Piece
 from ...tensor.sources import Data, SourceData
-from ..base import Contents, Table
+from ..base import Contents, Table, mark_pieces
 from .calls import NumpyArray
 from .data import DenseData, PickledArray, StridedData, UnsavedData, dense_kind, is_sparse
 from .graph import Found
 from .stream import MAX_TENSORS, PickledFile
-from .tensors import ITEM_SIZES, MAX_EXPANDED, CompositeTensor, PickledTensor, Storage, shape_in_values
+from .tensors import ITEM_SIZES, MAX_EXPANDED, CompositeTensor, PickledTensor, PlacedTensor, Storage, shape_in_values
 
 # How many times the size of a file its tensors may have in all: views that repeat elements, and all names together.
 _MAX_EXPANSION, _MAX_SHARING = 16, 1024
@@ -41,6 +42,7 @@ class Rows:
         self._limits = limits
         self._rows: list[tuple[str, DType, Shape, int, int, Storage | None]] = []
         self._computed: dict[int, Data] = {}
+        self._pieces: dict[int, Piece] = {}
         self._dense_bytes = 0
         self._sparse: list[tuple[str, DenseData]] = []
         self._geometries: dict[tuple[DType, Shape, Shape], tuple[int, bool, Shape, int]] = {}
@@ -56,6 +58,8 @@ class Rows:
             raise LimitError(f"a name of more than {longest} bytes", rule="PT-24")
         for name, leaf in tensors.items():
             if isinstance(leaf, PickledTensor):
+                if isinstance(leaf, PlacedTensor):
+                    self._pieces[len(self._rows)] = leaf.piece
                 self._add_tensor(name, leaf)
             elif isinstance(leaf, CompositeTensor):
                 self._add_composite(name, leaf, dense=dense)
@@ -127,8 +131,9 @@ class Rows:
         names, dtypes, shapes, offset_list, sizes, storages = columns
         _check_names(names)
         offsets = np.array(offset_list, np.int64)
+        table = Table(names, dtypes, shapes, offset_list, sizes, [None] * len(names), self._computed)
         return Contents(
-            Table(names, dtypes, shapes, offset_list, sizes, [None] * len(names), self._computed),
+            mark_pieces(table, self._source, self._pieces) if self._pieces else table,
             variant=_VARIANTS[self._file.container],
             layout="torch",
             data_offset=int(offsets[offsets > 0].min(initial=self._source.size)) if names else 0,

@@ -24,13 +24,13 @@ from ..base import ModuleClass
 from ..codec.pickle_values import Call, PickledDict, PickledSet, Symbol, kind_of
 from .calls import NumpyArray
 from .stream import PickledFile
-from .tensor_calls import UnbuiltTensor
 from .tensors import (
     AttributedTensor,
     CompositeTensor,
     PickledTensor,
     Storage,
     StorageView,
+    UnbuiltTensor,
     Unread,
     left_out_note,
     shown_names,
@@ -486,7 +486,8 @@ def _unreferenced(file: PickledFile, stored: dict[int, Any]) -> list[Note]:
             todo += value.parts.values()
         storage = value.storage if isinstance(value, PickledTensor) else value
         storages.add(id(storage.base if isinstance(storage, StorageView) else storage))
-    lost = [f"the storage {storage.key!r}" for storage in file.storages if id(storage) not in storages]
+    others = [each for each in file.storages if id(each) not in storages and not each.is_understood]
+    lost = [f"the storage {storage.key!r}" for storage in others]
     arrays = [array for array in file.storages.arrays if getattr(array, "items", None) is None]  # Others hold objects.
     lost += [f"a {kind_of(array)}" for array in arrays if id(array) not in stored]
     return [left_out_note(lost, "the saved object does not refer to it")] if lost else []

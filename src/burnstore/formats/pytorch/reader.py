@@ -72,6 +72,8 @@ def read(
         "salvage": salvage,
     }
     several = limits.or_defaults(header_bytes=MAX_PICKLE_BYTES, tensors=MAX_TENSORS)
+    if isinstance(source, JoinedSource):
+        return sharded.read_files(source, several, lambda part, _: read(part, limits, **options))
     if shards is not None:
         return sharded.read_set(source, shards, several, lambda part, _: read(part, limits, **options))
     if begins_like_index(source.read_at(0, min(_HEAD, source.size))):

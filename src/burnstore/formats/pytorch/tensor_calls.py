@@ -11,13 +11,16 @@ from ...errors import CorruptError, UnsupportedError, located, printable
 from ...tensor.dtype import DType
 from ..codec.pickle_values import Builder, Call, Symbol, kind_of
 from .calls import ARRAY_CALLS, PLAIN_CALLS, Args, NumpyArray, arguments
+from .dtensor import SHARDED_TENSOR, is_dtensor, placed_tensor, sharded_tensor
 from .tensors import (
     AttributedTensor,
     CompositeTensor,
     PickledTensor,
+    PlacedTensor,
     Storage,
     Storages,
     StorageView,
+    UnbuiltTensor,
     Unread,
     torch_dtype,
     view,
@@ -40,27 +43,6 @@ _OLD_CLASSES = [
 
 Embedded = Callable[[bytes], Storage]
 """Reads the storage in bytes that hold a whole file of their own."""
-
-
-class UnbuiltTensor(Call):
-    """A tensor of the first releases, whose description comes as a state; ``tensor`` is None until then."""
-
-    __slots__ = ("tensor",)
-
-    def __init__(self, function: Any, args: Args) -> None:
-        super().__init__(function, args)
-        self.tensor = args[0] if args and isinstance(args[0], (PickledTensor, UnbuiltTensor)) else None
-
-    def take_state(self, state: Any) -> None:
-        super().take_state(state)
-        parts = state if isinstance(state, (tuple, list)) else ()
-        if len(parts) == 4 and isinstance(parts[0], Storage):
-            storage, offset, size, stride = parts
-            self.tensor = view(storage, storage.dtype or DType.U8, offset, size, stride)
-        elif len(parts) == 5 and isinstance(parts[0], (PickledTensor, UnbuiltTensor)):
-            self.tensor = parts[0]
-        elif not (len(parts) == 3 and self.tensor is not None) and not isinstance(state, dict):
-            raise CorruptError(f"invalid state of a {printable(self.function_name)}", rule="PT-22")
 
 
 class TensorCalls:
@@ -116,6 +98,7 @@ class TensorCalls:
             ("torch.storage", "_load_from_bytes"): self._from_bytes,
             ("torch.nn.parameter", "Parameter"): _parameter_class,
             ("torch.nn.parameter", "Buffer"): _parameter_class,
+            SHARDED_TENSOR: sharded_tensor,
             **{key: lambda args, key=key: UnbuiltTensor(Symbol(*key), args) for key in old},  # type: ignore[misc]
         }
 
@@ -238,6 +221,9 @@ def _with_attributes(tensor: Any, state: Any) -> Any:
         return tensor
     if isinstance(tensor, CompositeTensor):
         tensor.state = state
+    if isinstance(tensor, PlacedTensor):
+        tensor.state = state
+        return tensor
     return AttributedTensor(tensor, state) if isinstance(tensor, PickledTensor) else tensor
 
 
@@ -255,6 +241,11 @@ def _from_type(args: Args) -> Any:
     if function.build is None:
         return Call(function, args)
     made = function.build(inner)
+    if is_dtensor(kind):
+        try:
+            return placed_tensor(state)
+        except UnsupportedError as error:
+            return Unread(kind_of(kind), args, error.message)
     if isinstance(made, CompositeTensor) and made.kind == "wrapper":
         attributes = state[0] if isinstance(state, tuple) and state else state
         held = attributes.items() if isinstance(attributes, dict) else ()

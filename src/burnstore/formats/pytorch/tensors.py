@@ -9,6 +9,7 @@ from typing import Any
 from ...errors import CorruptError, LimitError, UnsupportedError, printable
 from ...tensor.data import Array, Shape
 from ...tensor.dtype import DType
+from ...tensor.facts import Piece
 from ...tensor.note import Note
 from ...tensor.sources import Data
 from ..codec.pickle_values import Call, Symbol, kind_of
@@ -63,7 +64,7 @@ class Storage:
     if they are little-endian and not compressed; otherwise the container sets ``data``.
     """
 
-    __slots__ = ("class_name", "count", "data", "dtype", "key", "nbytes", "offset")
+    __slots__ = ("class_name", "count", "data", "dtype", "is_understood", "key", "nbytes", "offset")
 
     def __init__(self, key: str, class_name: str, dtype: DType | None, count: int) -> None:
         self.key = key
@@ -73,6 +74,7 @@ class Storage:
         self.nbytes = count * ITEM_SIZES[dtype]
         self.data: Data | None = None
         self.offset = -1
+        self.is_understood = False  # whether the reader used it for something else than a tensor: the ranks of a mesh
 
     def __repr__(self) -> str:
         return f"<{self.class_name} {printable(self.key)}: {self.count}>"
@@ -261,6 +263,39 @@ class AttributedTensor(PickledTensor):
         for name in PickledTensor.__slots__:
             setattr(self, name, getattr(tensor, name))
         self.state = state
+
+
+class PlacedTensor(AttributedTensor):
+    """The part of a tensor that one rank has: ``piece`` states its place."""
+
+    __slots__ = ("piece",)
+
+    def __init__(self, tensor: PickledTensor, shape: Shape, piece: Piece) -> None:
+        super().__init__(tensor, None)
+        if shape != tensor.shape:  # both empty: a rank without rows may save an empty vector
+            self.shape, self.strides, self.offset = shape, (1,) * len(shape), 0
+        self.piece = piece
+
+
+class UnbuiltTensor(Call):
+    """A tensor of the first releases, whose description comes as a state; ``tensor`` is None until then."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, function: Any, args: tuple[Any, ...]) -> None:
+        super().__init__(function, args)
+        self.tensor = args[0] if args and isinstance(args[0], (PickledTensor, UnbuiltTensor)) else None
+
+    def take_state(self, state: Any) -> None:
+        super().take_state(state)
+        parts = state if isinstance(state, (tuple, list)) else ()
+        if len(parts) == 4 and isinstance(parts[0], Storage):
+            storage, offset, size, stride = parts
+            self.tensor = view(storage, storage.dtype or DType.U8, offset, size, stride)
+        elif len(parts) == 5 and isinstance(parts[0], (PickledTensor, UnbuiltTensor)):
+            self.tensor = parts[0]
+        elif not (len(parts) == 3 and self.tensor is not None) and not isinstance(state, dict):
+            raise CorruptError(f"invalid state of a {printable(self.function_name)}", rule="PT-22")
 
 
 class Unread(Call):

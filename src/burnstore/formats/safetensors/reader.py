@@ -12,7 +12,7 @@ import numpy as np
 
 from ...errors import CorruptError, FormatError, located, printable
 from ...io import json
-from ...io.source import Source
+from ...io.source import JoinedSource, Source
 from ...limits import Limits
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
@@ -26,6 +26,7 @@ from . import fast_header
 from .header import LARGEST, LENGTH, MOST_HEADER_BYTES, MOST_TENSORS, Columns, decode_header, read_header
 
 _INDEX_HEAD = 512
+_VERSION_KEY = "DCP_VERSION"
 SHARDING_KEY = "DCP_SHARDING_INFO"
 """The metadata key under which torch's distributed checkpoints state the place of each tensor in the whole one."""
 
@@ -33,6 +34,8 @@ SHARDING_KEY = "DCP_SHARDING_INFO"
 def read(source: Source, limits: Limits, *, shards: Sequence[str] | None = None) -> Contents:
     """Read the contents of a SafeTensors file, of all files that an index names, or of the ``shards`` in its folder."""
     limits = limits.or_defaults(header_bytes=MOST_HEADER_BYTES, tensors=MOST_TENSORS)
+    if isinstance(source, JoinedSource):
+        return _with_ties(sharded.read_files(source, limits, read_file))
     if shards is not None:
         return _with_ties(sharded.read_set(source, shards, limits, read_file))
     if begins_like_index(source.read_at(0, min(source.size, _INDEX_HEAD))):
@@ -88,6 +91,8 @@ def read_file(source: Source, limits: Limits) -> Contents:
     if SHARDING_KEY in columns.metadata:
         with located(rule="ST-15"):
             table = mark_pieces(table, source, _pieces(table, columns.metadata[SHARDING_KEY]))
+        for key in (SHARDING_KEY, _VERSION_KEY):  # facts of the tensors now, which a copy must not have
+            columns.metadata.pop(key, None)
     return Contents(
         table,
         metadata=MappingProxyType(columns.metadata),

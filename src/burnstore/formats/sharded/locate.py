@@ -28,6 +28,11 @@ _SUFFIXES = ((".safetensors",), (".bin", ".pt", ".pth", ".ckpt"), (".bpk",), (".
 _DISTRIBUTED, _METADATA = ".distcp", ".metadata"
 _METADATA_OF_RANK = re.compile(r"__[0-9]{1,9}\.metadata")
 
+_SHARD_OF_TORCH = re.compile(r"shard-(\d{5})-model-(\d{5})-of-(\d{5})\.safetensors")
+_OF_RANK = re.compile(r"(.*?)(?:world_size_(\d{1,6})_)?rank[_-]?(\d{1,6})((?:\D.*)?\.(?:pt|pth|bin|ckpt))", re.DOTALL)
+"""A file of one rank: what precedes its number, the number of ranks if it is stated, the number, and what follows."""
+_BESIDE_RANKS = ("optim", "extra_state", "scheduler", "rng", "dataloader")
+
 _BESIDE = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state(_\d+)?|random_states_\d+)\.(bin|pt|pth|pkl)")
 """Files that trainers write beside a model."""
 
@@ -44,8 +49,7 @@ def locate(path: str) -> tuple[str, dict[str, Any]]:
 
     A folder stands for the one checkpoint in it, and the name under which a set of shards was saved for its index. Of
     the same weights in several formats, as some folders of Hugging Face have them, SafeTensors are taken, then a
-    distributed checkpoint. Files beside
-    the model that trainers write (optimizer, scheduler, random state) are not it.
+    distributed checkpoint. Files beside the model that trainers write (optimizer, scheduler, random state) are not it.
     """
     if is_remote(path):
         source, options = open_located(path)
@@ -169,9 +173,52 @@ def _checkpoint_in(
         return join(path, indexes[0]), {}
     if not files:
         return None
+    shards = _shards_of_torch(files) or _files_of_ranks(files)
+    if shards:
+        return os.path.join(path, shards[0]), {"shards": shards}
     if len(files) == 1 and _NUMBERED.fullmatch(files[0]) is None:
         return join(path, files[0]), {}
     return join(path, files[0]), {"shards": _complete_set(files)}
+
+
+def _shards_of_torch(files: Sequence[str]) -> list[str]:
+    """Return the files, if all are shards of torch's HuggingFaceStorageWriter: one for each rank and output.
+
+    A rank without tensors of an output writes no file, so a missing one is not noticed here, but by its pieces.
+    """
+    matches = [_SHARD_OF_TORCH.fullmatch(name) for name in files]
+    if not matches or not all(matches):
+        return []
+    outputs = {int(match[2]) for match in matches if match}
+    counts = {int(match[3]) for match in matches if match}
+    missing = sorted(set(range(1, min(*counts, MOST_SHARDS) + 1)) - outputs)
+    if len(counts) > 1 or missing:
+        problem = f"output {missing[0]} of {min(counts)} is missing" if missing else "they are of several sets"
+        raise CorruptError(f"the directory has {len(files)} shards of torch: {problem}", rule="SH-05")
+    return list(files)
+
+
+def _files_of_ranks(files: Sequence[str]) -> list[str]:
+    """Return the files of all ranks, if some are named by their rank; those of the model, not of the optimizer."""
+    groups: dict[tuple[str, str | None, str], dict[int, str]] = {}
+    others = []
+    for name in files:
+        match = _OF_RANK.fullmatch(name)
+        if match is None:
+            others.append(name)
+        elif not match[1].startswith(_BESIDE_RANKS):
+            groups.setdefault((match[1], match[2], match[4]), {})[int(match[3])] = name
+    if len(groups) != 1 or others:
+        return []
+    (_, count, _), ranks = next(iter(groups.items()))
+    if count is None and len(ranks) == 1:
+        return []
+    size = max(ranks) + 1 if count is None else int(count)
+    missing = next((rank for rank in range(min(size, MOST_SHARDS)) if rank not in ranks), None)
+    if missing is not None or size > MOST_SHARDS:
+        problem = f"the file of rank {missing} is missing" if missing is not None else "too many"
+        raise CorruptError(f"{len(ranks)} files of {size} ranks are there: {problem}", rule="SH-05")
+    return [ranks[rank] for rank in sorted(ranks)]
 
 
 def _complete_set(files: Sequence[str]) -> list[str]:

@@ -25,6 +25,8 @@ The rules. Errors and tests cite them.
     SH-07  All shards are of one save. burnstore writes a random identity into the metadata of each shard and of the
            index (``burnstore.set``): each shard must have the identity of the index. Where the index has none (Hugging
            Face writes none), the shards must agree, and the index must still be in place when all of them are open.
+    SH-08  Shards may have pieces of tensors (torch's shards as SafeTensors, files of ranks): these are put together by
+           the rules PC-01 to PC-03 of `burnstore.formats.pieces`. Files of ranks also have replicas, which must agree.
 
 A save (see `write.py`) writes new shards, then replaces the index, which is the moment at which the new set counts,
 then removes the old shards. A reader that finds a shard missing or of another save, and the index replaced, opens the
@@ -36,7 +38,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from ...errors import (
     BurnstoreError,
@@ -59,6 +61,7 @@ from ...tensor.facts import Facts
 from ...tensor.note import Note
 from ...tensor.sources import Data
 from ..base import LAYOUT_KEY, Contents, Table
+from ..pieces import assemble_table
 from .locate import MOST_SHARDS
 
 _TORCH_MAGIC = (b"PK\x03\x04", b"\x80\x02\x8a\x0a")  # a zip, and the stream of torch before 1.6
@@ -83,6 +86,16 @@ def read_set(source: Source, shards: Sequence[str], limits: Limits, read_shard: 
     if isinstance(shards, str) or not all(isinstance(name, str) for name in shards):
         raise TypeError("shards are the names of all files of the set, a list of str")
     return _read_set(source, list(shards), limits, read_shard, None, None)
+
+
+def read_files(joined: JoinedSource, limits: Limits, read_shard: ReadShard) -> Contents:
+    """Read files that a caller opens together, in any folders, as one checkpoint."""
+    contents: list[Contents] = []
+    for part in joined.parts:
+        with located(path=part.name):
+            contents.append(_contents_of(part, limits, read_shard))
+    _check_distinct([cast(InFolder, part) for part in joined.parts], contents)  # opened by their paths
+    return _joined_contents(joined, contents, 0)
 
 
 def weight_map_at(path: str) -> dict[str, str] | None:
@@ -190,7 +203,7 @@ def _check_tensors(source: InFolder, found: Sequence[str], expected: Sequence[st
     raise _if_current(source, CorruptError(what, tensor=(missing or more)[0], rule="SH-04"))
 
 
-def _contents_of(shard: InFolder, limits: Limits, read_shard: ReadShard) -> Contents:
+def _contents_of(shard: Source, limits: Limits, read_shard: ReadShard) -> Contents:
     try:
         return read_shard(shard, limits)
     except FormatError:
@@ -205,13 +218,22 @@ def _contents_of(shard: InFolder, limits: Limits, read_shard: ReadShard) -> Cont
 def _check_distinct(parts: Sequence[InFolder], contents: Sequence[Contents]) -> None:
     files: dict[tuple[Any, ...], str] = {}
     owners: dict[str, str] = {}
+    are_ranks = _are_ranks(contents)
     for part, content in zip(parts, contents, strict=True):
         with located(path=part.name):
             if files.setdefault(part.identity, part.name) != part.name:
                 raise CorruptError(f"it is the same file as {printable(files[part.identity])}", rule="SH-03")
-            for tensor in content.table.names:
+            for row, tensor in enumerate(content.table.names):
+                if are_ranks or (row in content.table.facts and content.table.facts[row].piece is not None):
+                    continue  # its pieces are put together, and its replicas compared
                 if owners.setdefault(tensor, part.name) != part.name:
                     raise CorruptError(f"it is also in {printable(owners[tensor])}", tensor=tensor, rule="SH-05")
+
+
+def _are_ranks(contents: Sequence[Contents]) -> bool:
+    """Return whether the files are of ranks, each with its part of some tensors, and with all of the others."""
+    facts = (fact for content in contents for fact in content.table.facts.values())
+    return any(fact.piece is not None and fact.piece.number is not None for fact in facts)
 
 
 def _joined_contents(joined: JoinedSource, contents: Sequence[Contents], index_size: int) -> Contents:
@@ -232,19 +254,23 @@ def _joined_contents(joined: JoinedSource, contents: Sequence[Contents], index_s
         apart |= {before + row: data for row, data in table.apart.items()}
         facts |= {before + row: fact for row, fact in table.facts.items()}
         before += len(table.names)
+    table = Table(
+        names=[name for table in tables for name in table.names],
+        dtypes=[dtype for table in tables for dtype in table.dtypes],
+        shapes=[shape for table in tables for shape in table.shapes],
+        offsets=[base + offset for base, table in zip(joined.bases, tables, strict=True) for offset in table.offsets],
+        sizes=[size for table in tables for size in table.sizes],
+        param_ids=[param_id for table in tables for param_id in table.param_ids],
+        apart=apart,
+        facts=facts,
+    )
+    has_pieces = any(fact.piece is not None for fact in facts.values())
+    if has_pieces:
+        owners = [printable(part.name) for part, own in zip(joined.parts, tables, strict=True) for _ in own.names]
+        whole, more = assemble_table(table, joined, owners, are_ranks=_are_ranks(contents))
+        table, notes = whole, [*notes, *more]
     return Contents(
-        Table(
-            names=[name for table in tables for name in table.names],
-            dtypes=[dtype for table in tables for dtype in table.dtypes],
-            shapes=[shape for table in tables for shape in table.shapes],
-            offsets=[
-                base + offset for base, table in zip(joined.bases, tables, strict=True) for offset in table.offsets
-            ],
-            sizes=[size for table in tables for size in table.sizes],
-            param_ids=[param_id for table in tables for param_id in table.param_ids],
-            apart=apart,
-            facts=facts,
-        ),
+        table,
         metadata=MappingProxyType(metadata),
         variant=f"{len(tables)} shards",
         layout=layouts[0] if layouts else None,
@@ -252,7 +278,7 @@ def _joined_contents(joined: JoinedSource, contents: Sequence[Contents], index_s
         source=joined,
         file_size=index_size + sum(part.size for part in joined.parts),
         notes=notes,
-        shared=[group for content in contents for group in content.shared],
+        shared=[] if has_pieces else [group for content in contents for group in content.shared],
     )
 
 

@@ -30,6 +30,7 @@ from ...errors import (
 )
 from ...formats.base import Format, loss_notes
 from ...formats.registry import format_for_path
+from ...formats.sharded.locate import INDEX_SUFFIX
 from ...formats.sharded.write import Journal, byte_count
 from ...io.atomic import already_exists
 from ...io.gc_pause import gc_paused
@@ -195,7 +196,7 @@ def convert(
         chosen = chosen.replace(recipe=mapping.recipe())
     with (
         progress_from(progress) as report,
-        opened_files(paths, limits, [top_level_key] * len(paths)) as sources,
+        opened_files(paths, limits, [top_level_key] * len(paths), together=True) as sources,
         ExitStack() as opened,
     ):
         read = [*sources, like, rules]
@@ -410,14 +411,33 @@ def _converted(
 
 @contextmanager
 def opened_files(
-    paths: Sequence[str], limits: Limits | None, keys: Sequence[str | None] | None = None
+    paths: Sequence[Any],
+    limits: Limits | None,
+    keys: Sequence[str | None] | None = None,
+    *,
+    together: bool = False,
 ) -> Iterator[list[Checkpoint]]:
-    """Open several files together, of each the part below its top-level key."""
+    """Open several files, of each the part below its top-level key; ``together``, files with pieces are one."""
+    keys = keys or [None] * len(paths)
     with ExitStack() as opened:
-        yield [
+        files = [
             opened.enter_context(open_checkpoint(path, limits=limits, top_level_key=key))
-            for path, key in zip(paths, keys or [None] * len(paths), strict=True)
+            for path, key in zip(paths, keys, strict=True)
         ]
+        if together and len(files) > 1 and len(set(keys)) == 1 and any(_has_pieces(file) for file in files):
+            files = [opened.enter_context(open_checkpoint(paths, limits=limits, top_level_key=keys[0]))]
+        yield files
+
+
+def _path_of(source: ReceiptSource) -> str | list[str]:
+    """Return what to open for a source of a receipt: its index or metadata, or all files of a set without one."""
+    if len(source.files) == 1 or source.path.endswith((INDEX_SUFFIX, ".metadata")):
+        return source.path
+    return [file.path for file in source.files]
+
+
+def _has_pieces(file: Checkpoint) -> bool:
+    return any(fact.piece is not None for fact in file._table.facts.values())
 
 
 def _paths(source: Path | Sequence[Path]) -> list[str]:
@@ -524,7 +544,7 @@ def replay(
     with (
         progress_from(progress) as report,
         opened_files(
-            [each.path for each in stated.sources], limits, [each.top_level_key for each in stated.sources]
+            [_path_of(each) for each in stated.sources], limits, [each.top_level_key for each in stated.sources]
         ) as sources,
     ):
         check_apart([*sources, receipt], how.target, shards=stated.max_shard_size is not None)

@@ -53,6 +53,21 @@ _OF_TORCH = _words(
     torch.distributed.checkpoint.filesystem._StorageInfo
     """
 )
+_OF_DTENSORS = _words(
+    """
+    torch.distributed.tensor.DTensor torch.distributed.tensor._dtensor_spec.DTensorSpec
+    torch.distributed.tensor._dtensor_spec.TensorMeta torch.distributed.tensor._dtensor_spec.ShardOrderEntry
+    torch.distributed.tensor.placement_types.Shard torch.distributed.tensor.placement_types.Replicate
+    torch.distributed.tensor.placement_types.Partial torch.distributed.tensor.placement_types._StridedShard
+    torch.distributed.tensor._api.DTensor torch.distributed._tensor.api.DTensor torch.distributed._tensor.DTensor
+    torch.distributed._tensor.placement_types.DTensorSpec torch.distributed._tensor.placement_types.TensorMeta
+    torch.distributed._tensor.placement_types.Shard torch.distributed._tensor.placement_types.Replicate
+    torch.distributed._tensor.placement_types._Partial torch.distributed._tensor.placement_types.Partial
+    torch.distributed._tensor.placement_types._StridedShard torch.distributed.device_mesh.DeviceMesh
+    torch.distributed._mesh_layout._MeshLayout torch.distributed._mesh_layout._FlatLayout
+    """
+)
+"""What a pickled DTensor consists of: made without arguments, then given attributes; nothing of it runs a call."""
 # The reader knows this call, but Python loads another pickle with it, which is judged separately.
 _RUNS_A_PICKLE = ("torch.storage", "_load_from_bytes")
 
@@ -103,7 +118,7 @@ def _harmless() -> frozenset[tuple[str, str]]:
     labels |= {("torch.storage", name) for name in ("TypedStorage", "UntypedStorage", "_TypedStorage")}
     labels |= {("torch.storage", f"{name}Storage") for name in _CLASSES}
     labels |= {("torch", "UntypedStorage"), ("numpy", "ndarray"), ("builtins", "object")}
-    labels |= {(module, name) for module, _, name in (path.rpartition(".") for path in _OF_TORCH)}
+    labels |= {(module, name) for module, _, name in (path.rpartition(".") for path in (*_OF_TORCH, *_OF_DTENSORS))}
     return frozenset((labels | TensorCalls(Storages()).builders().keys()) - {_RUNS_A_PICKLE})
 
 
