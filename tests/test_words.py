@@ -54,7 +54,7 @@ def test_a_keyword_of_another_library_is_answered_with_ours(tmp_path: Path, word
     bs.save(model, tmp_path / "a.safetensors")
     given: dict[str, Any] = {word: True}
     for call in (
-        lambda: bs.load(model, tmp_path / "a.safetensors", **given),
+        *([] if word == "strict" else [lambda: bs.load(model, tmp_path / "a.safetensors", **given)]),
         lambda: bs.open(tmp_path / "a.safetensors", **given),
         lambda: bs.save(model, tmp_path / "b.safetensors", **given),
         lambda: bs.convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", **given),

@@ -471,7 +471,7 @@ def _keywords_of(name: str, function: Callable[..., Any]) -> Spell:
 
 
 _OTHER_WORDS = {
-    "strict": "allow_partial=True is strict=False: parameters may be missing; unused tensors are reported",
+    "strict": "it is an option of load: strict=True refuses unused tensors; allow_partial=True tolerates missing ones",
     "map_location": 'device="cuda" is for meta models; burnstore.open(...).torch(device="cuda") places all of a file',
     "weights_only": "leave it out: nothing in a file is ever run, so every load is of weights only",
     "pickle_module": "leave it out: nothing in a file is ever run",

@@ -54,7 +54,7 @@ class Limits:
 
 
 _FLAGS = {"overwrite", "durable", "verify", "resume", "map", "normalize", "in_place", "zero_copy", "ignore_dtype"}
-_FLAGS |= {"digests", "stats", "guess", "keep_layout"}
+_FLAGS |= {"digests", "stats", "guess", "keep_layout", "allow_empty", "strict"}
 
 
 def check_options(arguments: Mapping[str, Any]) -> None:

@@ -35,6 +35,8 @@ def load(
     top_level_key: str | None = None,
     allow_partial: bool = False,
     validate: bool = True,
+    strict: bool = False,
+    allow_empty: bool = False,
     device: Any = None,
     in_place: bool = True,
     zero_copy: bool = False,
@@ -53,11 +55,14 @@ def load(
     shapes must prove the layout; otherwise the load is refused unless you pass ``layout="torch"`` or ``"burn"``.
     ``rules`` (pattern found in a module's path → kind) name kinds of modules that the model does not state.
     ``top_level_key`` names the part of the file that is the model. ``allow_partial=True`` tolerates parameters
-    without a tensor, ``validate=False`` tensors that do not fit. ``device="cuda"`` materializes tensors there that the
+    without a tensor, ``validate=False`` tensors that do not fit; ``strict=True`` also refuses tensors of the file that
+    no parameter takes. A load that would apply nothing (a filter or prefix that matches no name) is refused unless
+    ``allow_empty=True``. ``device="cuda"`` materializes tensors there that the
     model has on the meta device; nothing is moved. ``in_place=False`` reads all tensors of a torch model before any is
     changed. ``zero_copy=True`` shares memory with the file.
 
-    Raises LoadError or MissingTensorsError with the report in ``result``; the model is then unchanged.
+    Raises LoadError or MissingTensorsError with the report in ``result``; the model is then unchanged. A result is true
+    if it is ok: no tensor that did not fit, and something was applied unless nothing was allowed.
 
     >>> import numpy as np, burnstore as bs
     >>> packed = bs.serialize({"weight": np.ones(2, np.float32)}, format="burnpack")

@@ -38,6 +38,7 @@ def save(
     format: str | None = None,
     max_shard_size: int | str | None = None,
     burn_version: str | None = None,
+    allow_empty: bool = False,
     overwrite: bool = False,
     durable: bool = True,
     limits: Limits | None = None,
@@ -53,7 +54,8 @@ def save(
     suffix unless ``format`` names one. ``metadata=None`` writes what the format's own writer would, a mapping exactly
     that. An existing file is refused unless ``overwrite=True``; then it is replaced in one step when the new one is
     complete, also if the tensors are read from it. When `save` returns, the file survives a power cut, unless
-    ``durable=False``.
+    ``durable=False``. SaveError if the filter leaves no tensor, or if a file would be replaced by one without tensors;
+    ``allow_empty=True`` writes even that.
 
     A model is written in the layout of the format (Burnpack: Burn's), or in its own where the format has none;
     ``layout`` (``"burn"``, ``"torch"``) asks for another. Of named tensors, ``layout`` states the layout that they
@@ -106,6 +108,7 @@ def serialize(
     rules: RulesLike | None = None,
     adapter: AdapterLike | None = None,
     cast: Any = None,
+    allow_empty: bool = False,
     limits: Limits | None = None,
     pipeline: Pipeline | None = None,
     **format_options: Any,
@@ -127,7 +130,7 @@ def serialize(
     result, written = save_plan(plan, None, chosen, texts, how)
     assert written is not None
     left_out = [f"left out: {name} ({why})" for name, why in result.left_out.items() if note_kind(why) != "filtered"]
-    for note in (*left_out, *result.notes):
+    for note in (*left_out, *(note for note in result.notes if note.kind != "empty")):
         warnings.warn(note, BurnstoreWarning, stacklevel=3)  # of the caller of the entry point
     return written
 

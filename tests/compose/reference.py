@@ -422,6 +422,10 @@ def load(file: File, place: Place, options: Options) -> Expected:
         if any(options.keeps(path) for path in missing):
             raise Refused(f"missing: {min(missing)}")
         loose = "what the filter leaves out is missing"
+    if not taken and (place.tensors or options.filter is not None):
+        raise Refused("nothing would be loaded")
+    if not taken:
+        loose = "a store loads a model without parameters"
     return Expected(values, place.layout, noted, sorted(set(given) - used), loose)
 
 
@@ -478,7 +482,10 @@ def save(place: Place, format: str, options: Options) -> Expected:
         rows = convert_layers(rows, replace(place.known, layers=layers), place.layout, noted, how)
     rows = written(rows, options, format, noted, is_converted=is_converted)
     names, unmatched = new_names(list(rows), options.rename)
-    return Expected(dict(zip(names, rows.values(), strict=True)), wanted, noted + unmatched)
+    if not rows and place.tensors:
+        raise Refused("no tensor would be written")
+    loose = None if rows else "a store writes a model without tensors"
+    return Expected(dict(zip(names, rows.values(), strict=True)), wanted, noted + unmatched, loose=loose)
 
 
 def convert(file: File, format: str, options: Options) -> Expected:
@@ -515,6 +522,8 @@ def convert(file: File, format: str, options: Options) -> Expected:
     if replaced and (not like or own is None):
         loose = "the adapter may go by the kinds, and they are not all known"
     rows = written(rows, options, format, noted, is_converted=is_converted)
+    if not rows:
+        raise Refused("no tensor would be written")
     return Expected(rows, own if replaced else wanted, noted, loose=loose)
 
 
@@ -594,6 +603,6 @@ def diff(first: File, second: File, layers: Sequence[Layer] | None) -> Expected:
     elif first.layout != second.layout:
         noted.append("does not state its layout")
     equal = [name for name in sides[0] if name in sides[1] and same(sides[0][name], sides[1][name])]
-    if len(equal) == len(sides[0]) == len(sides[1]):
+    if 0 < len(equal) == len(sides[0]) == len(sides[1]):
         equal.append("all")
     return Expected({name: np.array(True) for name in equal}, noted=noted)

@@ -60,8 +60,11 @@ def test_every_tensor_has_its_status() -> None:
     assert found.counts["equal"] == 1 and not found.is_equal
 
 
-def test_two_of_nothing_are_equal() -> None:
-    assert bs.diff({}, {}).is_equal and str(bs.diff({}, {})) == "0 tensors: none"
+def test_two_of_nothing_are_not_equal_unless_that_is_allowed() -> None:
+    found = bs.diff({}, {})
+    assert not found and not found.is_equal
+    assert str(found) == "0 tensors: none\nnot compared: neither side has a tensor"
+    assert bs.diff({}, {}, allow_empty=True).is_equal
 
 
 def test_order_does_not_matter_and_that_of_the_first_is_kept() -> None:

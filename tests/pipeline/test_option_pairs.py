@@ -75,6 +75,8 @@ def values_for(verb: str) -> dict[str, Any]:
         "burn_version": "0.21",
         "allow_partial": True,
         "validate": False,
+        "strict": True,
+        "allow_empty": True,
         "in_place": False,
         "zero_copy": True,
         "device": "cpu",
@@ -170,7 +172,10 @@ class Bench:
 
 NAMES_OF_LIKE = frozenset({"like", "rename"})  # the rename gives a name that like does not have
 EXCLUDED = frozenset({"keep_layout", "target_layout"})
+STRICT = {frozenset({"strict", "allow_partial"}), frozenset({"strict", "validate"})}  # one refuses, one tolerates
 REFUSED: dict[str, set[frozenset[str]]] = {
+    "load": STRICT,
+    "explain-into": STRICT,
     "convert": {
         NAMES_OF_LIKE,
         EXCLUDED,

@@ -145,6 +145,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "help": "leave the names of enum variants out of a Burn model's paths",
     },
     "allow_partial": {"action": "store_true", "help": "parameters may be missing"},
+    "strict": {"action": "store_true", "help": "tensors that no parameter takes are an error"},
+    "allow_empty": {"action": "store_true", "help": "doing nothing is no error: no tensor at all may be left"},
     # of what is read
     "like": {"metavar": "MODULE:NAME|FILE", "help": "a model, or a file that records its modules"},
     "top_level_key": {

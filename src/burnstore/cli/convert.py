@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     described = "record sources, options and digests (default: DST.receipt.json)"
     add_option(how, "receipt", nargs="?", const=True, help=described)
     how.add_argument("--replay", metavar="RECEIPT", help="repeat the conversion of a receipt, and require its digests")
-    add_options(parser, "overwrite", "jobs", "quiet", "json")
+    add_options(parser, "allow_empty", "overwrite", "jobs", "quiet", "json")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -186,6 +186,7 @@ def _replay(arguments: argparse.Namespace, progress: Any) -> ConvertResult:
     return replay(
         arguments.replay,
         arguments.paths[0] if arguments.paths else None,
+        allow_empty=arguments.allow_empty,
         overwrite=arguments.overwrite,
         executor=arguments.jobs,
         progress=progress,

@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ignore-dtype", action="store_true", help="tensors of different dtypes are equal if their values are"
     )
     add_options(parser, "like", "rename", "rules", "guess", "layout", "keep_layout", "top_level_key", "filter")
-    add_options(parser, "limit", "json", "jobs", "quiet")
+    add_options(parser, "allow_empty", "limit", "json", "jobs", "quiet")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rate", type=byte_size, metavar="BYTES", help="bytes per second for the estimate of time (1GB)"
     )
-    add_options(parser, "limit", "json")
+    add_options(parser, "strict", "allow_empty", "limit", "json")
 
 
 def run(arguments: argparse.Namespace) -> int:

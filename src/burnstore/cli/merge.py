@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(what, "cast", "top_level_key", "metadata")
     layout = parser.add_argument_group("layout")
     add_options(layout, "like", "rules", "guess", "keep_layout", "layout", "target_layout")
-    add_options(parser, "format", "shard", "no_verify", "limit", "overwrite", "jobs", "quiet", "json")
+    add_options(parser, "format", "shard", "no_verify", "limit", "allow_empty", "overwrite", "jobs", "quiet", "json")
 
 
 def run(arguments: argparse.Namespace) -> int:

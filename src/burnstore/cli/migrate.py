@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("F16", "I16"),
         help="the dtype of tensors that a Half record of Burn 0.13 leaves open; F16 if all are floats",
     )
-    add_options(parser, "rename", "rules", "overwrite", "quiet", "json")
+    add_options(parser, "rename", "rules", "allow_empty", "overwrite", "quiet", "json")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -94,7 +94,7 @@ def _print(outcome: Migration, *, as_json: bool) -> None:
 
 
 def _outcomes(arguments: argparse.Namespace, display: ProgressDisplay) -> Iterator[Migration]:
-    names = ("scheduler", "undecided", "overwrite", "rename", "rules")
+    names = ("scheduler", "undecided", "allow_empty", "overwrite", "rename", "rules")
     wanted = {name: getattr(arguments, name) for name in names}
     if os.path.isdir(arguments.source):
         progress_of = partial(partial, display.show)

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "json", help="write one JSON document to stdout, and a page only with -o")
     comparison = parser.add_argument_group("two files")
     add_options(comparison, "like", *_OF_TWO)
-    add_options(parser, "top_level_key", "overwrite", "jobs", "quiet")
+    add_options(parser, "top_level_key", "allow_empty", "overwrite", "jobs", "quiet")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -54,7 +54,11 @@ def run(arguments: argparse.Namespace) -> int:
         given = [name for name in ("like", *_OF_TWO) if getattr(arguments, name)]
         if given and arguments.other is None:
             return misuse(f"--{given[0].replace('_', '-')} needs two files", "report")
-        options = {"like": like_from(arguments), "pipeline": pipeline_from(arguments)} if arguments.other else {}
+        options = (
+            {"like": like_from(arguments), "pipeline": pipeline_from(arguments, allow_empty=False)}
+            if arguments.other
+            else {}
+        )
         with shown_progress(base_name(arguments.file), quiet=arguments.quiet) as progress:
             found = report(
                 arguments.file,
@@ -62,6 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
                 output=output,
                 overwrite=arguments.overwrite,
                 stats=not arguments.no_stats,
+                allow_empty=arguments.allow_empty,
                 top_level_key=arguments.top_level_key,
                 executor=arguments.jobs,
                 progress=progress,

@@ -38,7 +38,7 @@ exit codes:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
     parser.add_argument("paths", nargs="+", metavar="FILE|FOLDER", help="a file of any format, or a folder")
-    add_options(parser, "json")
+    add_options(parser, "allow_empty", "json")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         print("]}")
     elif count != 1:
         print(f"{count} files scanned" if count else "no files of tensors or pickles")
-    return outcome if count else FOUND  # nothing was judged, so nothing is clean
+    return outcome if count or arguments.allow_empty else FOUND  # nothing was judged, so nothing is clean
 
 
 def _results(paths: list[str]) -> Iterator[ScanResult]:

@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--clean", action="store_true", help="remove scratch files of killed saves that are older than a day"
     )
-    add_options(parser, "json", "jobs", "quiet")
+    add_options(parser, "allow_empty", "json", "jobs", "quiet")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -99,7 +99,15 @@ def _digest(text: str) -> str:
 def _verify(path: str, arguments: argparse.Namespace) -> Iterator[Verification]:
     with ProgressDisplay(quiet=arguments.quiet) as display:
         show = partial(display.show, base_name(path) or path)
-        for found in verify_each(path, arguments.digest, arguments.json, executor=arguments.jobs, progress=show):
+        results = verify_each(
+            path,
+            arguments.digest,
+            arguments.json,
+            allow_empty=arguments.allow_empty,
+            executor=arguments.jobs,
+            progress=show,
+        )
+        for found in results:
             display.clear()
             yield found
 

@@ -127,6 +127,39 @@ def stale_scratch_files(directory: str | os.PathLike[str], *, older_than: float 
     return found
 
 
+@contextmanager
+def folder_locked(directory: str, *, seconds: float = 10) -> Iterator[None]:
+    """Keep other blocks of this kind, of any process of this machine, out of a folder while this one runs.
+
+    The lock is on the folder itself, so no file is left behind, and it ends with its process. Where it cannot be had
+    (Windows, some network file systems, a process that was stopped and holds it), the block runs without it.
+    """
+    fd = _lock_folder(directory or os.curdir, time.monotonic() + seconds) if fcntl is not None else None
+    try:
+        yield
+    finally:
+        if fd is not None:
+            os.close(fd)
+
+
+def _lock_folder(directory: str, end: float) -> int | None:
+    """Return a descriptor that holds the lock of a folder, until this time at the latest; None if there is none."""
+    try:
+        fd = os.open(directory, os.O_RDONLY | _flags("O_DIRECTORY", "O_CLOEXEC"))
+    except OSError:
+        return None
+    while time.monotonic() < end:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.002)
+        except OSError:  # a file system without locks
+            break
+        else:
+            break
+    return fd
+
+
 def remove_files(directory: str, names: Sequence[str]) -> list[str]:
     """Remove these files of a folder, if they exist; return the names that could not be removed."""
     left = []

@@ -69,6 +69,7 @@ class _Options:
     durable: bool
     limits: Limits | None
     pipeline: Pipeline | None = None
+    allow_empty: bool = False
 
     def open(self, path: str) -> Record:
         return open_record(path, like=self.like, undecided=self.undecided, limits=self.limits)
@@ -85,6 +86,7 @@ def migrate(
     undecided: DType | str | None = None,
     rename: RenameLike | None = None,
     rules: RulesLike | None = None,
+    allow_empty: bool = False,
     overwrite: bool = False,
     durable: bool = True,
     limits: Limits | None = None,
@@ -100,7 +102,8 @@ def migrate(
 
     ``rename`` and ``rules`` (docs/howto/rules.md) rename the parameters of a model, for example after a refactoring of
     its struct. The state of an optimizer follows them; this needs ``model``. ModelError if a parameter is split or
-    joined: its parts have no id for their state.
+    joined: its parts have no id for their state. SaveError for a record without tensors and scalars, unless
+    ``allow_empty=True``.
 
     If ``source`` is a folder, every record below it is migrated to the same place below ``destination``:
     ``model-1.mpk`` becomes ``model-1.bpk``, and an optimizer's record gets the paths of its parameters from the model's
@@ -119,7 +122,7 @@ def migrate(
     """
     check_options(locals())
     old, new = os.fsdecode(source), os.fsdecode(destination)
-    options = _Options(like, scheduler, undecided, overwrite, durable, limits, _renaming(rename, rules))
+    options = _Options(like, scheduler, undecided, overwrite, durable, limits, _renaming(rename, rules), allow_empty)
     if not os.path.isdir(old):
         paths: Mapping[str, str] = {}
         if model is not None:
@@ -143,13 +146,14 @@ def migrate_each(
     *,
     scheduler: str | None = None,
     undecided: DType | str | None = None,
+    allow_empty: bool = False,
     overwrite: bool = False,
     rename: RenameLike | None = None,
     rules: RulesLike | None = None,
     progress_of: Callable[[str], ProgressLike | None] = lambda _: None,
 ) -> Iterator[Migration]:
     """Migrate a folder as `migrate` does, and yield the outcome for each record as soon as it is known."""
-    options = _Options(None, scheduler, undecided, overwrite, True, None, _renaming(rename, rules))
+    options = _Options(None, scheduler, undecided, overwrite, True, None, _renaming(rename, rules), allow_empty)
     return _each(source, destination, options, progress_of)
 
 
@@ -236,6 +240,8 @@ def _migrated(
             tensors = [move.snapshot for move in plan.moves]
             if kind == "optimizer":
                 metadata, more = dict(given.metadata), {"scalars": given.scalars}
+    if not tensors and not more.get("scalars"):
+        plan.check_not_empty(allow_empty=options.allow_empty, path=destination)
     if os.path.exists(destination) and os.path.samefile(source, destination):
         raise SaveError("not migrated: the new file would replace the record itself", stage="check", path=destination)
     chosen = format_for_path(destination) if kind == "module" else format_named("burnpack")

@@ -15,6 +15,7 @@ from ..models.load.in_place import DirectRead, Matched, direct_reads, failed_loa
 from ..models.load.ties import Group, Value, changed_with_others, disagreeing, overlapping
 from ..models.result import ApplyResult, MissingTensor
 from ..tensor.data import Array, TensorData, array_from_bytes, bytes_of_array
+from ..tensor.note import Note, note_kind
 from ..tensor.snapshot import TensorSnapshot, read_all
 from ..transforms.precision import underflows
 from .compile import compile_load, is_cast, load_error, underflow_notes
@@ -33,6 +34,8 @@ def apply(
     skip_enum_variants: bool = False,
     allow_partial: bool = True,
     validate: bool = False,
+    strict: bool = False,
+    allow_empty: bool = True,
     in_place: bool = True,
 ) -> ApplyResult:
     """Assign snapshots to the parameters with their paths, and report the outcome for each.
@@ -45,7 +48,9 @@ def apply(
     that the model is partly loaded. ``in_place=False`` reads those first, too.
 
     With ``validate``, tensors that do not fit raise LoadError; without ``allow_partial``, parameters without a tensor
-    raise MissingTensorsError. By default both are only reported.
+    raise MissingTensorsError; with ``strict`` (then both are implied) so do snapshots without a parameter, and without
+    ``allow_empty`` a call that applies nothing. By default all of this is only reported: a result is false if a tensor
+    did not fit or none was applied.
 
     >>> import numpy as np
     >>> model = {"weight": np.zeros(2, np.float32)}
@@ -59,12 +64,17 @@ def apply(
         filter=filter,
         adapter=adapter,
         skip_enum_variants=skip_enum_variants,
-        allow_partial=allow_partial,
-        validate=validate,
+        allow_partial=allow_partial and not strict,
+        validate=validate or strict,
+        strict=strict,
+        allow_empty=allow_empty,
     )
     target = target_of_model(model, skip_enum_variants=skip_enum_variants)
     source = Input("<snapshots>", list(snapshots), target.layout)
-    return execute(compile_load(source, target, pipeline), pipeline, in_place=in_place)
+    result = execute(compile_load(source, target, pipeline), pipeline, in_place=in_place)
+    if not result.applied and not result.errors:
+        result.notes.append(Note("empty", f"nothing was applied: {_why_nothing(result)}"))
+    return result
 
 
 def execute(plan: Plan, pipeline: Pipeline, *, in_place: bool = True) -> ApplyResult:
@@ -90,6 +100,8 @@ def execute(plan: Plan, pipeline: Pipeline, *, in_place: bool = True) -> ApplyRe
         if overlaps:
             values = _without_conflicts(plan, values, overlaps)
         raise_if_refused(plan.result, pipeline, plan.hint)
+        if not plan.result.applied and not plan.result.errors and not pipeline.allow_empty:
+            plan.result.notes.append(Note("empty", "nothing was loaded: model and file have no tensors"))
         plan.result.notes += underflow_notes((move.snapshot for move in plan.moves), zeroed)
         _assign(values, straight, plan.result)
         for slot in (*(slot for slot, _, _ in values), *read) if plan.part_ids else ():
@@ -108,6 +120,31 @@ def raise_if_refused(result: ApplyResult, pipeline: Pipeline, hint: str | None =
             result=result,
             hint=hint or "pass allow_partial=True if they may be missing",
         )
+    if pipeline.strict and result.unused:
+        raise LoadError(
+            f"Unused tensors: {len(result.unused)}\n{result}",
+            result=result,
+            hint=hint or "load without strict if the file may have tensors that the model does not take",
+        )
+    left = result.missing or result.skipped or result.unused or pipeline.filter is not None
+    if left and not result.applied and not result.errors and not pipeline.allow_empty:
+        raise LoadError(
+            f"Nothing to load: {_why_nothing(result)}\n{result}",
+            result=result,
+            hint=hint or "correct the filter, the rename or the file; allow_empty=True permits a load of nothing",
+        )
+
+
+def _why_nothing(result: ApplyResult) -> str:
+    """Return why no tensor is loaded."""
+    unmatched = [note for note in result.notes if note_kind(note) == "unmatched"]
+    if unmatched:
+        return str(unmatched[0])
+    if result.skipped:
+        return f"the filter leaves out all of {len(result.skipped)} tensors"
+    if result.missing and result.unused:
+        return "no tensor of the file has the name of a parameter"
+    return "the file has no tensors" if result.missing else "the model has no parameters"
 
 
 def _read(matched: Sequence[Matched], result: ApplyResult, zeroed: set[str]) -> list[Value]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..io.gc_pause import gc_paused
 from ..models.result import ApplyResult
+from ..tensor.note import Note
 from .compile import compile_load
 from .ends import Input, Target, target_of_model
 from .execute import execute
@@ -13,11 +14,17 @@ from .options import Pipeline
 
 
 def load_input(
-    model: Any, source: Input, pipeline: Pipeline, *, in_place: bool = True, device: Any = None
+    model: Any, source: Input, pipeline: Pipeline, *, in_place: bool = True, device: Any = None, of_store: bool = False
 ) -> ApplyResult:
-    """Load named tensors into a model, and report the outcome for each."""
+    """Load named tensors into a model, and report the outcome for each.
+
+    Burn's stores load into a model without parameters; ``of_store`` does so, with a note.
+    """
     with gc_paused():
         plan = compile_load(source, model_target(model, source, pipeline, device), pipeline)
+        if of_store and not plan.slots and pipeline.filter is None and not pipeline.allow_empty:
+            pipeline = pipeline.replace(allow_empty=True)
+            plan.result.notes.append(Note("empty", "nothing was loaded: the model has no parameters"))
         return execute(plan, pipeline, in_place=in_place)
 
 

@@ -216,6 +216,8 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "part": _as_part,
     "allow_partial": _flag,
     "validate": _flag,
+    "strict": _flag,
+    "allow_empty": _flag,
     "unmatched": _one_of(Unmatched),
 }
 """The check of every option, which also turns what a caller writes into what the stages use."""
@@ -277,6 +279,12 @@ class Pipeline:
     validate: bool = True
     """Whether tensors that do not fit are an error; otherwise they are reported."""
 
+    strict: bool = False
+    """Whether a tensor of the file that no parameter takes is an error, as missing tensors and misfits are."""
+
+    allow_empty: bool = False
+    """Whether a job may do nothing: write or load no tensor at all, or compare none."""
+
     unmatched: Unmatched = "note"
     """Whether a filter or a rename that matches nothing is noted or refused."""
 
@@ -304,6 +312,8 @@ class Pipeline:
             part: Part | None = None,
             allow_partial: bool = False,
             validate: bool = True,
+            strict: bool = False,
+            allow_empty: bool = False,
             unmatched: Unmatched = "note",
         ) -> None: ...
 
@@ -337,6 +347,9 @@ class Pipeline:
     def _check_conflicts(self) -> None:
         if self.keep_layout and self.target_layout is not None:
             raise ValueError(f"keep_layout and target_layout={self.target_layout!r} exclude each other")
+        if self.strict and (self.allow_partial or not self.validate):
+            other = "allow_partial=True" if self.allow_partial else "validate=False"
+            raise ValueError(f"strict=True and {other} exclude each other")
         given = None if self.adapter is None else self.adapter.takes_layout
         if given is not None and self.layout not in (None, given):
             raise ValueError(

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ..errors import CorruptError, ModelError, TensorNotFoundError, UnsupportedError, located
+from ..errors import CorruptError, ModelError, SaveError, TensorNotFoundError, UnsupportedError, located
 from ..models.binding import Slot
 from ..models.result import ApplyResult
-from ..tensor.note import Note
+from ..tensor.note import Note, note_kind
 from ..tensor.snapshot import TensorSnapshot
 from ..transforms.constant import check_constant
 from ..transforms.guess import Guess
@@ -120,6 +120,27 @@ class Plan:
                     hint="change the rules so that they keep it, or make the two equal",
                 )
 
+    def check_not_empty(self, *, allow_empty: bool, path: str | None = None) -> None:
+        """Raise SaveError if no tensor would be written and that was not asked for: a file may be lost for nothing."""
+        if self.moves or allow_empty:
+            return
+        filtered = sum(note_kind(why) == "filtered" for why in self.fates.values())
+        patterns = [repr(note.subject) for note in self.notes if note.kind == "unmatched" and note.subject is not None]
+        why = "the source has no tensors"
+        if filtered:
+            named = f" {', '.join(patterns)}" if patterns else ""
+            why = f"the filter{named} matches none of {filtered} tensor{'' if filtered == 1 else 's'}"
+        elif self.fates:
+            name, reason = next(iter(self.fates.items()))
+            why = f"all {len(self.fates)} are left out, the first, {name!r}, because {reason}"
+        fix = "correct the filter" if filtered else "check the source"
+        raise SaveError(
+            f"not written: no tensor would be in the file, because {why}",
+            stage="check",
+            path=path,
+            hint=f"{fix}, or pass allow_empty=True to write a file without tensors",
+        )
+
     def unused(self, names: Iterable[str]) -> list[str]:
         """Return the source tensors, of these, that neither a move uses nor a reason covers: always none."""
         used = {origin.source for move in self.moves for origin in move.origins}
@@ -158,12 +179,16 @@ def lower(target: str, origins: Sequence[Origin], operations: Sequence[Operation
 
 Sources = Sequence[Mapping[str, TensorSnapshot]]
 
+_MOST_STEPS = 64  # Each is a level of lazy data; plans of ours have less than ten.
+_MOST_ORIGINS = 1 << 14
 
-def moves_from_json(document: Any, sources: Sources) -> Iterator[Move]:
+
+def moves_from_json(document: Any, sources: Sources, *, most_filled: int) -> Iterator[Move]:
     """Return stored moves bound to the tensors of open sources.
 
-    CorruptError where they are not what `to_json` writes.
+    CorruptError where they are not what `to_json` writes, or fill more than ``most_filled`` bytes with constants.
     """
+    filled = 0
     for given in document:
         try:
             name, origins = given["name"], given["from"]
@@ -174,6 +199,13 @@ def moves_from_json(document: Any, sources: Sources) -> Iterator[Move]:
                 raise ValueError("names are strings and inputs are counted")
             bound = tuple(Origin(source, tuple(map(operation_from_json, steps)), at) for source, at, steps in origins)
             operations = tuple(map(operation_from_json, given["operations"]))
+            most = max([len(operations), *(len(each.operations) for each in bound)])
+            if most > _MOST_STEPS or len(bound) > _MOST_ORIGINS:
+                raise ValueError(f"more than {_MOST_STEPS} operations in a row, or {_MOST_ORIGINS} sources")
+            fills = [step for each in bound for step in each.operations if isinstance(step, Fill)]
+            filled += sum(step.dtype.nbytes(step.shape) for step in fills)
+            if filled > most_filled:  # a constant is made at once
+                raise ValueError(f"more than {most_filled:,} bytes of constants")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CorruptError(f"expected a move, found {str(given)[:80]!r}: {error}") from None
         yield Move(name, bound, operations, lower(name, bound, operations, sources))

@@ -28,12 +28,13 @@ from ..formats.sharded.locate import INDEX_SUFFIX
 from ..formats.sharded.read import SET_KEY
 from ..formats.write import batches, write_file
 from ..io.gc_pause import gc_paused
+from ..io.paths import OpenFile, exists
 from ..limits import Limits
 from ..models.bindings import binding_for
 from ..models.plain import as_text, hidden_tensors
 from ..progress import Progress
 from ..tensor.data import TensorData
-from ..tensor.note import Note
+from ..tensor.note import Note, note_kind
 from ..tensor.snapshot import TensorSnapshot
 from ..tensor.tabular import Result
 from ..transforms.filter import PathFilter
@@ -101,6 +102,8 @@ def save_plan(
     written = None
     with located(path=path):
         plan.check_constants()
+        if path is not None and any(note.kind == "empty" for note in plan.notes):
+            _check_nothing_replaced(plan, path)
         if path is not None and how.max_shard_size is None:
             _check_no_shard(snapshots, path)
         with gc_paused():
@@ -141,6 +144,12 @@ def save_plan(
     names = tuple(each.path for each in snapshots)
     result = SaveResult(path, chosen.name, plan.layout, names, nbytes, plan.fates, tuple(plan.notes), tuple(files))
     return result, written
+
+
+def _check_nothing_replaced(plan: Plan, path: str) -> None:
+    """Refuse to replace a file by one without tensors: it is more likely a mistake than a wish."""
+    if not isinstance(path, OpenFile) and (exists(path) or exists(path + INDEX_SUFFIX)):
+        plan.check_not_empty(allow_empty=False, path=path)
 
 
 def _check_no_shard(snapshots: Sequence[TensorSnapshot], path: str) -> None:
@@ -192,8 +201,26 @@ def plan_of(
     """Return the plan of saving a model, a mapping of arrays, snapshots or an open file, and the metadata to write.
 
     ``metadata_for`` returns the caller's metadata beside tensors of a layout. Numbers and strings in a mapping are
-    refused, or ``with_settings`` listed as left out.
+    refused, or ``with_settings`` listed as left out. SaveError if a filter or rules leave no tensor of those
+    that are there, unless the pipeline allows it. What has no tensors from the start is written as that, with a note.
     """
+    plan, metadata = _plan_of(tensors, chosen, metadata_for, pipeline, options, with_settings=with_settings)
+    if not plan.moves and not options.get("scalars") and not pipeline.allow_empty:
+        if any(note_kind(why) == "filtered" for why in plan.fates.values()):
+            plan.check_not_empty(allow_empty=False)
+        plan.notes.append(Note("empty", "no tensor was written: there are none"))
+    return plan, metadata
+
+
+def _plan_of(
+    tensors: Any,
+    chosen: Format,
+    metadata_for: Callable[[Layout | None], Mapping[str, str] | None],
+    pipeline: Pipeline,
+    options: Mapping[str, Any],
+    *,
+    with_settings: bool,
+) -> tuple[Plan, Mapping[str, str] | None]:
     if isinstance(tensors, Iterator):
         tensors = list(tensors)
     named = _named_tensors(tensors, _TENSOR_TYPES if with_settings else _FLAT_TYPES)
@@ -201,8 +228,10 @@ def plan_of(
         left_out, is_unstated = _check_mapping(tensors, () if with_settings else _REFUSED_TYPES)
         is_unstated = is_unstated and pipeline.rules is None and pipeline.recipe is None
         plan = compile_save(tensors, None if is_unstated else pipeline.layout or written_layout(chosen), pipeline)
-        if not plan.moves and not plan.fates and not with_settings:
-            raise TypeError(f"this {type(tensors).__name__} has no tensors: nothing would be saved")
+        if not plan.moves and not plan.fates and not with_settings and not pipeline.allow_empty:
+            raise TypeError(
+                f"this {type(tensors).__name__} has no tensors: nothing would be saved, unless allow_empty=True"
+            )
         plan.fates |= getattr(binding_for(tensors), "left_out", lambda model: {})(tensors) | left_out
         if is_unstated and (pipeline.adapter is None or pipeline.adapter.gives_layout is None):
             plan.layout = pipeline.layout

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..errors import BurnstoreError, ModelError, ReadError, spell_options
+from ..errors import BurnstoreError, ModelError, ReadError, located, spell_options
 from ..formats.registry import format_for_path
 from ..io.gc_pause import gc_paused
 from ..io.paths import as_path, with_options
@@ -132,15 +132,21 @@ class Store:
         """Load the tensors into a model, and report the outcome for each.
 
         Raises LoadError if a tensor does not fit (unless ``validate(False)``), MissingTensorsError if a parameter has
-        no tensor (unless ``allow_partial(True)``); the model is then unchanged.
+        no tensor (unless ``allow_partial(True)``), LoadError if nothing would be loaded (unless ``allow_empty(True)``);
+        the model is then unchanged. A model without parameters is loaded with a note, as Burn does.
         """
+        how: dict[str, Any] = {"in_place": self._in_place, "device": self._device, "of_store": True}
         with self._spelled():
-            return load_input(model, self._input(), self.pipeline, in_place=self._in_place, device=self._device)
+            return load_input(model, self._input(), self.pipeline, **how)
 
     apply_to = load
 
     def save(self, model: Any) -> SaveResult:
-        """Save a model's tensors, and report what was written."""
+        """Save a model's tensors, and report what was written.
+
+        SaveError if the filter leaves no tensor, or a file would be replaced by one without tensors, unless
+        ``allow_empty(True)``. Otherwise a model without tensors is saved with a note, as Burn does.
+        """
         with self._spelled():
             return self._save(model)
 
@@ -155,7 +161,7 @@ class Store:
         pipeline = self.pipeline.replace(adapter=None).replace(adapter=self._to_adapter)
         options = self._save_options()
         stated = {key: value for key, value in options.items() if key != "max_shard_size"}
-        with gc_paused():
+        with located(path=self.path), gc_paused():
             plan, metadata = plan_of(model, chosen, self._metadata_for, pipeline, stated, with_settings=True)
         self._reset()
         how = WriteOptions(overwrite=self._overwrite, durable=self._durable, limits=self._limits, **options)
@@ -314,6 +320,14 @@ class Store:
     def validate(self: S, on: bool) -> S:
         """Raise if a tensor does not fit (default); otherwise such tensors are only reported."""
         return self._set(validate=_flag("validate", on))
+
+    def strict(self: S, on: bool) -> S:
+        """Raise also if the file has a tensor that the model does not take."""
+        return self._set(strict=_flag("strict", on))
+
+    def allow_empty(self: S, on: bool) -> S:
+        """Allow a load or a save of no tensor at all, for example where a filter may match nothing."""
+        return self._set(allow_empty=_flag("allow_empty", on))
 
     def in_place(self: S, on: bool) -> S:
         """Read large tensors directly into the memory of a torch model (default), after all checks have passed.

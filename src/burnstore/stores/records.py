@@ -305,7 +305,9 @@ def load_record(
     """
     if not isinstance(record, Record):
         raise TypeError(f"expected a Record, got {type(record).__name__}")
-    return apply(model, placed(record, model), allow_partial=allow_partial, validate=validate, **options)
+    tensors = placed(record, model)
+    options.setdefault("allow_empty", not tensors)
+    return apply(model, tensors, allow_partial=allow_partial, validate=validate, **options)
 
 
 def placed(record: Record, model: Any) -> list[TensorSnapshot]:

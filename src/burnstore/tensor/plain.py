@@ -24,7 +24,7 @@ class Plain:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for strict JSON: NaN, and numbers that a reader might round, are strings."""
-        names = (*self._facts, *(each.name for each in fields(self)))  # type: ignore[arg-type]
+        names = (*self._facts, *(each.name for each in fields(self) if each.name[0] != "_"))  # type: ignore[arg-type]
         return {name: plain(getattr(self, name)) for name in names}
 
 

@@ -314,6 +314,7 @@ class Combine(Operation):
 
 TRANSPOSE = Transpose()
 CONCAT = Concat()
+_MOST_AXES = 64
 
 _STORED: dict[str, type[Operation]] = {
     kind.name: kind
@@ -343,7 +344,9 @@ def _argument(field: Any, given: Any) -> Any:
     if field.name == "dtype":
         return DType.parse(given)
     if field.name in ("shape", "before", "after", "shares"):
-        if not all(type(size) is int and size >= 0 for size in given):
+        if not isinstance(given, list) or len(given) > _MOST_AXES:
+            raise ValueError(f"a shape must be a list of at most {_MOST_AXES} counts")
+        if not all(type(size) is int and 0 <= size < 1 << 62 for size in given):
             raise ValueError("a shape must consist of counts")
         return tuple(given)
     if field.name == "value":

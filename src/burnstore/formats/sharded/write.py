@@ -8,11 +8,13 @@
 A kill before *publish* leaves the old set, and complete shards that no index names; after it the new set, and old
 shards that no index names. Neither is in the way: a later save takes other names. An exception removes the new shards.
 
-Two saves to one place leave one whole set, and maybe shards of the other. Each save has a random identity, which is in
-its index and in all its shards: a reader never joins shards of two saves (SH-07), and a save removes an old shard only
-if it is still the file that the replaced index named. The names are those of Hugging Face, such as
-``model-00001-of-00003.safetensors``, with eight letters of the identity in them where there is an index or such a file
-already (``model.1f3a90c2-00001-of-00003.safetensors``); every reader finds them by the index.
+Two saves to one place leave one whole set, and no shard of the other: *publish* and *remove* are one step for other
+saves, which hold the same lock on the folder (without locks, as on some network file systems, shards of one of the two
+may be left). Each save has a random identity, which is in its index and in all its shards: a reader never joins shards
+of two saves (SH-07), and a save removes an old shard only if it is still the file that the replaced index named. The
+names are those of Hugging Face, such as ``model-00001-of-00003.safetensors``, with eight letters of the identity in
+them where there is an index or such a file already (``model.1f3a90c2-00001-of-00003.safetensors``); every reader finds
+them by the index.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from itertools import accumulate
 from typing import Any, Protocol
 
 from ...errors import AlreadyExistsError, BurnstoreError, DuplicateNameError, FormatError, LimitError, SaveError, Ways
-from ...io.atomic import already_exists, atomic_file, remove_files, stale_scratch_files
+from ...io.atomic import already_exists, atomic_file, folder_locked, remove_files, stale_scratch_files
 from ...io.documents import Bounds, read_json
 from ...io.opening import read_whole
 from ...io.paths import real_path
@@ -249,18 +251,20 @@ def save_shards(
     names = writing.write(plans, begun, progress, plain=not os.path.lexists(index_path))
     index = _index(names, shards, identity)
     try:
-        with atomic_file(index_path, overwrite=overwrite or done, durable=durable, size=len(index)) as scratch:
-            scratch.write(index)
-            old = {} if done else _named_by(index_path, ours)  # as late as possible: another save may replace it, too
+        # The index that is read and the one that is replaced are the same, so no set is replaced without its shards.
+        with folder_locked(folder):
+            with atomic_file(index_path, overwrite=overwrite or done, durable=durable, size=len(index)) as scratch:
+                scratch.write(index)
+                old = {} if done else _named_by(index_path, ours)
+            unchanged = [name for name, file in old.items() if name not in names and _file_at(folder, name) == file]
+            left = remove_files(folder, [base, *unchanged])
     except BaseException:
         if not _holds(index_path, index):  # else the new set counts, and a later step failed
             writing.give_up(names)
         raise
-    unchanged = [name for name, file in old.items() if name not in names and _file_at(folder, name) == file]
-    left = remove_files(folder, [base, *unchanged])
     current = weight_map_at(index_path)
     if current is not None and not set(names) & set(current.values()):
-        remove_files(folder, names)  # another save has replaced this one already, and may not know of its shards
+        remove_files(folder, names)  # another save replaced this one without the lock, and may not know of its shards
     if journal is not None:
         journal.end()
     if left:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from typing import Any, ClassVar
 
 from ... import __version__
@@ -20,6 +21,7 @@ from ...errors import (
     ChangedError,
     CorruptError,
     DuplicateNameError,
+    LimitError,
     ModelError,
     UnsupportedError,
     Ways,
@@ -116,6 +118,7 @@ def convert(
     metadata: Mapping[str, str | None] | None = None,
     format: str | None = None,
     max_shard_size: int | str | None = None,
+    allow_empty: bool = False,
     overwrite: bool = False,
     durable: bool = True,
     verify: bool = True,
@@ -152,10 +155,11 @@ def convert(
     Metadata is kept, apart from keys that state the layout; ``metadata`` adds to it, None removes a key. A converted
     file records its modules, so that the way back needs nothing else.
 
-    The target is written completely or not at all. With ``verify`` (default) every tensor is first read back and
-    compared with its source. ``receipt=True`` (or a path) records what was read, done and written, see `check_receipt`
-    and `replay`. ``max_shard_size`` (``"5GB"``) writes shards with an index; with ``resume=True`` such a conversion
-    continues an interrupted one, and keeps its shards if it fails.
+    The target is written completely or not at all; one without any tensor is refused unless ``allow_empty=True``. With
+    ``verify`` (default) every tensor is first read back and compared with its source. ``receipt=True`` (or a path)
+    records what was read, done and written, see `check_receipt` and `replay`. ``max_shard_size`` (``"5GB"``) writes
+    shards with an index; with ``resume=True`` such a conversion continues an interrupted one, and keeps its shards if
+    it fails.
 
     At most the largest tensor and some megabytes are in memory. ``executor`` runs the work: threads of this process
     (None), processes (their number), or an object with ``submit``, such as a Dask client; for the latter two, files
@@ -172,11 +176,12 @@ def convert(
     """
     chosen = pipeline_of(locals()).with_defaults(unmatched="error")
     paths, target, like = with_options(storage_options, _paths(source), target, like)
-    refuse_unused(chosen, "convert", "part")
+    refuse_unused(chosen, "convert", "part", "strict")
     how = _WriteOptions(
         target=as_path(target),
         format=format,
         max_shard_size=None if max_shard_size is None else byte_count(max_shard_size),
+        allow_empty=chosen.allow_empty,
         overwrite=overwrite,
         durable=durable,
         verify=verify,
@@ -327,6 +332,7 @@ class _WriteOptions:
     target: str
     format: str | None
     max_shard_size: int | None = None
+    allow_empty: bool = False
     overwrite: bool = False
     durable: bool = True
     verify: bool = True
@@ -367,6 +373,7 @@ def _converted(
                 raise UnsupportedError(
                     f"a receipt cannot hold the option {key}", hint="pass plain values, or no receipt"
                 )
+    plan.check_not_empty(allow_empty=how.allow_empty or bool(written.options.get("scalars")), path=how.target)
     plan.check_constants()
     snapshots = [move.snapshot for move in plan.moves]
     ties = ties_of(plan, snapshots, chosen, written.metadata)
@@ -500,6 +507,7 @@ def replay(
     receipt: Path,
     target: Path | None = None,
     *,
+    allow_empty: bool = False,
     overwrite: bool = False,
     durable: bool = True,
     executor: Workers = None,
@@ -509,7 +517,8 @@ def replay(
     """Repeat the conversion of a receipt, and require that every tensor has the same digest as before.
 
     The sources must be unchanged: their digests are checked first. Then the stored plan is executed. The target is the
-    receipt's own, or another. CorruptError where a source or a tensor differs; the target is then unchanged.
+    receipt's own, or another. CorruptError where a source or a tensor differs, LimitError where the plan would write or
+    read far more than the sources contain; the target is then unchanged.
 
     >>> import filecmp, tempfile, numpy as np, burnstore as bs
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -534,6 +543,7 @@ def replay(
         target=stated.target if target is None else as_path(target),
         format=stated.format,
         max_shard_size=stated.max_shard_size,
+        allow_empty=allow_empty,
         overwrite=overwrite,
         durable=durable,
         executor=executor,
@@ -556,10 +566,50 @@ def replay(
             layout=None if stated.layout is None else layout_named(stated.layout), source_layout=inputs[0].layout
         )
         with located(path=as_path(receipt)):
-            plan.moves = list(moves_from_json([tensor.move for tensor in stated.tensors], tensors))
+            most = max(_MOST_GROWTH * sum(source.nbytes for source in sources), _SMALL_REPLAY)
+            plan.moves = list(moves_from_json([each.move for each in stated.tensors], tensors, most_filled=most))
+            _check_replayed(plan, stated, sources, chosen)
         options = {**scalar_options(inputs, chosen, plan, stated.options), **stated.options}
         done = _converted(plan, _Written(stated.metadata, options), sources, chosen, how, report)
     if len(done.files) == 1 and file_digest(done.files[0]).sha256 != stated.files[0].sha256:
         text = f"all tensors are the same; header or padding differ from the file of burnstore {stated.burnstore}"
         done.notes.append(Note("check", text))
     return done
+
+
+_MOST_GROWTH, _MOST_READS = 64, 1024
+_SMALL_REPLAY = 64 << 20
+
+
+def _check_replayed(plan: Plan, stated: Receipt, sources: Sequence[Checkpoint], chosen: Format) -> None:
+    """Refuse a plan of a receipt whose work has no relation to its sources, before anything is read or written.
+
+    A cast makes a tensor at most 64 times larger, and a tensor that is cut into parts is read once for each at worst.
+    """
+    for tensor, move in zip(stated.tensors, plan.moves, strict=True):
+        if (str(move.snapshot.dtype), move.snapshot.shape) != (tensor.dtype, tensor.shape):
+            raise CorruptError(
+                f"its operations make {move.snapshot.dtype} {list(move.snapshot.shape)}, and the receipt states "
+                f"{tensor.dtype} {list(tensor.shape)}",
+                tensor=tensor.name,
+            )
+    given = sum(source.nbytes for source in sources)
+    made = sum(move.snapshot.nbytes for move in plan.moves)
+    read = sum(
+        0 if origin.source is None else sources[origin.input][origin.source].nbytes
+        for move in plan.moves
+        for origin in move.origins
+    )
+    for nbytes, most, what in ((made, _MOST_GROWTH, "writes"), (read, _MOST_READS, "reads")):
+        if nbytes > max(given * most, _SMALL_REPLAY):
+            raise LimitError(
+                f"its plan {what} {nbytes:,} bytes, more than {most} times the {given:,} bytes of its sources",
+                hint="convert the sources again instead of replaying this receipt",
+            )
+    own = signature(chosen.plan).parameters
+    for option, value in stated.options.items():
+        if option not in own or option in _NOT_STORED or not isinstance(value, (str, int, float, bool)):
+            raise CorruptError(f"{option!r} is not an option that a receipt may state for {chosen.name}")
+
+
+_NOT_STORED = ("tensors", "metadata", "limits", "scalars", "ties")

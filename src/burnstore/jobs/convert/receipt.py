@@ -30,6 +30,7 @@ from ...io.paths import as_path, base_name, exists, folder_of, is_remote, join, 
 from ...io.sizes import CHUNK_BYTES
 from ...io.workers import Workers, in_batches, run_tasks
 from ...limits import Limits
+from ...pipeline.write import check_apart
 from ...tensor.snapshot import TensorSnapshot
 from ...tensor.tabular import Result
 from ...transforms.layout import LAYOUTS
@@ -127,8 +128,10 @@ class Receipt:
         }
 
     def save(self, path: Path, *, overwrite: bool = False, durable: bool = True) -> None:
-        """Write the receipt, all or nothing."""
+        """Write the receipt, all or nothing; SaveError if a file that it describes has this path."""
         place = as_path(path)
+        read = [file.path for each in self.sources for file in each.files]
+        check_apart([*read, *(file.path for file in self.files)], place)
         folder = folder_of(place) if is_remote(place) else os.path.dirname(os.path.abspath(place))
         document = self.to_dict(folder)
         tensors = ",\n  ".join(json.dumps(each) for each in document.pop("tensors"))

@@ -48,6 +48,7 @@ def diff(
     rules: RulesLike | None = None,
     guess: bool = False,
     keep_layout: bool = False,
+    allow_empty: bool = False,
     top_level_key: str | None = None,
     executor: Workers = None,
     progress: ProgressLike | None = None,
@@ -62,6 +63,7 @@ def diff(
     ``rules`` (a pattern that matches in a module's path → kind), or with ``guess=True`` from names and shapes, if they
     are unambiguous. ``keep_layout=True`` compares the tensors unchanged. ``layout`` is that of a side that does not
     state its own. ``filter`` keeps the tensors that match by the names under which they are compared.
+    Without any tensor to compare the two are not equal, unless ``allow_empty=True``.
     ``top_level_key`` is the part of both files, see `burnstore.open`.
 
     With a ``tolerance`` (absolute) or a ``relative_tolerance``, tensors whose values are all within one of the two are
@@ -87,7 +89,7 @@ def diff(
     checked_workers(executor)
     chosen = pipeline_of(locals())
     a, b, like = with_options(storage_options, a, b, like)
-    refuse_unused(chosen, "diff", "adapter", "cast", "part", "target_layout")
+    refuse_unused(chosen, "diff", "adapter", "cast", "part", "target_layout", "strict")
     with opened_inputs(a, b, limits, top_level_key) as (first, second), progress_from(progress) as report:
         tensors = align(first, second, chosen, like)
         work = _Work(tensors, allowed, ignore_dtype)
@@ -113,10 +115,16 @@ def diff(
             _differing(first.scalars, second.scalars),
             (*notes, *(note.about(name) for name, note in read_notes if note.kind != "left out")),
             (
-                *(["the filter leaves no tensor to compare"] if chosen.filter is not None and not found else []),
+                *([] if found or chosen.allow_empty else [_nothing(chosen)]),
                 *(note.about(name) for name, note in read_notes if note.kind == "left out" and len(sides) == 2),
             ),
         )
+
+
+def _nothing(pipeline: Pipeline) -> Note:
+    """Return the note for a comparison without tensors: nothing shows that the two are equal."""
+    why = "neither side has a tensor" if pipeline.filter is None else "the filter leaves no tensor to compare"
+    return Note("empty", why)
 
 
 def _tolerance(absolute: float | None, relative: float | None) -> Tolerance | None:

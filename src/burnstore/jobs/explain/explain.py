@@ -175,6 +175,8 @@ def explain(
     top_level_key: str | None = None,
     allow_partial: bool = False,
     validate: bool = True,
+    strict: bool = False,
+    allow_empty: bool = False,
     in_place: bool = True,
     format: str | None = None,
     limits: Limits | None = None,
@@ -205,7 +207,7 @@ def explain(
     chosen = pipeline_of(locals())
     source, into, target, like = with_options(storage_options, source, into, target, like)
     if target is not None:
-        chosen = refuse_unused(chosen, "explain of a conversion", "part").with_defaults(unmatched="error")
+        chosen = refuse_unused(chosen, "explain of a conversion", "part", "strict").with_defaults(unmatched="error")
     elif into is not None:
         refuse_unused(chosen, "explain of a load", "keep_layout", "target_layout")
     if into is not None and (like is not None or format is not None):
@@ -259,6 +261,7 @@ def _explained_conversion(
     chosen = format_for_path(path, format)
     with like_target(like, source, pipeline) as target:
         plan, _ = plan_of_files([source], pipeline, chosen, target)
+    plan.check_not_empty(allow_empty=pipeline.allow_empty or bool(source.scalars), path=path)
     sizes = {each.path: each.nbytes for each in source.snapshots}
     rows = [_row(move, move.snapshot.dtype, plan, sizes, pipeline) for move in plan.moves]
     return Explanation(

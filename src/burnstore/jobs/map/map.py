@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from ...checkpoint import Checkpoint, open_checkpoint
@@ -19,8 +19,9 @@ from ...errors import BurnstoreError, ModelError, entry_point, located
 from ...io.atomic import atomic_file
 from ...io.documents import Bounds, read_json
 from ...io.opening import read_whole
-from ...io.paths import base_name, exists, folder_of, is_folder, is_remote, join, with_options
+from ...io.paths import as_path, base_name, exists, folder_of, is_folder, is_remote, join, with_options
 from ...models.outline import Outline, outline_of
+from ...pipeline.write import check_apart, files_read
 from ...tensor.data import Shape
 from ...tensor.tabular import Result
 from ...transforms.recipe import Recipe, recipe_from, template
@@ -67,6 +68,9 @@ class MapResult(Result):
     comments: Sequence[str] = field(default=(), repr=False)
     suggested: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
     """Rules for what the questions are about, the likeliest of those that fit; `text` has them as comments."""
+
+    _read: tuple[str, ...] = field(default=(), repr=False)
+    """The files that were read, which `save` must not replace."""
 
     @property
     def by_order(self) -> list[str]:
@@ -118,7 +122,8 @@ class MapResult(Result):
         return "\n".join([*lines, "]", ""])
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the rules file, all or nothing."""
+        """Write the rules file, all or nothing; SaveError if it would replace the source or the outline."""
+        check_apart(self._read, as_path(path))
         raw = self.text.encode("utf-8")
         with atomic_file(path, overwrite=overwrite, size=len(raw)) as scratch:
             scratch.write(raw)
@@ -199,7 +204,9 @@ def map_names(
                 hint="burnstore outline --rust prints code that writes one",
             )
         with located(path=given.path):
-            return map_file(given, other, outline, rope, qkv)
+            names = [file.name for each in (given, other) for file in files_read(each)]
+            read = tuple(name if is_remote(name) else os.path.abspath(name) for name in names)
+            return replace(map_file(given, other, outline, rope, qkv), _read=read)
 
 
 def map_file(

@@ -109,6 +109,7 @@ def merge(
     format: str | None = None,
     metadata: Mapping[str, str | None] | None = None,
     max_shard_size: int | str | None = None,
+    allow_empty: bool = False,
     overwrite: bool = False,
     durable: bool = True,
     verify: bool = True,
@@ -148,8 +149,8 @@ def merge(
     number), or an object with ``submit``. With ``verify`` (default) every tensor is computed again and compared with
     what was written, before the target gets its name.
 
-    Raises MergeError for a conflict, and PatternError for a filter or pattern that matches nothing; the target is then
-    unchanged.
+    Raises MergeError for a conflict, and for a source or a target of which nothing is left unless ``allow_empty=True``;
+    PatternError for a filter or pattern that matches nothing. The target is then unchanged.
 
     >>> import tempfile, numpy as np, burnstore as bs
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -169,7 +170,7 @@ def merge(
     chosen = format_for_path(target, format)
     refuse_unknown("merge", format_options, merge, chosen.plan)
     common = pipeline_of({**locals(), "cast": None}).with_defaults(unmatched="error")
-    refuse_unused(common, "merge", "part")
+    refuse_unused(common, "merge", "part", "strict")
     if common.filter is not None or common.rename is not None:
         raise TypeError("pass filter and rename for each source, with MergeSource(path, filter=..., rename=...)")
     dtype = None if cast is None else as_cast(cast)
@@ -203,8 +204,11 @@ def merge(
         if method == "lora":
             blend = checked_blend("overlay", 1, None, None, None, normalize=False)
         combined = combine(contributions, blend, conflicts, dtype=dtype, workers=executor, progress=report)
-        if not combined.snapshots:
-            raise MergeError("no tensor would be written", path=target)
+        if not common.allow_empty:
+            _check_contributions(inputs, plans)
+            if not combined.snapshots:
+                hint = "pass allow_empty=True to write a file without tensors"
+                raise MergeError("no tensor would be written", path=target, hint=hint)
         merged = _merged_plan(plans, combined, method)
         merged.notes[:0] = notes
         if changed:
@@ -233,6 +237,17 @@ def merge(
     merged.notes += underflow_notes((), done.underflowed)
     nbytes = sum(each.nbytes for each in combined.snapshots if each.path not in ties)
     return MergeResult(combined.rows, combined.left_out, nbytes, merged.layout, verify, merged.notes)
+
+
+def _check_contributions(inputs: Sequence[Input], plans: Sequence[Plan]) -> None:
+    """Refuse a source of which a filter leaves nothing: the merge would be one of the others alone."""
+    for source, plan in zip(inputs, plans, strict=True):
+        if source.snapshots and not plan.moves:
+            raise MergeError(
+                "no tensor of this source is merged: its filter leaves none",
+                path=source.name,
+                hint="correct the filter, or pass allow_empty=True",
+            )
 
 
 def _folded(

@@ -13,13 +13,13 @@ from ... import __version__
 from ...checkpoint import Checkpoint, open_checkpoint
 from ...errors import BurnstoreError, entry_point, located
 from ...io.atomic import atomic_file
-from ...io.paths import as_path, base_name, with_options
+from ...io.paths import as_path, base_name, is_remote, with_options
 from ...io.workers import Workers
 from ...limits import Limits, check_options
 from ...pipeline.ends import UNKNOWN_LAYOUT, layout_evidence
 from ...pipeline.kinds import MODULES_KEY
 from ...pipeline.options import FilterLike, Pipeline, RenameLike, RulesLike
-from ...pipeline.write import check_apart
+from ...pipeline.write import check_apart, files_read
 from ...progress import Progress, ProgressLike, progress_from
 from ...tensor.note import Note
 from ...tensor.plain import json_number
@@ -85,9 +85,17 @@ class Report(Result):
     diff: Diff | None = None
     """The differences between the first file and the second, if there are two."""
 
+    allow_empty: bool = False
+    """Whether a file without tensors needs no attention."""
+
+    _read: tuple[str, ...] = field(default=(), repr=False)
+    """The files that were read, which `save` must not replace."""
+
     @property
     def found(self) -> bool:
-        """Whether something needs attention: a NaN, an infinity, unreadable values, a difference."""
+        """Whether something needs attention: a NaN, an infinity, unreadable values, a difference, a file of nothing."""
+        if not self.allow_empty and not all(file.inspection.total.tensors for file in self.files):
+            return True
         return any(file.unsound for file in self.files) or (self.diff is not None and not self.diff.is_equal)
 
     @property
@@ -107,7 +115,8 @@ class Report(Result):
         return page(f"{' → '.join(names)} · burnstore report", _page_overview(self), details)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the page atomically. Raises AlreadyExistsError unless ``overwrite``."""
+        """Write the page atomically. Raises AlreadyExistsError unless ``overwrite``; never replaces a reported file."""
+        check_apart(self._read, as_path(path))
         text = self.html.encode()
         with atomic_file(path, overwrite=overwrite, size=len(text)) as scratch:
             scratch.write(text)
@@ -131,6 +140,7 @@ def report(
     output: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     stats: bool = True,
+    allow_empty: bool = False,
     top_level_key: str | None = None,
     limits: Limits | None = None,
     executor: Workers = None,
@@ -153,7 +163,8 @@ def report(
     Every tensor is read in parts; ``stats=False`` reads only headers, unless two files are compared. ``executor`` is
     None for threads, a number of processes, or an executor like those of ``concurrent.futures``; ``progress`` is called
     with bytes. A tensor whose values cannot be read has a problem instead of statistics. The options from
-    ``tolerance`` on are those of `burnstore.diff`, for two files.
+    ``tolerance`` on are those of `burnstore.diff`, for two files. A file without tensors needs attention (``found``),
+    unless ``allow_empty=True``.
 
     If ``output`` is given, the page is written there atomically; whether that is possible is checked before the work.
     Errors are those of `burnstore.open`, `burnstore.diff` and `Report.save`.
@@ -194,12 +205,26 @@ def report(
             check_apart([*checkpoints, *options.values()], as_path(output))
             scratch = held.enter_context(atomic_file(output, overwrite=overwrite))
         with progress_from(progress) as advance:
+            if other is not None:
+                options = {**options, **({"allow_empty": True} if allow_empty else {})}
             compared = diff(*checkpoints, executor=executor, progress=advance, **options) if other is not None else None
             files = _profile_files(checkpoints, advance, executor) if stats else map(_describe, checkpoints)
-            found = Report(tuple(files), stats, compared)
+            read = (*(file.name for each in checkpoints for file in files_read(each)), *_paths_in(like, rules))
+            found = Report(
+                tuple(files),
+                stats,
+                compared,
+                allow_empty,
+                tuple(each if is_remote(each) else os.path.abspath(each) for each in read),
+            )
         if scratch is not None:
             scratch.write(found.html.encode())
     return found
+
+
+def _paths_in(*options: Any) -> list[str]:
+    """Return the options that are files: ``like`` and ``rules`` may be."""
+    return [as_path(each) for each in options if isinstance(each, (str, os.PathLike))]
 
 
 def _profile_files(

@@ -28,7 +28,7 @@ from ...formats.registry import HEAD_BYTES, format_for_bytes
 from ...io.opening import open_source
 from ...io.paths import as_path, is_folder, is_remote, is_within, join, walk, with_options
 from ...io.source import Source
-from ...limits import Limits
+from ...limits import Limits, check_options
 from ...tensor.tabular import Result
 from .loaders import Finding as Finding
 from .loaders import Inspector
@@ -81,6 +81,7 @@ class ScanResult(Result):
 def scan(
     path: str | os.PathLike[str],
     *,
+    allow_empty: bool = False,
     limits: Limits | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> ScanResult:
@@ -91,7 +92,7 @@ def scan(
     code, or a path out of an archive makes it ``dangerous``. A file that cannot be judged has the verdict ``error``. In
     a folder, every file below it is scanned except texts, pictures and vocabularies of SentencePiece. A link out of the
     folder (except the links of a Hugging Face hub snapshot to its files), a file that cannot be judged, and a folder
-    without files to judge are errors.
+    without files to judge (unless ``allow_empty=True``) are errors.
 
     Raises FileNotFoundError and other OSErrors.
 
@@ -104,15 +105,15 @@ def scan(
     >>> found.verdict, found.findings[0].name, found.findings[0].called
     ('dangerous', 'os.system', True)
     """
+    check_options(locals())
     (shown,) = with_options(storage_options, path)
     if is_folder(shown):
         files = tuple(scan_files(shown, limits=limits))
         worst = {verdict: place for place, verdict in enumerate((CLEAN, ERROR, SUSPICIOUS, DANGEROUS))}
-        verdict = max((file.verdict for file in files), key=worst.__getitem__, default=ERROR)
+        verdict = max((file.verdict for file in files), key=worst.__getitem__, default=CLEAN if allow_empty else ERROR)
         hint = f"looked for {', '.join(f'*{suffix}' for suffix in _SUFFIXES)}"
-        empty = (
-            None if files else ReadError("the folder contains no files of tensors or pickles", path=shown, hint=hint)
-        )
+        message = "the folder contains no files of tensors or pickles"
+        empty = None if files or allow_empty else ReadError(message, path=shown, hint=hint)
         return ScanResult(shown, None, verdict, error=empty, files=files)
     limits = limits or Limits()
     source = open_source(shown)

@@ -124,8 +124,12 @@ class Verification(Result):
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was found: the file is whole, as expected, finite, fully read, and has no warnings."""
+        """Whether nothing was found: the file is whole, as expected, finite, fully read, and has no warnings.
+
+        A file without tensors, of which nothing could be verified, is not ok unless ``allow_empty=True`` was given.
+        """
         clean = not self.warnings and all(tensor.error is None for tensor in self.tensors)
+        clean = clean and super(Verification, self).ok
         return self.is_whole and self.is_expected and self.is_finite and clean and all(file.ok for file in self.files)
 
 
@@ -135,6 +139,7 @@ def verify(
     *,
     digest: str | None = None,
     digests: bool = False,
+    allow_empty: bool = False,
     executor: Workers = None,
     progress: ProgressLike | None = None,
     limits: Limits | None = None,
@@ -150,7 +155,7 @@ def verify(
 
     A folder that is one set of shards is verified as that set. Of any other folder every file with a known suffix is
     verified, a set of shards as one; names that begin with a dot and links to folders are skipped. A folder without
-    such files is not ok.
+    such files, and a file without tensors and scalars, are not ok, unless ``allow_empty=True``.
 
     Broken files are reported in the result. Errors of the system, such as FileNotFoundError, are raised.
 
@@ -164,7 +169,10 @@ def verify(
     """
     check_options(locals())
     (shown,) = with_options(storage_options, path)
-    files = tuple(verify_each(shown, digest, digests, executor=executor, progress=progress, limits=limits))
+    results = verify_each(
+        shown, digest, digests, allow_empty=allow_empty, executor=executor, progress=progress, limits=limits
+    )
+    files = tuple(results)
     if len(files) == 1 and (not is_folder(shown) or _is_about(shown, files[0])):
         return files[0]
     return Verification(shown, files=files, file_size=sum(file.file_size for file in files))
@@ -175,6 +183,7 @@ def verify_each(
     digest: str | None = None,
     digests: bool = False,
     *,
+    allow_empty: bool = False,
     executor: Workers = None,
     progress: ProgressLike | None = None,
     limits: Limits | None = None,
@@ -187,11 +196,15 @@ def verify_each(
     total, before = sum(unit.nbytes for unit in units), 0
     with progress_from(progress) as report:
         for unit in units:
+            if unit.is_empty and allow_empty:
+                continue
             if unit.problem is not None:
                 yield Verification(unit.path, warnings=(unit.problem,))
                 continue
             scaled = report if report is None or len(units) == 1 else _scaled(report, before, unit.nbytes, total)
-            yield _verify_one(unit.path, expected, digests, executor, scaled, limits)
+            found = _verify_one(unit.path, expected, digests, executor, scaled, limits)
+            kept = tuple(note for note in found.notes if not allow_empty or note_kind(note) != "empty")
+            yield replace(found, notes=kept)
             before += unit.nbytes
 
 
@@ -273,6 +286,7 @@ class _Unit:
     path: str
     nbytes: int = 0
     problem: str | None = None
+    is_empty: bool = False
 
 
 def _units(folder: str) -> Iterator[_Unit]:
@@ -294,9 +308,8 @@ def _units(folder: str) -> Iterator[_Unit]:
     for error in unreadable:
         yield _Unit(os.fsdecode(error.filename), problem=f"the folder cannot be listed: {error.strerror}")
     if not found and not unreadable:
-        yield _Unit(
-            folder, problem="the folder contains no files of tensors, such as *.safetensors, *.pt, *.bpk, *.npz"
-        )
+        problem = "the folder contains no files of tensors, such as *.safetensors, *.pt, *.bpk, *.npz"
+        yield _Unit(folder, problem=problem, is_empty=True)
 
 
 def _size(path: str) -> int:
@@ -401,6 +414,8 @@ class _Work:
         )
 
     def _notes(self) -> Iterator[Note]:
+        if not len(self._checkpoint) and not self._checkpoint.scalars:
+            yield Note("empty", "the file contains no tensors: only its header was verified")
         pieces = [tensor for tensor in self._checkpoint.values() if tensor.piece is not None]
         if pieces and pieces[0].piece is not None:
             text = (
