@@ -448,6 +448,39 @@ def azurite_server(folder: Path) -> Iterator[int]:
         yield started
 
 
+AZURE_ACCOUNT = "devstoreaccount1"  # Azurite's documented account and key, which are no secret
+AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+
+def azurite_options(port: int) -> dict[str, Any]:
+    return {
+        "account_name": AZURE_ACCOUNT,
+        "account_key": AZURE_KEY,
+        "endpoint": f"http://{HOST}:{port}/{AZURE_ACCOUNT}",
+    }
+
+
+def make_azure_container(port: int, name: str) -> None:
+    """Create a container, which obstore cannot: one request, signed with the shared key."""
+    import base64
+    import hmac
+    from email.utils import formatdate
+
+    headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-12-02", "Content-Length": "0"}
+    canonical = "".join(f"{key}:{headers[key]}\n" for key in ("x-ms-date", "x-ms-version"))
+    resource = f"/{AZURE_ACCOUNT}/{AZURE_ACCOUNT}/{name}\nrestype:container"
+    text = "PUT" + "\n" * 12 + canonical + resource
+    digest = hmac.digest(base64.b64decode(AZURE_KEY), text.encode(), "sha256")
+    headers["Authorization"] = f"SharedKey {AZURE_ACCOUNT}:{base64.b64encode(digest).decode()}"
+    connection = http.client.HTTPConnection(HOST, port, timeout=30)
+    try:
+        connection.request("PUT", f"/{AZURE_ACCOUNT}/{name}?restype=container", headers=headers)
+        answer = connection.getresponse()
+        assert answer.status == 201, answer.read()
+    finally:
+        connection.close()
+
+
 # --- files ------------------------------------------------------------------------------------------------------------
 
 

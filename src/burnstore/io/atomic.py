@@ -32,10 +32,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import AlreadyExistsError, ClosedError, SaveError
-from .remote.location import is_url
+from .paths import OpenFile, as_path, join
+from .remote.location import Location
 from .sizes import SYSCALL_BYTES
 
 try:
@@ -73,9 +74,18 @@ def atomic_file(
     """
     if size is not None and size < 0:
         raise ValueError(f"size must not be negative, got {size}")
+    if isinstance(path, OpenFile):
+        with _file_object(path, size) as writer:
+            yield cast(ScratchFile, writer)
+        return
     shown = os.fsdecode(path)
-    if "://" in shown and is_url(shown):
-        raise SaveError("remote files are not written yet", stage="check", path=shown, hint="save into a local file")
+    place = as_path(path) if "://" in shown else shown
+    if isinstance(place, Location):
+        from .remote.upload import remote_file  # not at import: few programs have a URL
+
+        with remote_file(place, overwrite=overwrite, size=size, exists=already_exists) as upload:
+            yield cast(ScratchFile, upload)  # it has `write` and `position`; nothing shares it
+        return
     folder, base, old = _resolve(shown, overwrite=overwrite, durable=durable)
     try:
         scratch = ScratchFile(shown, folder, base)
@@ -161,7 +171,11 @@ def _lock_folder(directory: str, end: float) -> int | None:
 
 
 def remove_files(directory: str, names: Sequence[str]) -> list[str]:
-    """Remove these files of a folder, if they exist; return the names that could not be removed."""
+    """Remove these files of a folder, local or remote, if they exist; return the names that could not be removed."""
+    if isinstance(directory, Location):
+        from .remote.upload import remove_object
+
+        return [name for name in names if not remove_object(cast(Location, join(directory, name)))]
     left = []
     for name in names:
         try:
@@ -177,6 +191,44 @@ def remove_empty_folder(path: str) -> None:
     """Remove a folder that this process made and that has nothing in it; leave any other."""
     with suppress(OSError):
         os.rmdir(path)
+
+
+@contextmanager
+def _file_object(path: OpenFile, size: int | None) -> Iterator[_FileObjectWriter]:
+    """Write to a caller's file object at its position; after a failure it is cut back to there, where it can be."""
+    file, start = path.file, None
+    with suppress(AttributeError, OSError, ValueError):
+        start = file.tell()
+    writer = _FileObjectWriter(file, path)
+    try:
+        yield writer
+        if size is not None and writer.position != size:
+            message = f"not saved: expected {size} bytes, {writer.position} were written"
+            raise SaveError(message, stage="write", path=path)
+    except BaseException:
+        if start is not None:
+            with suppress(Exception):  # the first failure is being raised already
+                file.seek(start)
+                file.truncate()
+        raise
+
+
+class _FileObjectWriter:
+    """A file object of the caller that is written; it stays open."""
+
+    def __init__(self, file: Any, path: str) -> None:
+        self._file, self._path = file, path
+        self.position = 0
+
+    def write(self, *buffers: Any) -> None:
+        for buffer in buffers:
+            left = memoryview(buffer).cast("B")
+            with _stage("write", self._path, f"not saved: writing failed after {self.position} bytes"):
+                while left:
+                    done = self._file.write(left)
+                    done = len(left) if done is None else done
+                    self.position += done
+                    left = left[done:]
 
 
 class ScratchFile:

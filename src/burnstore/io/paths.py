@@ -131,6 +131,18 @@ def identity_at(path: str) -> tuple[Any, ...]:
     return status.st_dev, status.st_ino
 
 
+def identity_of(path: str) -> tuple[Any, ...] | None:
+    """Return the address and ETag of a remote file; None if there is none."""
+    from .remote.folder import open_remote
+
+    try:
+        source = open_remote(cast(Location, path))
+    except FileNotFoundError:
+        return None
+    source.close()
+    return source.identity if isinstance(source, InFolder) else None
+
+
 def real_path(path: str) -> str:
     """Return a path without links; the address of a remote file."""
     return path.url if isinstance(path, Location) else os.path.realpath(path)

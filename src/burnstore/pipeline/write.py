@@ -28,10 +28,11 @@ from ..errors import BurnstoreError, CorruptError, SaveError, located, printable
 from ..formats.base import Format, WritePlan, WritesFolder
 from ..formats.sharded.locate import INDEX_SUFFIX
 from ..formats.sharded.write import Journal, byte_count, is_of_set, save_shards, set_at
-from ..io.atomic import PortionWriter, SharedScratch, atomic_file
+from ..formats.write import batches
+from ..io.atomic import PortionWriter, SharedScratch, atomic_file, remove_files
 from ..io.gc_pause import gc_paused
 from ..io.opening import open_source
-from ..io.paths import as_path, identity_at, is_remote, real_path
+from ..io.paths import as_path, base_name, folder_of, identity_at, is_remote, real_path
 from ..io.source import InFolder, JoinedSource, same_bytes
 from ..io.workers import (
     MemoryBudget,
@@ -241,6 +242,9 @@ class _Builder:
         placed = list(zip(plan.tensors, plan.offsets, strict=True))
         room = _room_for(plan)
         report = _Report(progress, plan.size * (2 if self.verify else 1))
+        if is_remote(path):
+            self._upload(plan, path, room, report, overwrite=overwrite)
+            return
         with atomic_file(path, overwrite=overwrite, durable=self.durable, size=plan.size) as scratch:
             place = scratch.shared(plan.size)
             with place.opened(durable=False) as portion:
@@ -302,6 +306,24 @@ class _Builder:
             write=writer.write,
             prove=prove if self.verify else None,
         )
+
+    def _upload(self, plan: WritePlan, path: str, room: MemoryBudget, report: _Report, *, overwrite: bool) -> None:
+        """Write an object of a store from front to back, and prove it by reading it back."""
+        with atomic_file(path, overwrite=overwrite, durable=self.durable, size=plan.size) as upload, phase("write"):
+            upload.prove = False  # type: ignore[attr-defined]  # the tensors are compared below
+            for buffers in batches(plan):
+                nbytes = sum(memoryview(buffer).nbytes for buffer in buffers)
+                upload.write(*buffers)
+                buffers.clear()  # or a tensor would stay in memory while the next one is made
+                report.advance(nbytes)
+        self.underflowed.update(_zeroed((tensor, None) for tensor in plan.tensors))
+        if self.verify:
+            with phase("verify"), open_checkpoint(path, format=self.format.name, limits=self.limits) as written:
+                wrong = self._first_wrong(plan.tensors, written, room, report)
+            if wrong is not None:
+                remove_files(folder_of(path), [base_name(path)])
+                raise CorruptError(f"{wrong[1]}; the object was removed", path=path, tensor=wrong[0])
+        report.finish()
 
     def digests_with(self, ties: Mapping[str, str] | None) -> dict[str, str]:
         """Return the digests of all tensors, tied ones included."""

@@ -34,7 +34,7 @@ from ...errors import AlreadyExistsError, BurnstoreError, DuplicateNameError, Fo
 from ...io.atomic import already_exists, atomic_file, folder_locked, remove_files, stale_scratch_files
 from ...io.documents import Bounds, read_json
 from ...io.opening import read_whole
-from ...io.paths import real_path
+from ...io.paths import base_name, exists, folder_of, identity_of, is_remote, join, real_path
 from ...progress import Progress
 from ...tensor.snapshot import TensorSnapshot
 from ..base import WritePlan
@@ -92,14 +92,14 @@ class Journal:
 
         SaveError where there was one and the caller did not ask to resume it, or where its journal is damaged.
         """
-        if not os.path.lexists(self.path):
+        if not exists(self.path):
             return None
         if not self.resume:
             raise AlreadyExistsError(
                 "an earlier save into shards was interrupted here",
                 stage="check",
                 path=self.path,
-                hint=Ways("resume it with resume=True", f"delete {os.path.basename(self.path)} to start over", lead=""),
+                hint=Ways("resume it with resume=True", f"delete {base_name(self.path)} to start over", lead=""),
             )
         return str(self._read()["set"])
 
@@ -126,7 +126,7 @@ class Journal:
 
     def end(self) -> None:
         """Remove the journal: the save is complete, or given up."""
-        folder, name = os.path.split(self.path)
+        folder, name = folder_of(self.path), base_name(self.path)
         if remove_files(folder, [name]):
             raise SaveError("saved, but its journal could not be removed", stage="published", path=self.path)
 
@@ -152,7 +152,7 @@ class Journal:
             f"the interrupted save cannot be resumed: {why}",
             stage="check",
             path=self.path,
-            hint=f"rerun with the original options, or delete {os.path.basename(self.path)} to start over",
+            hint=f"rerun with the original options, or delete {base_name(self.path)} to start over",
         )
 
 
@@ -227,12 +227,12 @@ def save_shards(
     _check_names(tensors)
     shards = split(tensors, most)
     index_path = path + INDEX_SUFFIX
-    if len(shards) == 1 and not os.path.lexists(index_path):
+    if len(shards) == 1 and not exists(index_path):
         write(plan(shards[0], {}), path, overwrite=overwrite, progress=progress)
         return [path]
     if len(shards) > MOST_SHARDS:
         raise LimitError(f"{len(shards)} shards, more than {MOST_SHARDS}", hint="pass a larger max_shard_size")
-    folder, base = os.path.split(path)
+    folder, base = folder_of(path), base_name(path)
     stem, suffix = os.path.splitext(base)
     ours = _names_of(stem, suffix)
     interrupted = None if journal is None else journal.identity()
@@ -242,13 +242,13 @@ def save_shards(
     done = begun is not None and _holds(index_path, _index(begun, shards, identity))  # interrupted after publishing
     if not overwrite and not done:
         for there in (index_path, path):
-            if os.path.lexists(there):
+            if exists(there):
                 raise already_exists(there, stage="check")
     if journal is not None and journal.resume:
-        others = (base, os.path.basename(index_path), os.path.basename(journal.path))
+        others = (base, base_name(index_path), base_name(journal.path))
         _remove_dead_scratch(folder, lambda name: name in others or ours.fullmatch(name) is not None)
     writing = _Shards(folder, stem, suffix, identity, write, prove, journal)
-    names = writing.write(plans, begun, progress, plain=not os.path.lexists(index_path))
+    names = writing.write(plans, begun, progress, plain=not exists(index_path))
     index = _index(names, shards, identity)
     try:
         # The index that is read and the one that is replaced are the same, so no set is replaced without its shards.
@@ -269,24 +269,24 @@ def save_shards(
         journal.end()
     if left:
         raise SaveError(f"saved, but the old file {left[0]} could not be removed", stage="published", path=path)
-    return [index_path, *(os.path.join(folder, name) for name in names)]
+    return [index_path, *(join(folder, name) for name in names)]
 
 
 def _remove_dead_scratch(folder: str, is_ours: Callable[[str], bool]) -> None:
     """Remove the scratch files of a process that no longer runs, by the names that the files would have got."""
-    if os.name == "posix":  # Without locks nothing shows that a process no longer runs.
+    if os.name == "posix" and not is_remote(folder):  # Without locks nothing shows that a process no longer runs.
         stale = map(os.path.basename, stale_scratch_files(folder or os.curdir, older_than=0))
         remove_files(folder, [name for name in stale if is_ours(name[1:].rsplit(".", 2)[0])])
 
 
 def set_at(path: str) -> list[str]:
     """Return the files of the set of shards that a save to this path would replace: the index and those it names."""
-    folder, base = os.path.split(path)
+    folder, base = folder_of(path), base_name(path)
     index_path = path + INDEX_SUFFIX
-    if not os.path.lexists(index_path):
+    if not exists(index_path):
         return []
     named = _named_by(index_path, _names_of(*os.path.splitext(base)))
-    return [index_path, *(os.path.join(folder, name) for name in named)]
+    return [index_path, *(join(folder, name) for name in named)]
 
 
 def is_of_set(path: str, target: str) -> bool:
@@ -328,9 +328,9 @@ class _Shards:
                 if begun is None and self.journal is not None:
                     self.journal.begin(self.identity, names, plans)
                 for name, planned, before in zip(names, plans, ends[:-1], strict=True):
-                    path = os.path.join(self.folder, name)
+                    path = join(self.folder, name)
                     report = None if progress is None else partial(_report, progress, before, planned.size, ends[-1])
-                    if begun is not None and self.prove is not None and os.path.lexists(path):
+                    if begun is not None and self.prove is not None and exists(path):
                         self.prove(planned, path, report)
                     else:
                         _write_shard(planned, path, self.write_one, report, written)
@@ -352,7 +352,7 @@ class _Shards:
         word = "" if plain else f".{self.identity[:8]}"
         while True:
             names = [f"{self.stem}{word}-{number:05}-of-{count:05}{self.suffix}" for number in range(1, count + 1)]
-            if not any(os.path.lexists(os.path.join(self.folder, name)) for name in names):
+            if not any(exists(join(self.folder, name)) for name in names):
                 return names
             word = f".{os.urandom(4).hex()}"
 
@@ -361,7 +361,7 @@ class _Shards:
         if self.journal is None:
             remove_files(self.folder, names)
         elif not self.journal.resume:
-            remove_files(self.folder, [*names, os.path.basename(self.journal.path)])
+            remove_files(self.folder, [*names, base_name(self.journal.path)])
 
 
 def _index(names: Sequence[str], shards: Sequence[Sequence[TensorSnapshot]], identity: str) -> bytes:
@@ -381,11 +381,11 @@ def _write_shard(planned: WritePlan, path: str, write: Write, progress: Progress
     """Write one shard, and note its name as soon as a file of ours may have it."""
     try:
         write(planned, path, overwrite=False, progress=progress)
-        written.append(os.path.basename(path))
+        written.append(base_name(path))
     except SaveError as error:
         if error.stage != "published":
             raise
-        written.append(os.path.basename(path))
+        written.append(base_name(path))
         # The shard has its name, but it may not survive a power cut: the set must not count on it.
         failure = SaveError("not saved: a shard could not be brought to disk", stage="sync", path=path)
         failure.errno = error.errno
@@ -399,14 +399,16 @@ def _names_of(stem: str, suffix: str) -> re.Pattern[str]:
 
 def _named_by(index_path: str, ours: re.Pattern[str]) -> dict[str, object]:
     """Return the shards that an index names, if their names are those of this very set, with the files they are now."""
-    folder, named = os.path.dirname(index_path), set((weight_map_at(index_path) or {}).values())
+    folder, named = folder_of(index_path), set((weight_map_at(index_path) or {}).values())
     return {name: _file_at(folder, name) for name in sorted(named) if ours.fullmatch(name)}
 
 
 def _file_at(folder: str, name: str) -> object:
     """Return what distinguishes a file from a later one of the same name; None if it does not exist."""
     with suppress(OSError):
-        status = os.lstat(os.path.join(folder, name))
+        if is_remote(folder):
+            return identity_of(join(folder, name))
+        status = os.lstat(join(folder, name))
         return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
     return None
 

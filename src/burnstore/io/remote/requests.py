@@ -83,6 +83,12 @@ def submit(work: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
     return asyncio.run_coroutine_threadsafe(work(), engine.loop)
 
 
+def loop_of_requests() -> asyncio.AbstractEventLoop:
+    """Return the event loop of the background thread, which a request has started."""
+    assert _engine is not None
+    return _engine.loop
+
+
 def result_of(future: Future[T]) -> T:
     """Wait for a result; on Ctrl-C, or when the threads of this job are stopped, cancel the request."""
     try:

@@ -97,12 +97,16 @@ def patience_of(location: Location) -> Patience:
     return Patience(float(stall), default.attempts if retries is None else int(retries) + 1)
 
 
-def client_for(location: Location) -> tuple[Any, str]:
-    """Return a client for a location, and the key of its object."""
+def client_for(location: Location, *, writing: bool = False) -> tuple[Any, str]:
+    """Return a client for a location, and the key of its object.
+
+    For ``writing`` obstore tries the parts of an upload again itself, and S3 compares the SHA-256 of each.
+    """
     if location.scheme in WEB_SCHEMES:
         return web_client(location.url, location), ""
     key = location.key.rstrip("/")
-    return _cached(location, f"{location.scheme}://{location.authority}", _bucket_client), key
+    make = _writing_client if writing else _bucket_client
+    return _cached(location, f"{location.scheme}://{location.authority}", make), key
 
 
 def web_client(url: str, location: Location, headers: Mapping[str, str] | None = None) -> Any:
@@ -112,7 +116,14 @@ def web_client(url: str, location: Location, headers: Mapping[str, str] | None =
 
 def _cached(location: Location, url: str, make: Any, headers: Mapping[str, str] | None = None) -> Any:
     environment = tuple(sorted(each for each in os.environ.items() if each[0].startswith(_ENVIRONMENT)))
-    key = (os.getpid(), url, repr(sorted(location.options.items(), key=repr)), repr(headers), environment)
+    key = (
+        os.getpid(),
+        url,
+        make.__name__,
+        repr(sorted(location.options.items(), key=repr)),
+        repr(headers),
+        environment,
+    )
     client = _CLIENTS.get(key)
     if client is None:
         if len(_CLIENTS) >= _MAX_CLIENTS:
@@ -127,11 +138,29 @@ def _web_client(url: str, location: Location, headers: Mapping[str, str] | None)
     unknown = [name for name in location.options if name not in known]
     if unknown:
         raise _unknown_option(location, unknown[0], "timeout, retries, whole, cache, cache_bytes, headers")
-    own = {**location.options.get("headers", {}), **(headers or {})}
-    return _made(location, lambda options: store.HTTPStore.from_url(url, **options), url, own)
+    bare, credentials = _without_credentials(url)
+    own = {**credentials, **location.options.get("headers", {}), **(headers or {})}
+    return _made(location, lambda options: store.HTTPStore.from_url(bare, **options), bare, own)
 
 
-def _bucket_client(url: str, location: Location, headers: Mapping[str, str] | None) -> Any:
+def _without_credentials(url: str) -> tuple[str, dict[str, str]]:
+    """Return a URL without its user and password, and the header that states them instead."""
+    from base64 import b64encode
+    from urllib.parse import unquote, urlsplit, urlunsplit
+
+    parts = urlsplit(url)
+    user, at, host = parts.netloc.rpartition("@")
+    if not at:
+        return url, {}
+    encoded = b64encode(unquote(user if ":" in user else f"{user}:").encode()).decode()
+    return urlunsplit(parts._replace(netloc=host)), {"Authorization": f"Basic {encoded}"}
+
+
+def _writing_client(url: str, location: Location, headers: Mapping[str, str] | None) -> Any:
+    return _bucket_client(url, location, headers, writing=True)
+
+
+def _bucket_client(url: str, location: Location, headers: Mapping[str, str] | None, *, writing: bool = False) -> Any:
     store = require_obstore().store
     config = {
         _S3FS_NAMES.get(name, name) if url.startswith("s3") else name: value
@@ -139,6 +168,8 @@ def _bucket_client(url: str, location: Location, headers: Mapping[str, str] | No
         if name not in (*_OWN_OPTIONS, "client_options")
     }
     if url.startswith("s3"):
+        if writing:
+            config.setdefault("checksum_algorithm", "SHA256")
         provider = _boto_credentials(config)
         if provider is not None:
             config["credential_provider"] = provider
@@ -148,7 +179,25 @@ def _bucket_client(url: str, location: Location, headers: Mapping[str, str] | No
     scheme = {"s3a": "s3", "gcs": "gs"}.get(location.scheme, location.scheme)
     base = f"{scheme}://{location.authority}"
     headers = location.options.get("headers", {})
-    return _made(location, lambda options: store.from_url(base, **config, **options), str(endpoint), headers)
+    retries = patience_of(location).attempts - 1 if writing else 0
+    return _made(location, lambda options: store.from_url(base, **config, **options), str(endpoint), headers, retries)
+
+
+def s3_settings(location: Location) -> dict[str, Any]:
+    """Return the options of an S3 location as boto3 names them; what is missing boto3 takes from the environment."""
+    options = {_S3FS_NAMES.get(name, name).removeprefix("aws_"): value for name, value in location.options.items()}
+    names = {
+        "endpoint": "endpoint_url",
+        "region": "region_name",
+        "access_key_id": "aws_access_key_id",
+        "secret_access_key": "aws_secret_access_key",
+        "session_token": "aws_session_token",
+    }
+    found = {theirs: options[ours] for ours, theirs in names.items() if options.get(ours)}
+    endpoint = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT")
+    if endpoint:
+        found.setdefault("endpoint_url", endpoint)
+    return found
 
 
 def _boto_credentials(config: Mapping[str, Any]) -> Any:
@@ -170,7 +219,7 @@ def _boto_credentials(config: Mapping[str, Any]) -> Any:
     return Boto3CredentialProvider(session)
 
 
-def _made(location: Location, make: Any, endpoint: str, headers: Mapping[str, str]) -> Any:
+def _made(location: Location, make: Any, endpoint: str, headers: Mapping[str, str], retries: int = 0) -> Any:
     patience = patience_of(location)
     client: dict[str, Any] = {
         "connect_timeout": f"{max(int(patience.stall * 1000), 1)}ms",
@@ -184,7 +233,7 @@ def _made(location: Location, make: Any, endpoint: str, headers: Mapping[str, st
         client["default_headers"] = dict(headers)
     client.update(location.options.get("client_options", {}))
     try:
-        return make({"client_options": client, "retry_config": {"max_retries": 0}})
+        return make({"client_options": client, "retry_config": {"max_retries": retries}})
     except Exception as error:
         failure: Exception = _configuration_error(error, location)
     raise failure
@@ -218,6 +267,8 @@ def failure_of(error: Exception, location: Location, *, opened: bool) -> Excepti
     kind, text = type(error).__name__, str(error)
     if isinstance(error, FileNotFoundError) and opened:
         return ChangedError("the file was removed after it was opened", path=location, hint="open it again")
+    if "NoSuchBucket" in text:
+        return FileNotFoundError(2, "No such bucket", location)
     if isinstance(error, FileNotFoundError):
         return FileNotFoundError(2, "No such file or directory", location)
     if kind in ("PreconditionError", "NotModifiedError"):
@@ -228,8 +279,6 @@ def failure_of(error: Exception, location: Location, *, opened: bool) -> Excepti
             path=location,
             hint='pass storage_options={"whole": True} to download the file completely, or download it first',
         )
-    if "NoSuchBucket" in text:
-        return FileNotFoundError(2, "No such bucket", location)
     status = _STATUS.search(text)
     number = int(status[1]) if status else 0
     code = _CODE.search(text)
