@@ -249,3 +249,72 @@ def test_what_runs_is_never_clean(kind: str, tmp_path: Path) -> None:
         load(path)
     assert RUN == ["it"], "the loader does not run it"
     assert found.verdict in ("dangerous", "suspicious"), (found.verdict, found.error)
+
+
+# --- folders ----------------------------------------------------------------------------------------------------------
+
+
+def test_bytes_that_a_distributed_checkpoint_unpickles_are_followed_into_other_files(tmp_path: Path) -> None:
+    """The metadata states where an object is: it may be in the middle of a file that is nothing but data."""
+    checkpoint = pytest.importorskip("torch.distributed.checkpoint")
+    checkpoint.save({"w": torch.ones(2), "epoch": 3}, checkpoint_id=tmp_path, no_dist=True)
+    assert bs.scan(tmp_path).is_clean
+    evil = stream(EVIL, 1)
+    bs.save({"t": np.frombuffer(evil, np.uint8)}, tmp_path / "notes.safetensors")
+    with (tmp_path / ".metadata").open("rb") as file:
+        metadata = pickle.load(file)
+    for index, place in metadata.storage_data.items():
+        if index.fqn == "epoch":
+            place.relative_path, place.length = "notes.safetensors", len(evil)
+            place.offset = (tmp_path / "notes.safetensors").read_bytes().index(evil)
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata))
+    found = bs.scan(tmp_path)
+    assert (found.verdict, found.files[0].findings[0].member) == (
+        "suspicious",
+        f"notes.safetensors[{place_of(metadata)}]",
+    )
+    assert RUN == []
+    with suppress(BaseException):
+        checkpoint.load({"w": torch.ones(2), "epoch": 0}, checkpoint_id=tmp_path, no_dist=True)
+    assert RUN == ["it"]
+
+
+def place_of(metadata: Any) -> int:
+    return next(place.offset for index, place in metadata.storage_data.items() if index.fqn == "epoch")
+
+
+def test_an_unpacked_package_is_code(tmp_path: Path) -> None:
+    with zipfile.ZipFile(io.BytesIO(package("pkg"))) as archive:
+        archive.extractall(tmp_path)
+    torch.package.PackageImporter(str(tmp_path / "p")).import_module("pkg.evil")
+    assert RUN == ["it"]
+    assert bs.scan(tmp_path).verdict == "suspicious"
+
+
+def test_a_text_that_could_not_be_followed_to_its_end_is_no_document(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.ones(2))
+    (tmp_path / "readme.txt").write_text("hello\n" * 10)
+    assert bs.scan(tmp_path).is_clean
+    (tmp_path / "readme.txt").write_bytes(b"PK\3\4" + b"hello\n" * 100)
+    assert bs.scan(tmp_path).verdict == "error"
+
+
+# --- what is not proved is an error -----------------------------------------------------------------------------------
+
+UNPROVED: dict[str, Callable[[], bytes]] = {
+    "a pickle without STOP in a zip": lambda: zipped(**{"a__more.pkl": b"\x80\x02}"}),
+    "a pickle that Python refuses": lambda: zipped(**{"a__more.pkl": b"\x80\x02}N)R."}),
+    "bytes behind the pickles of a member": lambda: zipped(**{"a__more.pkl": b"\x80\x02}.\xff"}),
+    "a bare pickle with bytes behind it": lambda: b"\x80\x02}.\xff\xff",
+    "loaded bytes that are no file": lambda: loading(long_bytes(b"\x00\x01 no pickle")),
+    "JSON that cannot be parsed strictly": lambda: exported(
+        **{"models__model.json": lambda raw: raw.replace(b"{", b'{"expr_str": "s0", "expr_str": "s1",', 1)}
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", UNPROVED)
+def test_what_is_not_proved_is_an_error(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "x.pt").write_bytes(UNPROVED[kind]())
+    found = bs.scan(tmp_path / "x.pt")
+    assert found.verdict == "error" and isinstance(found.error, bs.BurnstoreError), found.verdict

@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import BurnstoreError, LimitError, UnsafeContentError, UnsupportedError, printable
+from ...errors import BurnstoreError, LimitError, TruncatedError, UnsafeContentError, UnsupportedError, printable
 from ...formats.codec.pickle_trace import LOADS_PICKLE, Trace, trace_all
 from ...formats.codec.tar import BLOCK, read_members
 from ...formats.codec.zip import DEFLATED, END_MAGIC, LOCAL_MAGIC, Member, inflate
@@ -135,6 +135,18 @@ class Inspector:
             self.error = self.error or error
             return False
 
+    def run_part(self, source: Source, start: int, length: int, place: str) -> None:
+        """Inspect bytes of a file that a program would load as a file of their own."""
+        if start + length > source.size:
+            self.error = self.error or TruncatedError(f"{place}: {length} bytes announced, the file ends before them")
+            return
+        try:
+            self._inspect_loaded(_PartOfSource(source, start, length), place, 0)
+            while self._pending:
+                self._inspect(*self._pending.pop())
+        except BurnstoreError as error:
+            self.error = self.error or error
+
     def _inspect(self, source: Source, member: str, level: int) -> bool:
         """Judge bytes as a file; return whether they are known to be complete data."""
         self._parts += 1
@@ -208,7 +220,7 @@ class Inspector:
             return len(whole) == _LEGACY_PICKLES
         return bool(whole) and len(whole) == len(traces) and is_all and whole[-1].end == len(data)
 
-    def _inspect_loaded(self, data: bytes, member: str, level: int) -> None:
+    def _inspect_loaded(self, data: Source | bytes, member: str, level: int) -> None:
         """Follow bytes that a call would unpickle."""
         if not self._inspect_inner(data, member, level):
             unproved = f"{member}: bytes that a call unpickles are neither whole pickles nor a file of torch"

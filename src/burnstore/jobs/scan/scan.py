@@ -10,7 +10,7 @@ import codecs
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...checkpoint import open_checkpoint
@@ -24,6 +24,7 @@ from ...errors import (
     located,
     printable,
 )
+from ...formats.dcp.metadata import read_metadata
 from ...formats.registry import HEAD_BYTES, format_for_bytes
 from ...io.opening import open_source
 from ...io.paths import as_path, is_folder, is_remote, is_within, join, walk, with_options
@@ -41,6 +42,8 @@ _SUFFIXES = (
     *(".bpk", ".mpk", ".th", ".tar", ".gguf"),
 )
 _TEXT_BYTES = 1 << 20
+_PACKAGE = os.path.join(".data", "extern_modules")
+_UNPACKED = Finding(SUSPICIOUS, "an unpacked torch.package, whose sources are imported", False, "", 0, "Python source")
 _MAX_VOCABULARY_BYTES = 64 << 20
 _VOCABULARY_TAGS = tuple(field << 3 | 2 for field in range(1, 6))
 _PICTURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8")
@@ -115,13 +118,17 @@ def scan(
         message = "the folder contains no files of tensors or pickles"
         empty = None if files or allow_empty else ReadError(message, path=shown, hint=hint)
         return ScanResult(shown, None, verdict, error=empty, files=files)
-    limits = limits or Limits()
-    source = open_source(shown)
+    return _scan_file(shown, limits or Limits())[0]
+
+
+def _scan_file(path: str, limits: Limits) -> tuple[ScanResult, bool]:
+    """Scan one file; return also whether every way to read it was followed to its end."""
+    source = open_source(path)
     try:
-        with located(path=shown):
-            return _judge(source, shown, limits)
+        with located(path=path):
+            return _judge(source, path, limits)
     except BurnstoreError as error:
-        return ScanResult(shown, None, ERROR, error=error)
+        return ScanResult(path, None, ERROR, error=error), False
     finally:
         source.close()
 
@@ -143,10 +150,12 @@ def _ordered(findings: list[Finding]) -> tuple[Finding, ...]:
     return tuple(order)
 
 
-def _judge(source: Source, path: str, limits: Limits) -> ScanResult:
+def _judge(source: Source, path: str, limits: Limits) -> tuple[ScanResult, bool]:
     format_name = _format_of(source.read_at(0, min(HEAD_BYTES, source.size)))
     found = Inspector(source, limits)
     is_complete = found.run(source)
+    if os.path.basename(path).endswith(".metadata"):
+        _inspect_objects(found, source, path, limits)
     findings = _ordered(found.findings)
     tensors, broken = _tensors(path, format_name or "pytorch", limits)
     is_data_format = format_name not in (None, "pytorch")
@@ -163,7 +172,27 @@ def _judge(source: Source, path: str, limits: Limits) -> ScanResult:
         verdict, error = CLEAN, broken
     if isinstance(error, BurnstoreError) and error.path is None:
         error.path = path
-    return ScanResult(path, format_name, verdict, findings, tensors, error)
+    return ScanResult(path, format_name, verdict, findings, tensors, error), found.error is None
+
+
+def _inspect_objects(inspector: Inspector, source: Source, path: str, limits: Limits) -> None:
+    """Follow the bytes that a distributed checkpoint unpickles: the metadata states where in other files they are."""
+    try:
+        objects = read_metadata(source, limits).objects.values()
+    except BurnstoreError as error:
+        inspector.error = inspector.error or error
+        return
+    folder, files = os.path.dirname(path), sorted({stored.file for stored in objects})
+    for name in files:
+        try:
+            file = open_source(join(folder, name) if folder else name)
+        except FileNotFoundError:
+            continue  # Nothing is loaded, then.
+        try:
+            for stored in (stored for stored in objects if stored.file == name):
+                inspector.run_part(file, stored.offset, stored.length, f"{name}[{stored.offset}]")
+        finally:
+            file.close()
 
 
 def _format_of(head: bytes) -> str | None:
@@ -198,10 +227,12 @@ def scan_files(folder: str, *, limits: Limits | None = None) -> Iterator[ScanRes
             try:
                 if not is_remote(path) and not stat.S_ISREG(os.stat(path).st_mode):
                     continue
-                found = scan(path, limits=limits)
+                found, is_followed = _scan_file(path, limits or Limits())
             except OSError as error:
-                found = ScanResult(path, None, ERROR, error=error)
-            unknown = found.format is None and isinstance(found.error, BurnstoreError) and found.verdict == ERROR
+                found, is_followed = ScanResult(path, None, ERROR, error=error), False
+            if path.endswith(_PACKAGE):
+                found = replace(found, verdict=SUSPICIOUS, findings=(_UNPACKED,))
+            unknown = found.format is None and is_followed and found.verdict == ERROR
             if not unknown or path.lower().endswith(_SUFFIXES) or not _is_document(path):
                 yield found
 

@@ -229,8 +229,12 @@ def _verify_one(
 def _with_code(found: Verification, files: Iterable[str], limits: Limits | None) -> Verification:
     """Add the code that other programs would run: a warning if it is dangerous, else a note."""
     warnings, notes = [], []
-    for file in filter(os.path.isfile, files):
-        for finding in code_in(file, limits):
+    for file in files:
+        try:
+            findings = () if is_folder(file) else code_in(file, limits)
+        except OSError:  # The error of opening the file is in the result.
+            continue
+        for finding in findings:
             does = "imports and calls" if finding.called else "imports"
             what = f"{does} {finding.name}" if finding.kind == "import" else f"{finding.kind}: {finding.name}"
             where = f" ({printable(finding.member)})" if finding.member else ""
