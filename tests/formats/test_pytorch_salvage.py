@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -133,3 +134,21 @@ def test_a_whole_file_is_salvaged_whole() -> None:
     expected = weights()
     for options in ({}, LEGACY):
         assert salvaged(saved(expected, **options), expected) == list(expected)
+
+
+def test_only_a_checksum_makes_a_salvaged_tensor_whole(tmp_path: Path) -> None:
+    values = torch.arange(1000.0)
+    for is_zip in (False, True):
+        path = tmp_path / f"{is_zip}.pt"
+        torch.save({"a": values, "b": values + 1}, path, _use_new_zipfile_serialization=is_zip)
+        raw = bytearray(path.read_bytes())
+        raw[raw.find(values.numpy().tobytes()) + 100] ^= 1
+        path.write_bytes(raw)
+        with bs.open(path, salvage=True) as file:
+            (note,) = [note for note in file.notes if note.startswith("salvaged")]
+            if is_zip:
+                assert (list(file), note) == (["b"], "salvaged: 1 of 2 tensors are whole; lost: a")
+            else:  # nothing could find the change
+                assert list(file) == ["a", "b"]
+                assert "are whole" not in note
+                assert note.endswith("no checksum proves that the bytes are unchanged")

@@ -9,6 +9,7 @@ import struct
 import tarfile
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -230,3 +231,20 @@ def test_offsets_are_places_in_the_file_or_refused() -> None:
         assert f["w"].to_bytes() == raw
         with pytest.raises(bs.errors.UnsupportedError):
             f.offset_of("w")
+
+
+@pytest.mark.parametrize("is_zip", [False, True])
+def test_an_empty_storage_may_have_several_dtypes(tmp_path: Path, is_zip: bool) -> None:
+    storage = torch.UntypedStorage(0)
+    shared = {
+        str(dtype): torch.tensor([], dtype=dtype).set_(storage, 0, (0, 3)) for dtype in (torch.float32, torch.int64)
+    }
+    torch.save({**shared, "w": torch.ones(2)}, tmp_path / "a.pt", _use_new_zipfile_serialization=is_zip)
+    assert list(torch.load(tmp_path / "a.pt")) == [*shared, "w"]
+    with bs.open(tmp_path / "a.pt") as file:
+        assert {name: (file[name].numpy().dtype.name, file[name].shape) for name in shared} == {
+            "torch.float32": ("float32", (0, 3)),
+            "torch.int64": ("int64", (0, 3)),
+        }
+        assert bs.verify(tmp_path / "a.pt").ok
+        assert not file.notes

@@ -600,3 +600,28 @@ def test_code_of_a_class_for_load_state_dict_is_noted_as_not_run():
         ]
     plain = nn.Sequential(nn.BatchNorm1d(2), nn.utils.spectral_norm(nn.Linear(2, 2)), nn.LSTM(2, 2))
     assert not bs.load(plain, bs.serialize(plain, format="safetensors")).notes
+
+
+class WithModule(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """A model that has a ``module`` of its own, with the same names as beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = torch.nn.Linear(3, 3)
+        self.module = torch.nn.Module()
+        self.module.fc = torch.nn.Linear(3, 3)
+
+
+@pytest.mark.parametrize("prefix", ["module.", "module._orig_mod.", "_orig_mod.", ""])
+@pytest.mark.parametrize("allow_partial", [False, True])
+def test_a_wrapper_is_stripped_once_from_a_model_with_its_own_module(
+    tmp_path: Path, prefix: str, allow_partial: bool
+) -> None:
+    saved, model = WithModule(), WithModule()
+    torch.save({prefix + name: tensor for name, tensor in saved.state_dict().items()}, tmp_path / "a.pt")
+    bs.load(model, tmp_path / "a.pt", allow_partial=allow_partial)
+    for name, tensor in saved.state_dict().items():
+        assert torch.equal(model.state_dict()[name], tensor), name
+    bs.convert(tmp_path / "a.pt", tmp_path / "a.bpk", like=model)
+    bs.save(saved, tmp_path / "b.bpk")
+    assert bs.diff(tmp_path / "a.bpk", tmp_path / "b.bpk").is_equal

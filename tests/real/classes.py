@@ -1,9 +1,11 @@
 """Collect the classes of transformers, diffusers, timm and torchvision that are layers of PyTorch in all but name.
 
 ``make classes`` writes ``src/burnstore/transforms/classes.json``: library → kind → names of classes. Nothing in it is
-taken from a name. A norm is one whose outputs are those of the formula, for random inputs and weights; a class that
-derives from a layer of PyTorch is that layer; a router multiplies by its ``weight`` as a Linear does. A name that two
-classes of one library share is left out unless both are of one kind.
+taken from a name. A norm is one whose outputs are those of the formula, for random inputs and weights. A class that
+derives from a layer of PyTorch and has a forward of its own is that layer if the layer's own function gets the
+unchanged weight and bias when an object of it is called, and no other function does (a class that standardizes its
+weight first is none). A container is one whatever it computes. A router multiplies by its ``weight`` as a Linear does.
+A name that two classes of one library share is left out unless both are of one kind.
 """
 
 from __future__ import annotations
@@ -82,6 +84,8 @@ def kind_of(module: str, name: str, why: str) -> str | None:
     """Return the kind of a class, None if it is none of those in the table."""
     import torch
 
+    from burnstore.models.torch.code import use_of_tensors
+
     if why in ("router", "rotary"):
         return "Linear" if why == "router" else "AsIs"
     try:
@@ -97,7 +101,120 @@ def kind_of(module: str, name: str, why: str) -> str | None:
     computed = _norm(found)
     if computed is not None and (layer is None or computed.endswith("PlusOne")):
         return computed
-    return layer
+    if layer is None or layer in CONTAINERS or not has_own_forward(found):
+        return layer
+    uses = uses_weight_unchanged(found, layer)
+    return layer if uses or (uses is None and use_of_tensors(found, layer) == "around") else None
+
+
+CONTAINERS = ("Sequential", "ModuleList", "ModuleDict", "ParameterList", "ParameterDict")
+_READ_ONLY = ("__get__", "size", "dim", "numel", "is_floating_point", "is_complex", "type", "__len__", "get_device")
+_SAME_VALUES = ("to", "float", "type_as", "contiguous", "view_as", "detach", "requires_grad_")
+_ARGUMENTS: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
+    "Linear": [((8, 6), {})],
+    "Embedding": [((12, 8), {}), ((12, 8, 0), {}), ((12, 8, 1), {}), ((12, 8, 0, 2.0), {})],
+    "LayerNorm": [((8,), {}), ((8, 1e-5), {})],
+    "GroupNorm": [((8,), {}), ((2, 8), {}), ((8, 2), {}), ((8,), {"num_groups": 2})],
+    "BatchNorm2d": [((8,), {})],
+    "RMSNorm": [((8,), {})],
+    "PReLU": [((), {}), ((8,), {})],
+    **{
+        f"{name}{n}d": [((8, 6, 3), {}), ((8, 6, (3,) * n), {})]
+        for name in ("Conv", "ConvTranspose")
+        for n in (1, 2, 3)
+    },
+}
+_FUNCTIONS = {
+    "Linear": ("linear",),
+    "Embedding": ("embedding", "__getitem__", "index_select"),
+    "LayerNorm": ("layer_norm", "native_layer_norm"),
+    "GroupNorm": ("group_norm",),
+    "BatchNorm2d": ("batch_norm",),
+    "RMSNorm": ("rms_norm",),
+    "PReLU": ("prelu",),
+    **{f"Conv{n}d": (f"conv{n}d",) for n in (1, 2, 3)},
+    **{f"ConvTranspose{n}d": (f"conv_transpose{n}d",) for n in (1, 2, 3)},
+}
+
+
+def has_own_forward(kind: type) -> bool:
+    """Return whether a class that derives from a layer defines one of the methods that compute."""
+    for cls in kind.__mro__:
+        if cls.__module__.startswith("torch.nn."):
+            return False
+        if {"forward", "_conv_forward", "__call__", "weight", "bias"} & vars(cls).keys():
+            return True
+    return False
+
+
+def _inputs(layer: str) -> list[Any]:
+    import torch
+
+    if layer == "Embedding":
+        ids = torch.tensor([[1, 2, 3, 2]])
+        return [(ids,), (ids.shape,), (ids, 0), (torch.ones_like(ids),)]
+    rank = int(layer[-2]) if layer[-1] == "d" and layer[-2].isdecimal() else 0
+    shapes = [(2, 8, *(7,) * rank)] if rank else [(2, 8), (2, 8, 5, 5), (2, 5, 8), (2, 5, 5, 8)]
+    return [(torch.randn(shape),) for shape in shapes]
+
+
+def uses_weight_unchanged(kind: Any, layer: str) -> bool | None:
+    """Return whether the function of the layer gets the weight and bias as they are, and no other function does.
+
+    None if that could not be tried: then the source decides, as for a class of the user's.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class Recorder(TorchFunctionMode):
+        def __init__(self, tensors: dict[str, Any]) -> None:
+            super().__init__()
+            self.values = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+            self.roles = {id(tensor): name for name, tensor in tensors.items()}
+            self.kept: list[Any] = list(tensors.values())
+            self.used, self.misused = False, False
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            given = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
+            name = getattr(func, "__name__", "")
+            held = [self.roles[id(each)] for each in given if id(each) in self.roles]
+            result = func(*args, **kwargs)
+            if not held or name in _READ_ONLY:
+                return result
+            if name in _FUNCTIONS[layer]:
+                self.used = self.used or "weight" in held
+            elif name in _SAME_VALUES and isinstance(result, torch.Tensor) and len(held) == 1:
+                if torch.equal(result.detach(), self.values[held[0]]):
+                    self.roles[id(result)] = held[0]
+                    self.kept.append(result)
+                else:
+                    self.misused = True
+            else:
+                self.misused = True
+            return result
+
+    for arguments, options in _ARGUMENTS.get(layer, []):
+        try:
+            made = kind(*arguments, **options).eval()
+            tensors = dict(made.named_parameters(recurse=False))
+            with torch.no_grad():
+                for tensor in tensors.values():
+                    tensor.normal_()
+        except Exception:
+            continue
+        if "weight" not in tensors:
+            continue
+        for given in _inputs(layer):
+            recorder = Recorder(tensors)
+            try:
+                with torch.no_grad(), recorder:
+                    made(*given)
+            except Exception:
+                continue
+            if recorder.used or recorder.misused:
+                return recorder.used and not recorder.misused
+    return None
 
 
 def _norm(kind: type) -> str | None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import array
 import functools
+import gc
 import math
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
@@ -220,9 +223,11 @@ def left_out(model: Any) -> dict[str, str]:
 
     It maps paths to reasons. A walk covers public attributes, stored fields and items, and of a torch module what its
     state dict has. Tensors elsewhere are listed: in private attributes, in attributes of a container, in fields that a
-    struct does not store, in a set, in attributes of a torch module. So are values in nested mappings and lists that
-    are no tensors and hold none; constants of objects are settings. Fields that a module names in ``skipped``, code,
-    and memory that is written under another name are not listed.
+    struct does not store, in a set, in attributes of a torch module, of its class or of a tensor, in hooks, in what
+    code was made with (`functools.partial`, closures, defaults); and numbers that are no tensors: storages, NumPy
+    scalars, buffers. So are values in nested mappings and lists that are no tensors and hold none; constants of objects
+    are settings. Fields that a module names in ``skipped``, gradients, and memory that is written under another name
+    are not listed.
 
     >>> class Net:
     ...     def __init__(self):
@@ -297,19 +302,27 @@ class _Search:
         count, pending, met = 0, [value], self.met
         while pending and len(met) < _MOST_SEARCHED:
             each = pending.pop()
-            kind = _KINDS[type(each)]
-            if kind is None or id(each) in met:
+            if _IS_CONSTANT[type(each)] or id(each) in met:
                 continue
             met[id(each)] = each  # The reference keeps the id from being used again.
+            kind = _KINDS[type(each)]
             if isinstance(kind, type):
                 count += self._is_unwritten(kind, each)
-            elif isinstance(each, Mapping):
-                pending += each.values()
-            elif isinstance(each, (list, tuple, set, frozenset, deque)):
-                pending += each
-            names = (*getattr(each, "__dict__", ()), *_SLOT_NAMES[type(each)])
-            pending += (getattr(each, name, None) for name in names)
+            elif isinstance(each, _NUMBERS) or _IS_STORAGE[type(each)]:
+                count += self._is_unwritten_storage(each)
+                continue
+            pending += _held_by(each)
         return count
+
+    def _is_unwritten_storage(self, value: Any) -> bool:
+        """Return whether numbers that are no tensor (a storage, a NumPy scalar, a buffer) are not in a written one."""
+        if not _IS_STORAGE[type(value)]:
+            return True
+        try:
+            memory = (value.device, value.data_ptr())
+            return value.nbytes() > 0 and memory not in self.written
+        except Exception:  # a storage without memory of its own
+            return True
 
     def _is_unwritten(self, kind: Any, value: Any) -> bool:
         try:
@@ -318,6 +331,35 @@ class _Search:
         except ModelError:
             return True  # a tensor of a form that cannot be saved
 
+
+def _held_by(value: Any) -> Iterable[Any]:
+    """Return what a value holds: items, keys, attributes, and of code what it was made with."""
+    kind = type(value)
+    held: list[Any] = []
+    if issubclass(kind, types.FunctionType):  # not its globals, which are those of a whole module
+        cells = [cell for cell in value.__closure__ or () if cell != _EMPTY_CELL]
+        held += [cell.cell_contents for cell in cells]
+        held += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+    elif issubclass(kind, types.MethodType):
+        held += [value.__self__, value.__func__]
+    elif isinstance(value, Mapping):
+        held += [*value, *value.values()]
+    elif issubclass(kind, (list, tuple, set, frozenset, deque)):
+        held += value
+    elif issubclass(kind, weakref.ReferenceType):
+        held.append(value())
+    elif kind.__module__ in _OF_PYTHON and not issubclass(kind, property):
+        # An iterator, a generator, functools.partial, a cache: Python shows what they refer to, and uses nothing up.
+        held += gc.get_referents(value)
+    names = (*getattr(value, "__dict__", ()), *_SLOT_NAMES[kind])
+    held += (getattr(value, name, None) for name in names)
+    return held
+
+
+_EMPTY_CELL = types.CellType()
+_OF_PYTHON = ("builtins", "functools", "itertools", "collections", "_collections")
+_NUMBERS = (np.number, np.bool_, memoryview, array.array)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 _HiddenValue = tuple[str, Any, str]
 """A name, a value that a walk does not visit, and the reason."""
@@ -331,8 +373,8 @@ def _hidden(value: Any, own: Sequence[Child]) -> Iterator[_HiddenValue]:
     if is_module and "_concrete_type" in held:  # a script: Python does not hold its attributes
         names += held["_concrete_type"].get_attributes()
     found = [(name, getattr(value, name, None)) for name in (*names, *_SLOT_NAMES[type(value)])]
-    found = [(name, child) for name, child in found if _KINDS[type(child)] is not None]
-    visible = {id(child) for _, _, child, _ in own} if found else set()
+    found = [(name, child) for name, child in found if not _IS_CONSTANT[type(child)]]
+    visible = {id(child) for _, _, child, _ in own if _KINDS[type(child)] is not None} if found else set()
     skipped = getattr(value, "skipped", ()) if isinstance(value, Struct) else ()
     for name, child in found:
         if id(child) in visible or name in skipped:
@@ -345,13 +387,39 @@ def _hidden(value: Any, own: Sequence[Child]) -> Iterator[_HiddenValue]:
             owner = "container" if isinstance(value, (Mapping, Sequence)) else "struct that does not store it"
             reason = f"in an attribute of a {owner}"
         yield name, child, reason
+    yield from _beside_tensors(own)
     if is_module:
         for name in held.get("_non_persistent_buffers_set", ()):
-            yield name, held["_buffers"].get(name), "in a buffer that is not persistent"
+            yield name, held["_buffers"].get(name), NOT_PERSISTENT
+        for name in _HOOKS:
+            if held.get(name):
+                yield name, list(held[name].values()), "in a hook"
+        for name, tensor in _CLASS_TENSORS[type(value)].items():
+            if name not in held:
+                yield name, tensor, "in an attribute of the class"
     elif isinstance(value, (set, frozenset)):
         yield "(set)", list(value), "in a set, which has no order"
     elif isinstance(value, (Struct, Variant)) and isinstance(value, (Mapping, Sequence)):
         yield "(items)", list(value.values()) if isinstance(value, Mapping) else list(value), "among a struct's items"
+
+
+NOT_PERSISTENT = "in a buffer that is not persistent"
+"""The reason for buffers that PyTorch leaves out of files, too."""
+
+
+def _beside_tensors(own: Sequence[Child]) -> Iterator[_HiddenValue]:
+    """Yield the attributes that tensors were given, except those in which a load keeps ids."""
+    for segment, _, child, _ in own:
+        if isinstance(_KINDS[type(child)], type) and not isinstance(child, Holder):
+            for name, value in _attributes_of_tensor(child).items():
+                yield f"{segment}.{name}", value, "in an attribute of a tensor"
+
+
+def _attributes_of_tensor(tensor: Any) -> dict[str, Any]:
+    found = getattr(tensor, "__dict__", None)
+    if not found:
+        return {}
+    return {name: value for name, value in found.items() if name not in ("burn_param_id", "burn_param_ids")}
 
 
 def _is_plain_leaf(module: Any) -> bool:
@@ -359,12 +427,15 @@ def _is_plain_leaf(module: Any) -> bool:
     held = module.__dict__
     if held.get("_modules", True) or held.get("_non_persistent_buffers_set") or _SLOT_NAMES[type(module)]:
         return False
+    if any(map(held.get, _HOOKS)) or _CLASS_TENSORS[type(module)]:
+        return False
     for name in _own_attributes(tuple(held)):
         value = held[name]  # often a tuple of numbers, such as kernel_size
         for each in value if type(value) is tuple else (value,):
-            if _KINDS[type(each)] is not None:
+            if not _IS_CONSTANT[type(each)]:
                 return False
-    return True
+    tensors = (*held.get("_parameters", {}).values(), *held.get("_buffers", {}).values())
+    return not any(map(_attributes_of_tensor, tensors))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -484,7 +555,7 @@ def _kind(kind: type) -> Any:
         return ArraySlot
     if issubclass(kind, Holder):
         return HolderSlot
-    if issubclass(kind, _CONSTANTS) or issubclass(kind, _CODE):
+    if issubclass(kind, _CONSTANTS) or issubclass(kind, _CODE) or _IS_STORAGE[kind]:
         return None
     return _children(kind)
 
@@ -585,7 +656,29 @@ def _attribute_setter(owner: Any, name: str) -> Setter:
     return functools.partial(object.__setattr__, owner, name)
 
 
+def _tensors_of_class(kind: type) -> dict[str, Any]:
+    """Return the tensors and arrays that are attributes of a class; those of a library are constants of its code."""
+    found: dict[str, Any] = {}
+    for cls in reversed(kind.__mro__):
+        if not cls.__module__.startswith(("torch.", "builtins")):
+            held = ((name, value) for name, value in vars(cls).items() if not isinstance(value, (type, property)))
+            found.update((name, value) for name, value in held if isinstance(_KINDS[type(value)], type))
+    return found
+
+
 _KINDS = _PerType(_kind)
+_CLASS_TENSORS = _PerType(_tensors_of_class)
+_PLAIN_CONSTANTS = (type(None), bool, int, float, complex, str, bytes, bytearray, range, np.dtype, type)
+_CODE_OF_SCRIPTS = ("ScriptMethod", "ScriptFunction")
+_IS_CONSTANT = _PerType(
+    lambda kind: (
+        issubclass(kind, (*_PLAIN_CONSTANTS, np.character, types.BuiltinFunctionType, types.ModuleType))
+        or (kind.__name__ in _CODE_OF_SCRIPTS and kind.__module__.startswith("torch"))
+    )
+)
+_IS_STORAGE = _PerType(
+    lambda kind: kind.__module__.startswith("torch.storage") and kind.__name__ in ("UntypedStorage", "TypedStorage")
+)
 _IS_CONTAINER = _PerType(lambda kind: issubclass(kind, (Mapping, Sequence)) and not issubclass(kind, (Struct, Variant)))
 _IS_MODULE = _PerType(
     lambda kind: any(f"{base.__module__}.{base.__name__}" == "torch.nn.modules.module.Module" for base in kind.__mro__)

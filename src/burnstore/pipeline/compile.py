@@ -28,7 +28,7 @@ from .layouts import check_not_burn, layout_note, proved_layout
 from .names import name_tensors
 from .options import Pipeline
 from .plan import Move, Plan
-from .wrappers import strip_rule, wrapper_hint
+from .wrappers import strip_rules, wrapper_hint
 
 _NO_STEPS: tuple[Operation, ...] = ()
 
@@ -42,8 +42,9 @@ def compile_load(source: Input, target: Target, pipeline: Pipeline) -> Plan:
     converts layouts itself.
     """
     plan = _Load(source, target, pipeline).compiled([*source.notes, *target.notes])
-    rule = strip_rule(plan.result.missing, plan.result.unused) if plan.result.missing else None
-    if rule is not None:  # the file was saved from a wrapped model: only its names keep it from fitting
+    missing, names = plan.result.missing, [snapshot.path for snapshot in source.snapshots]
+    for rule in strip_rules(missing, plan.result.unused, names) if missing else ():
+        # The file was saved from a wrapped model: only its names keep it from fitting.
         stripped = pipeline.replace(rename=(pipeline.rename or KeyRemapper()) + KeyRemapper.from_patterns([rule]))
         again = _Load(source, target, stripped).compiled([*source.notes, *target.notes])
         if not again.result.missing:
@@ -389,7 +390,10 @@ def unknown_notes(
     containers: Callable[[], Mapping[str, Sequence[str]]],
     keeps: Callable[[str], bool] = lambda name: True,
 ) -> list[Note]:
-    """Return a note for each class of modules whose kind is unknown and whose tensors are copied unchanged."""
+    """Return a note for each class of modules whose kind is unknown and whose tensors are copied unchanged.
+
+    Code of the model besides its layers is noted, too.
+    """
     classes: dict[str, list[str]] = {}
     names = list(filter(keeps, view.unknown(layout)))
     stacks = containers() if names else {}
@@ -404,7 +408,7 @@ def unknown_notes(
             owner or None,
         )
         for owner, names in classes.items()
-    ]
+    ] + list(view.notes)
 
 
 def underflow_notes(snapshots: Iterable[TensorSnapshot], names: Iterable[str] = ()) -> list[Note]:

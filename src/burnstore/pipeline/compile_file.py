@@ -42,7 +42,7 @@ from .names import Named, name_tensors, rename_tensors
 from .options import Pipeline
 from .plan import Move, Plan
 from .wrappers import SEGMENTS as WRAPPER_SEGMENTS
-from .wrappers import prefix_hint, strip_rule
+from .wrappers import prefix_hint, strip_rules
 
 FILTERED = Note("filtered", "the filter does not match it")
 """The reason for a tensor that the filter leaves out."""
@@ -207,7 +207,8 @@ def _wrapper_rule(source: Input, like: Target) -> tuple[str, str] | None:
         if slot.path not in found and any(name.endswith(slot.path) for name in found):
             first.setdefault(slot.identity(), slot.path)
     missing = list(first.values())
-    return strip_rule(missing, found - {slot.path for slot in like.slots}) if missing else None
+    rules = strip_rules(missing, found - {slot.path for slot in like.slots}, found) if missing else iter(())
+    return next(rules, None)
 
 
 class _Conversion:

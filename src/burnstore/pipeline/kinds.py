@@ -106,7 +106,9 @@ def view_of_model(
     if layout == "torch":
         _check_in_module(shapes, kinds)
     root = module_tree(shapes, kinds)
-    return view_of_torch(root) if layout == "torch" else view_of_burn(root, present)
+    view = view_of_torch(root) if layout == "torch" else view_of_burn(root, present)
+    view.notes = getattr(binding_for(model), "code_notes", lambda model: ())(model)
+    return view
 
 
 def _check_in_module(paths: Iterable[str], kinds: Mapping[str, ModuleKind | None]) -> None:

@@ -244,7 +244,8 @@ def _plan_of(
     source = replace(named, snapshots=select_tensors(filtered, list(named.snapshots), pipeline))
     plan = compile_convert(source, pipeline.replace(filter=None, keep_layout=True, target_layout=None), None)
     plan.layout, plan.fates, plan.notes = own, filtered.fates | plan.fates, filtered.notes + plan.notes
-    if isinstance(tensors, Mapping) and type(tensors) is not dict and not isinstance(tensors, Checkpoint):
+    is_plain = type(tensors) is dict and all(type(tensor) is np.ndarray for tensor in tensors.values())
+    if isinstance(tensors, Mapping) and not is_plain and not isinstance(tensors, Checkpoint):
         plan.fates |= hidden_tensors(tensors)
     metadata = metadata_for(own)
     if metadata is None and source.metadata:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from ..tensor.data import Shape
 from ..transforms.shapes import weight_norm_hint
@@ -23,6 +23,28 @@ def strip_rule(missing: Collection[str], unused: Collection[str]) -> tuple[str, 
         return None
     either = "|".join(rf"{segment}\." for segment in SEGMENTS if segment in in_file)
     return rf"(^|\.)({either})+", r"\1"
+
+
+def strip_rules(missing: Collection[str], unused: Collection[str], names: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield the renames that may strip a wrapper from a file with these names, the one around the whole model first.
+
+    A model may have a ``module`` of its own, so that stripping every segment would be too much.
+
+    >>> next(strip_rules(["module.weight"], ["module.module.weight"], ["module.module.weight"]))
+    ('^module\\\\.', '')
+    """
+    first = next(iter(names), "").split(".")
+    for count in range(1, len(first)):
+        prefix = ".".join(first[:count]) + "."
+        if first[count - 1] not in SEGMENTS or not all(name.startswith(prefix) for name in names):
+            break
+        bare = {name[len(prefix) :] for name in names}
+        modules = {name.rpartition(".")[0] for name in bare}
+        if bare.issuperset(missing) or modules.issuperset(name.rpartition(".")[0] for name in missing):
+            yield f"^{re.escape(prefix)}", ""
+    rule = strip_rule(missing, unused)
+    if rule is not None:
+        yield rule
 
 
 def wrapper_hint(missing: Collection[str], unused: Mapping[str, Shape]) -> str | None:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from ..errors import ModelError, Ways, located
 from ..tensor.data import Shape
 from ..tensor.dtype import DType
+from ..tensor.note import Note
 from ..tensor.snapshot import TensorSnapshot
 from .axes import joined, transposed
 from .constant import check_constant, constant
@@ -124,6 +125,8 @@ class LayoutView:
 
     def __init__(self, modules: Iterable[PlacedModule]) -> None:
         self.modules = list(modules)
+        self.notes: Sequence[Note] = ()
+        """What the model computes besides its layers, so that no file has it."""
 
     def unknown(self, layout: Layout) -> list[str]:
         """Return the tensors of modules of unknown kind; they are copied unchanged into either layout."""

@@ -45,12 +45,26 @@ def salvaged(source: Source, limits: Limits) -> tuple[PickledFile, Broken]:
 
 
 def without_lost(found: Found, broken: Broken) -> Found:
-    """Return the tensors whose bytes are all there; the notes name the others."""
+    """Return the tensors whose bytes are all there; the notes name the others, and those without a checksum."""
     kept = {name: leaf for name, leaf in found.tensors.items() if _is_whole(leaf, broken)}
     lost = [name for name in found.tensors if name not in kept]
-    text = f"salvaged: {len(kept)} of {len(found.tensors)} tensors are whole"
+    unproved = [name for name, leaf in kept.items() if _is_unproved(leaf)]
+    whole = "are whole" if not unproved else "have all of their bytes"
+    text = f"salvaged: {len(kept)} of {len(found.tensors)} tensors {whole}"
     text += f"; lost: {shown_names(lost)}" if lost else ""
+    if unproved:
+        which = "" if len(unproved) == len(kept) else f" of {shown_names(unproved)}"
+        text += f"; no checksum proves that the bytes{which} are unchanged"
     return Found(kept, [*found.notes, Note("left out", text)])
+
+
+def _is_unproved(leaf: object) -> bool:
+    """Return whether no checksum was compared with the bytes of a tensor."""
+    if isinstance(leaf, CompositeTensor):
+        return any(map(_is_unproved, leaf.parts.values()))
+    if not isinstance(leaf, PickledTensor) or leaf.storage is None:
+        return False
+    return leaf.nbytes > 0 and not leaf.storage.is_proved
 
 
 def _is_whole(leaf: object, broken: Broken) -> bool:
@@ -156,4 +170,5 @@ def _attach(source: Source, storage: Storage, member: Member | None, *, big_endi
         check_member(source, member)
     except FormatError:
         return 0
+    storage.is_proved = bool(member.crc)  # A checksum of 0 was left out by the writer.
     return storage.nbytes

@@ -61,10 +61,11 @@ class Storage:
     """The bytes that one or more tensors are views on.
 
     ``dtype`` is None for untyped storages, whose ``count`` is in bytes. ``offset`` is where the bytes are in the file
-    if they are little-endian and not compressed; otherwise the container sets ``data``.
+    if they are little-endian and not compressed; otherwise the container sets ``data``. ``is_proved``: a checksum was
+    compared with the bytes.
     """
 
-    __slots__ = ("class_name", "count", "data", "dtype", "is_understood", "key", "nbytes", "offset")
+    __slots__ = ("class_name", "count", "data", "dtype", "is_proved", "is_understood", "key", "nbytes", "offset")
 
     def __init__(self, key: str, class_name: str, dtype: DType | None, count: int) -> None:
         self.key = key
@@ -75,6 +76,7 @@ class Storage:
         self.data: Data | None = None
         self.offset = -1
         self.is_understood = False  # whether the reader used it for something else than a tensor: the ranks of a mesh
+        self.is_proved = False
 
     def __repr__(self) -> str:
         return f"<{self.class_name} {printable(self.key)}: {self.count}>"
@@ -144,6 +146,10 @@ class Storages:
         found = self.by_key.get(key)
         if found is None:
             found = self.by_key[key] = Storage(key, class_name, dtype, count)
+        elif not found.count and not count:  # torch saves empty storages of several dtypes under one key
+            if found.class_name != class_name:
+                found = Storage(key, class_name, dtype, 0)
+                found.offset = 0
         elif found.class_name != class_name or found.count != count:
             raise CorruptError(
                 f"the storage {printable(key)!r} is {found.count} of {found.class_name}, and {count} of {class_name}",

@@ -45,7 +45,7 @@ from ...transforms.layout import ModuleKind
 from .. import plain
 from ..binding import Slot
 from ..load.ties import Memory
-from .kinds import class_name, kind_of
+from .kinds import class_name, kind_of, own_code
 
 layout = "torch"
 
@@ -475,6 +475,22 @@ def load_notes(model: Any) -> list[Note]:
     hint = "load into model.state_dict() and call load_state_dict to run it"
     text = f"code for load_state_dict was not run, of {', '.join(names)}; {hint}"
     return [Note("unknown", text)] if names else []
+
+
+def code_notes(model: Any) -> list[Note]:
+    """Return notes about code besides the layers: classes that compute more than the layer they derive from, hooks."""
+    classes: dict[str, None] = {}
+    hooked: dict[str, None] = {}
+    for path, module in modules(model):
+        if (own := own_code(module)) is not None:
+            classes[own] = None
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if any(map(_is_foreign, hooks)):
+            hooked[path or class_name(module)] = None
+    texts = [f"the forward of these classes does more than the layer, and is not in the file: {', '.join(classes)}"]
+    texts = texts if classes else []
+    texts += [f"forward hooks are not in the file: those of {', '.join(list(hooked)[:3])}"] if hooked else []
+    return [Note("unknown", text) for text in texts]
 
 
 def _is_foreign(code: Any) -> bool:

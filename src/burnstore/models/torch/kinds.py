@@ -12,7 +12,8 @@ from typing import Any
 from ...errors import ModelError, Ways
 from ...tensor.torch import torch_package
 from ...transforms.classes import kind_of_class
-from ...transforms.layout import COUNT, PLUS_ONE, ModuleKind
+from ...transforms.layout import COUNT, PLUS_ONE, ModuleKind, is_torch_leaf
+from .code import own_classes, use_of_tensors
 
 Module = Any
 """A torch.nn.Module."""
@@ -24,9 +25,10 @@ _BASES = frozenset({"Module", "_BatchNorm", "_InstanceNorm", "_NormBase", "_Conv
 def kind_of(module: Module) -> ModuleKind | None:
     """Return the kind of a module; None for a class that derives from no layer of PyTorch.
 
-    A class that derives from a layer has that layer's tensors, but a norm that multiplies by 1 + weight is not the
-    layer that it derives from. Torchvision's DeformConv2d counts as a layer, and the classes of other libraries that
-    burnstore knows by name count as what they are. A scripted or traced module is of the class that its TorchScript
+    A class that derives from a layer has that layer's tensors. It is that layer unless it computes something else with
+    them (see `code`): then its kind is one that no rule knows, unless burnstore knows the class by name. Torchvision's
+    DeformConv2d counts as a layer, and the classes of other libraries that burnstore knows by name count as what they
+    are. A scripted or traced module is of the class that its TorchScript
     type names; one that is no layer of PyTorch has a kind that no rule knows.
     """
     kind: type = type(module)
@@ -39,8 +41,45 @@ def kind_of(module: Module) -> ModuleKind | None:
         return _without_options(f"scripted {module.original_name}") if _is_scripted(kind) else None
     if layer == "NonDynamicallyQuantizableLinear":
         return _without_options("Linear")
+    if computes_otherwise(module, layer):
+        if _is_replaced(module):
+            return _without_options(f"{class_name(module)} whose forward was replaced")
+        return _without_options(f"{class_name(module)}, which derives from {layer} and has a forward of its own")
     options = tuple(_options(layer, module))
     return ModuleKind(layer, options) if options else _without_options(layer)
+
+
+def computes_otherwise(module: Module, layer: str) -> bool:
+    """Return whether a module may compute something else with its tensors than the layer that it derives from."""
+    kind: type = type(module)
+    if _is_scripted(kind) or not is_torch_leaf(ModuleKind(layer)) or layer in _WITHOUT_OWN - {"Linear"}:
+        return False
+    return _is_replaced(module) or (use_of_tensors(kind, layer) == "other" and not _is_known_as(kind, layer))
+
+
+def own_code(module: Module) -> str | None:
+    """Return the class and the layer of a module whose class computes more than the layer; None for other modules."""
+    kind: type = type(module)
+    layer = None if _is_scripted(kind) else layer_of(kind)
+    if layer is None or layer in _WITHOUT_OWN - {"Linear"} or use_of_tensors(kind, layer) == "layer":
+        return None
+    return f"{kind.__name__} (from {layer})"
+
+
+def _is_replaced(module: Module) -> bool:
+    """Return whether an object has a forward that its class has not; accelerate's only moves tensors."""
+    return "forward" in module.__dict__ and "_hf_hook" not in module.__dict__
+
+
+@functools.cache
+def _is_known_as(kind: type, layer: str) -> bool:
+    """Return whether the class that defines what is computed is known by name, and uses the tensors as the layer."""
+    for cls in own_classes(kind, layer):
+        if kind_of_class(cls.__module__, cls.__name__) == layer:
+            return True
+        if "forward" in vars(cls) or "_conv_forward" in vars(cls):
+            return False
+    return False
 
 
 _WITHOUT_OWN = frozenset({"Linear", "Sequential", "ModuleList", "ModuleDict"})
