@@ -42,7 +42,7 @@ _SUFFIXES = (
     *(".bpk", ".mpk", ".th", ".tar", ".gguf"),
 )
 _TEXT_BYTES = 1 << 20
-_PACKAGE = os.path.join(".data", "extern_modules")
+_PACKAGE = ".data/extern_modules"
 _UNPACKED = Finding(SUSPICIOUS, "an unpacked torch.package, whose sources are imported", False, "", 0, "Python source")
 _MAX_VOCABULARY_BYTES = 64 << 20
 _VOCABULARY_TAGS = tuple(field << 3 | 2 for field in range(1, 6))
@@ -230,7 +230,7 @@ def scan_files(folder: str, *, limits: Limits | None = None) -> Iterator[ScanRes
                 found, is_followed = _scan_file(path, limits or Limits())
             except OSError as error:
                 found, is_followed = ScanResult(path, None, ERROR, error=error), False
-            if path.endswith(_PACKAGE):
+            if path.replace(os.sep, "/").endswith(_PACKAGE):
                 found = replace(found, verdict=SUSPICIOUS, findings=(_UNPACKED,))
             unknown = found.format is None and is_followed and found.verdict == ERROR
             if not unknown or path.lower().endswith(_SUFFIXES) or not _is_document(path):
