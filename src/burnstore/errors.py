@@ -206,6 +206,15 @@ def printable(text: str, most: int = _LONGEST_NAME_SHOWN) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """Return a count with its noun.
+
+    >>> counted(1, "tensor"), counted(2000, "tensor"), counted(2, "tensor does not fit", "tensors do not fit")
+    ('1 tensor', '2,000 tensors', '2 tensors do not fit')
+    """
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
 def quoted(pattern: str) -> str:
     """Return a pattern or rule as it was typed, in quotes that a shell takes.
 
@@ -446,6 +455,9 @@ def entry_point(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
                     error.hint = spell_options(error.hint, _keywords_of(name, function))
                 raise
             except TypeError as error:
+                stream = next((each for each in (*arguments, *options.values()) if hasattr(each, "read")), None)
+                if stream is not None and str(error).endswith(type(stream).__name__):
+                    raise TypeError(f"{error}; write it to a file first, or pass its bytes to burnstore.open") from None
                 if error.__traceback__ is not None and error.__traceback__.tb_next is None:  # the call itself failed
                     known = signature(function).parameters
                     refuse_unknown(name, [option for option in options if option not in known], function)

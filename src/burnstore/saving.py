@@ -9,6 +9,7 @@ from typing import Any
 
 from .errors import BurnstoreWarning, entry_point, located, refuse_unknown
 from .formats.registry import format_for_path, format_named
+from .io.atomic import refuse_existing
 from .io.gc_pause import gc_paused
 from .io.paths import as_path, with_options
 from .limits import Limits
@@ -81,6 +82,8 @@ def save(
     refuse_unused(chosen_pipeline, "save", "part", "keep_layout", "target_layout", "guess")
     with located(path=path), progress_from(progress) as report:
         chosen = format_for_path(path, format)
+        if max_shard_size is None:
+            refuse_existing(path, overwrite=overwrite)
         how = WriteOptions(
             overwrite=overwrite,
             durable=durable,

@@ -65,10 +65,10 @@ def test_a_file_that_cannot_be_judged_is_an_error(tmp_path: Path, capsys: Captur
 
 def test_the_worst_outcome_decides(clean: Path, evil: Path, tmp_path: Path, capsys: Captured) -> None:
     assert main(["scan", str(clean), str(evil)]) == 1
-    assert capsys.readouterr().out.endswith("2 files scanned\n")
+    assert capsys.readouterr().out.endswith("2 files scanned: 1 clean, 1 dangerous\n")
     (tmp_path / "x.pt").write_bytes(b"nothing")
     assert main(["scan", str(tmp_path)]) == 2
-    assert capsys.readouterr().out.endswith("3 files scanned\n")
+    assert capsys.readouterr().out.endswith("3 files scanned: 1 clean, 1 dangerous, 1 error\n")
     (tmp_path / "empty").mkdir()
     assert main(["scan", str(tmp_path / "empty")]) == 1
     assert "no files of tensors or pickles" in capsys.readouterr().out

@@ -168,3 +168,10 @@ def test_a_quantized_dtype_carries_its_scheme() -> None:
     assert repr(dtype) == f"DType.qfloat({scheme!r})"
     with pytest.raises(DTypeError):
         dtype.numpy  # noqa: B018
+
+
+def test_a_dtype_equals_its_name_and_hashes_like_it() -> None:
+    for dtype in (DType.F32, DType.BF16, DType.BoolU8, DType.F8_E4M3):
+        assert dtype == str(dtype) and hash(dtype) == hash(str(dtype)) and {dtype: 1}[str(dtype)] == 1  # type: ignore[index]
+        assert dtype != "F99" and dtype != str(dtype).lower() and dtype != None  # noqa: E711  # what `==` says
+    assert DType.F32 != DType.F16 and len({DType.F32, DType.F16, DType.F32}) == 2

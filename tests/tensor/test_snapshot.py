@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+import burnstore as bs
 from burnstore import DType, ParamId, TensorData, TensorSnapshot
 from burnstore.errors import BurnstoreError, CorruptError, DTypeError, UnsupportedError
 from burnstore.io.sizes import CHUNK_BYTES
@@ -379,3 +380,13 @@ def test_replace_computes_nbytes_of_a_new_dtype_or_shape() -> None:
     assert snapshot.replace(shape=(1,)).nbytes == 4
     assert snapshot.replace(shape=(0,), nbytes=0).nbytes == 0
     assert snapshot.replace(data=snapshot._data).nbytes == 24
+
+
+def test_numpy_takes_a_snapshot_as_an_array() -> None:
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    with bs.open(bs.serialize({"w": values}, format="burnpack", layout="burn")) as file:
+        snapshot = file["w"]
+        assert np.array_equal(np.asarray(snapshot), values) and np.asarray(snapshot).dtype == np.float32
+        assert np.asarray(snapshot, dtype=np.float64).dtype == np.float64
+        assert np.array(snapshot).flags.writeable and np.allclose(snapshot, values)
+        assert np.stack([snapshot, snapshot]).shape == (2, 2, 3)

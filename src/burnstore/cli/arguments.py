@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BurnstoreError, ModelError, PatternError, ReadError, UnsupportedError, located, printable, quoted
+from ..io.documents import read_json
 from ..io.opening import read_whole
 from ..io.paths import folder_of, is_file, is_folder, is_remote, join
 from ..transforms.patterns import compile_pattern
@@ -214,7 +215,10 @@ def like_from(arguments: argparse.Namespace) -> Any:
 
 # --- models -----------------------------------------------------------------------------------------------------------
 
-_MODEL = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*(\.[^\W\d]\w*)*)")
+_MODEL = re.compile(
+    r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*(\.[^\W\d]\w*)*)(?P<arguments>\(.*\))?", re.DOTALL
+)
+_LONGEST_CONFIG = 16 << 20
 _HINT = "write MODULE:NAME, for example net:Net for the class Net in ./net.py"
 
 
@@ -223,6 +227,8 @@ def names_object(text: str) -> bool:
 
     >>> names_object("net:Net"), names_object("models.vision:Net.small"), names_object("C:\\\\net.bpk")
     (True, True, False)
+    >>> names_object("net:make(64, bias=False)")
+    True
     """
     return _MODEL.fullmatch(text) is not None and not os.path.exists(text)
 
@@ -233,11 +239,12 @@ def model_or_path(text: str | None, beside: Iterable[str] = ()) -> Any:
 
 
 def import_model(text: str, beside: Iterable[str] = ()) -> Any:
-    """Import the model ``module:name``: an object, or the result of calling a class or function without arguments.
+    """Import the model ``module:name``: an object, or the result of calling a class or function.
 
-    A class with a ``config_class``, as those of transformers, is given the ``config.json`` beside one of the files
-    ``beside``. The current folder is searched first. A torch model is built on the meta device if possible, so that it
-    takes no memory. Output of the module goes to stderr. Raises ModelError if it cannot be imported or built.
+    ``module:name(64, bias=False)`` passes arguments, which must be literals of Python. A class of transformers or
+    diffusers gets the ``config.json`` beside one of the files ``beside``. The current folder is searched first. A torch
+    model is built on the meta device if possible, so that it takes no memory. Output of the module goes to stderr.
+    Raises ModelError if it cannot be imported or built.
     """
     with located(path=text):
         spelled = _MODEL.fullmatch(text)
@@ -247,7 +254,9 @@ def import_model(text: str, beside: Iterable[str] = ()) -> Any:
             found = _import(spelled["module"])
             for name in spelled["name"].split("."):
                 found = _attribute(found, name, spelled["module"])
-            if callable(found) and not _is_model(found):
+            if spelled["arguments"] is not None:
+                found = _build(_with_arguments(found, spelled["arguments"]), spelled["name"])
+            elif callable(found) and not _is_model(found):
                 found = _build(_configured(found, beside), spelled["name"])
             made = found
         if not _is_model(made):
@@ -290,22 +299,48 @@ def _attribute(owner: Any, name: str, module: str) -> Any:
 def _configuration(kind: Any, path: str) -> Any:
     if not is_remote(path):
         return kind.from_json_file(path)
-    from ..io.documents import Bounds, read_json
+    from ..io.documents import Bounds
 
     bounds = Bounds(constants=True)
     return kind.from_dict(read_json(read_whole(path, bounds.nbytes), bounds, into=dict[str, Any]))
 
 
+def _with_arguments(factory: Any, arguments: str) -> Callable[[], Any]:
+    """Return a call of a class or function with arguments as they are typed; nothing in them is run."""
+    import ast
+
+    if not callable(factory):
+        raise ModelError("arguments are given to something that cannot be called")
+    try:
+        call = ast.parse(f"_{arguments}", mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise ValueError("not one call")
+        given = [ast.literal_eval(value) for value in call.args]
+        named = {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg is not None}
+        if len(named) < len(call.keywords):
+            raise ValueError("** is not a literal")
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError) as error:
+        raise ModelError(
+            f"the arguments {quoted(arguments)} are not literals of Python, such as (64, bias=False)",
+            hint="write a function without arguments that returns the model, and name that",
+        ) from error
+    return partial(factory, *given, **named)
+
+
 def _configured(factory: Callable[..., Any], beside: Iterable[str]) -> Callable[..., Any]:
     """Return a model class with its configuration, if it needs one and the file is there; otherwise the class."""
-    kind = getattr(factory, "config_class", None)
-    if kind is None or not hasattr(kind, "from_json_file"):
+    kind: Any = getattr(factory, "config_class", None)
+    from_config: Any = getattr(factory, "from_config", None)
+    is_configured = hasattr(kind, "from_json_file")  # a class of transformers
+    if not is_configured and not (from_config is not None and hasattr(factory, "load_config")):  # of diffusers
         return factory
     folders = [path if is_folder(path) else folder_of(path) for path in beside]
     for path in (join(folder, "config.json") for folder in folders):
         if is_file(path):
             try:
-                return partial(factory, _configuration(kind, path))
+                if is_configured:
+                    return partial(factory, _configuration(kind, path))
+                return partial(from_config, read_json(read_whole(path, _LONGEST_CONFIG), into=dict[str, Any]))
             except Exception as error:
                 raise ModelError(f"{path} is not its configuration: {_message(error)}") from error
     where = " or ".join(folder or "." for folder in folders) or "."

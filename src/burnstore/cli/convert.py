@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import AmbiguousError, BurnstoreError
 from ..formats.registry import name_with_suffix_of
 from ..formats.sharded.write import JOURNAL_SUFFIX
+from ..io.atomic import refuse_existing
 from ..io.paths import base_name, exists, is_remote, join
 from ..jobs.convert.convert import ConvertResult, convert, replay
 from ..pipeline.write import check_apart
@@ -35,7 +36,7 @@ examples:
   burnstore convert model.pt model.bpk --guess                 by names and shapes, if they are unambiguous
   burnstore convert encoder.pt decoder.pt model.safetensors    several sources, one target
   burnstore convert '*.pt' converted/ --format safetensors     each source into a file of its name
-  burnstore convert model.safetensors half.safetensors --cast bf16 --filter '^encoder\\.' --rename '^encoder\\.=>'
+  burnstore convert model.safetensors half.safetensors --cast bf16 --rename '^encoder\\.=>' --filter '^fc\\.'
   burnstore convert huge.pt huge.safetensors --shard 5GB --resume --receipt
   burnstore convert --replay model.bpk.receipt.json again.bpk  repeat a conversion, and require the same digests
 
@@ -133,6 +134,8 @@ def _outcome(arguments: argparse.Namespace) -> tuple[int, dict[str, Any]]:
     try:
         with shown_progress(base_name(target), quiet=arguments.quiet) as progress:
             check_apart([arguments.rules], target)
+            if not arguments.replay and arguments.shard is None:  # before --like imports a framework
+                refuse_existing(target, overwrite=arguments.overwrite, sources=arguments.paths[:-1])
             done = _replay(arguments, progress) if arguments.replay else _convert(arguments, progress)
     except (*JOB_ERRORS, ValueError, TypeError) as error:
         if isinstance(error, AmbiguousError) and not arguments.json:

@@ -6,7 +6,7 @@ import argparse
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..errors import quoted
@@ -14,6 +14,7 @@ from ..io.paths import base_name, is_remote, join
 from ..jobs.diff.diff import diff
 from ..jobs.diff.result import STATUSES, Diff, TensorDiff
 from ..jobs.inspect.inspect import files_of
+from ..jobs.inspect.tree import natural_order
 from ..tensor.plain import json_text
 from .arguments import add_options, expand_patterns, like_from, pipeline_from, stands_for_files
 from .errors import ERROR, FOUND, JOB_ERRORS, OK, error_facts, fail, misuse, print_error, shown_notes
@@ -22,6 +23,27 @@ from .table import Column, name_column, render
 from .text import Screen, counted, dtype_label, escape, figure, print_json, shape_label, shell_word, shorten
 
 _MOST_ENTRIES_ON_SCREEN = 24
+
+
+def _largest(name: str) -> Callable[[TensorDiff], tuple[bool, float]]:
+    """Return a key that puts the largest figure first, and tensors without it last."""
+
+    def key(row: TensorDiff) -> tuple[bool, float]:
+        value = getattr(row.difference, name, None)
+        return value is None, 0.0 if value is None else -float(value)
+
+    return key
+
+
+_SORTS: dict[str, Callable[[TensorDiff], Any]] = {
+    "status": lambda row: STATUSES.index(row.status),
+    "name": lambda row: natural_order(row.shown_name),
+    "max-abs": _largest("max_abs"),
+    "max-ulp": _largest("max_ulp"),
+    "rel-l2": _largest("rel_l2"),
+    "differing": _largest("differing"),
+}
+"""The orders of the table; a figure puts the largest first."""
 
 DESCRIPTION = """\
 Compare two files of tensors of any formats: which tensors are equal, moved (the same bytes under another name),
@@ -35,7 +57,7 @@ examples:
   burnstore diff model.pt model.bpk --like net:Net           across layouts, by the class Net in ./net.py
   burnstore diff model.safetensors half.safetensors --ignore-dtype --relative-tolerance 0.005
   burnstore diff run1/*.bpk run2/                            each file with the one of its name in run2
-  burnstore diff a.bpk b.bpk --filter '^encoder\\.' --limit 10
+  burnstore diff a.bpk b.bpk --filter '^encoder\\.' --sort max-abs --limit 10      the largest changes of the encoder
   burnstore diff a.bpk b.bpk --json | jq '.tensors[] | select(.status == "changed") | .difference.max_abs'
 
 exit codes:
@@ -62,6 +84,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ignore-dtype", action="store_true", help="tensors of different dtypes are equal if their values are"
     )
     add_options(parser, "like", "rename", "rules", "guess", "layout", "keep_layout", "top_level_key", "filter")
+    parser.add_argument(
+        "--sort", choices=tuple(_SORTS), default="status", help="order of the tensors (default: status)"
+    )
     add_options(parser, "allow_empty", "limit", "json", "jobs", "quiet")
 
 
@@ -174,7 +199,7 @@ def _lines(found: Diff, arguments: argparse.Namespace, screen: Screen) -> Iterat
     yield from (f"  note: {note}" for note in shown_notes(found.notes))
     yield from _other_differences(found, screen)
     shown = [tensor for tensor in found.tensors if tensor.status not in ("equal", "close")]
-    shown.sort(key=lambda tensor: STATUSES.index(tensor.status))
+    shown.sort(key=_SORTS[arguments.sort])
     rows = shown[: arguments.limit]
     if rows:
         yield ""

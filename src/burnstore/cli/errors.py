@@ -149,6 +149,7 @@ def hint_with_options(hint: str) -> str | None:
     shown = spell_options(hint, spell)
     if shown is not None and (isinstance(hint, Ways) or not lacked):
         shown = _CHOICE.sub(r"\1", shown).replace("--like a model or declaration", "--like MODULE:NAME")
+        shown = _LIKE_CLASS.sub(r"--like \1:\2", shown)
     if isinstance(hint, Ways) or not lacked:
         return shown if shown is None or not _CALL.search(shown) else f"in Python: {shown}"
     return f"in Python: {hint}"
@@ -182,6 +183,7 @@ def _rename_options(rules: str) -> str:
 
 
 _CHOICE = re.compile(r'"(burn|torch|first|last|skip)"')
+_LIKE_CLASS = re.compile(r"--like a (\w+)\.(\w+)")
 _CALL = re.compile(r"\bburnstore\.\w+\(|\bLimits\b")
 
 

@@ -6,6 +6,7 @@ import argparse
 import re
 from collections.abc import Iterator
 
+from ..io.atomic import refuse_existing
 from ..jobs.map.align import Question
 from ..jobs.map.map import MapResult, map_names
 from ..pipeline.write import check_apart
@@ -46,6 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         if arguments.output is not None:
             check_apart([arguments.source, arguments.like], arguments.output)
+            refuse_existing(arguments.output, overwrite=arguments.overwrite)
         found = map_names(
             arguments.source,
             like=arguments.like,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..errors import BurnstoreError, quoted
+from ..io.atomic import refuse_existing
 from ..io.paths import base_name, exists, is_remote
 from ..jobs.merge.combine import CONFLICTS, METHODS
 from ..jobs.merge.merge import MergeResult, MergeSource, merge
@@ -90,6 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         return misuse(str(error), "merge")
     try:
+        if arguments.shard is None:  # before --like imports a framework
+            refuse_existing(target, overwrite=arguments.overwrite, sources=paths)
         with shown_progress(base_name(target), quiet=arguments.quiet) as progress:
             done = _merge(sources, target, arguments, progress)
     except (*JOB_ERRORS, TypeError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from ..io.atomic import refuse_existing
 from ..io.paths import base_name
 from ..jobs.report.report import Report, report
 from .arguments import add_option, add_options, like_from, pipeline_from
@@ -54,6 +55,9 @@ def run(arguments: argparse.Namespace) -> int:
         given = [name for name in ("like", *_OF_TWO) if getattr(arguments, name)]
         if given and arguments.other is None:
             return misuse(f"--{given[0].replace('_', '-')} needs two files", "report")
+        if output is not None:  # before --like imports a framework
+            files = [path for path in (arguments.file, arguments.other) if path is not None]
+            refuse_existing(output, overwrite=arguments.overwrite, sources=files)
         options = (
             {"like": like_from(arguments), "pipeline": pipeline_from(arguments, allow_empty=False)}
             if arguments.other

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Iterator
 
 from ..io.paths import is_folder
@@ -11,7 +12,7 @@ from ..jobs.scan.scan import CLEAN, ERROR, ScanResult, scan, scan_files
 from .arguments import add_options, expand_patterns
 from .errors import ERROR as FAILED
 from .errors import FOUND, JOB_ERRORS, OK, as_burnstore_error, print_error
-from .text import Screen, escape
+from .text import Screen, counted, escape
 
 _SCHEMA = 1
 _MAX_SHOWN = 20
@@ -45,7 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Scan every file, and those below every folder; the worst outcome decides the exit code."""
     screen = Screen.of_stdout()
     encode = json.JSONEncoder(allow_nan=False).encode  # ASCII only, so that no terminal interprets it.
-    outcome, count = OK, 0
+    outcome = OK
+    verdicts: Counter[str] = Counter()
     if arguments.json:
         from burnstore import __version__
 
@@ -53,15 +55,20 @@ def run(arguments: argparse.Namespace) -> int:
     for found in _results(arguments.paths):
         outcome = max(outcome, {CLEAN: OK, ERROR: FAILED}.get(found.verdict, FOUND))
         if arguments.json:
-            print(("," if count else "") + encode(found.to_dict()))
+            print(("," if verdicts else "") + encode(found.to_dict()))
         else:
             _show(found, screen)
-        count += 1
+        verdicts[found.verdict] += 1
     if arguments.json:
         print("]}")
-    elif count != 1:
-        print(f"{count} files scanned" if count else "no files of tensors or pickles")
-    return outcome if count or arguments.allow_empty else FOUND  # nothing was judged, so nothing is clean
+    elif verdicts.total() != 1:
+        print(_total(verdicts) if verdicts else "no files of tensors or pickles")
+    return outcome if verdicts or arguments.allow_empty else FOUND  # nothing was judged, so nothing is clean
+
+
+def _total(verdicts: Counter[str]) -> str:
+    counts = [f"{verdicts[verdict]:,} {verdict}" for verdict in _COLOURS if verdicts[verdict]]
+    return f"{counted(verdicts.total(), 'file')} scanned: {', '.join(counts)}"
 
 
 def _results(paths: list[str]) -> Iterator[ScanResult]:
@@ -88,7 +95,7 @@ def _show(found: ScanResult, screen: Screen) -> None:
 
 def _about_tensors(found: ScanResult) -> str:
     count = len(found.tensors)
-    tensors = f"{count} {'tensor' if count == 1 else 'tensors'}"
+    tensors = counted(count, "tensor")
     if found.verdict in (CLEAN, ERROR):
         return f", {tensors}" if count and found.verdict == CLEAN else ""
     return f"; {tensors} can be read safely, burnstore runs nothing" if count else "; no tensors can be read"

@@ -36,7 +36,8 @@ class Column:
 def name_column(title: str, names: Sequence[str], screen: Screen, least: int = 20) -> Column:
     """Return a column of names of tensors; other columns give way before the names are too short to differ."""
     if screen.columns is not None and len(names) <= _MOST_MEASURED and max(map(len, names), default=0) > least:
-        least = max(least, min(readable_width(names, screen.ellipsis), screen.columns * 3 // 5))
+        most, widest = screen.columns * 3 // 5, max(map(width, names))
+        least = max(least, widest if widest <= most else min(readable_width(names, screen.ellipsis), most))
     return Column(title, names, least=least, names=True)
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..errors import counted as counted
+
 if TYPE_CHECKING:
     from ..tensor.dtype import DType
 
@@ -158,15 +160,6 @@ def size(nbytes: int, gap: str = " ") -> str:
             break
         amount, unit = amount / 1024, larger
     return f"{nbytes}{gap}B" if unit == "B" else f"{amount:.1f}{gap}{unit}"
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a count with its noun.
-
-    >>> counted(1, "tensor"), counted(2000, "tensor")
-    ('1 tensor', '2,000 tensors')
-    """
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def figure(value: Any, digits: int = 4) -> str:

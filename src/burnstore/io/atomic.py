@@ -27,7 +27,7 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -649,6 +649,20 @@ def _check_replaceable(shown: str, old: os.stat_result, *, overwrite: bool) -> N
         raise OSError(errno.EINVAL, "the destination is not a regular file")
     if not overwrite:
         raise already_exists(shown, stage="check")
+
+
+def refuse_existing(path: str, *, overwrite: bool, sources: Iterable[str] = ()) -> None:
+    """Raise AlreadyExistsError before any work if a file is there; the write checks again.
+
+    A file that is one of the ``sources`` is left to the check that names it as such, a folder to the write.
+    """
+    if overwrite or not os.path.lexists(path) or os.path.isdir(path):
+        return
+    for source in sources:
+        with suppress(OSError):
+            if os.path.samefile(source, path):
+                return
+    raise already_exists(path, stage="check")
 
 
 def already_exists(shown: str, *, stage: str) -> AlreadyExistsError:

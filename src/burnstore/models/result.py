@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..errors import printable
+from ..errors import counted, printable
 from ..tensor.note import Note
 from ..tensor.plain import json_text
 from ..tensor.tabular import Result
@@ -117,14 +117,18 @@ class ApplyResult(Result):
         return _suggestion(path, self.unused)
 
     def __str__(self) -> str:
-        lines = ["┌─ load", "│"]
+        return self.text()
+
+    def text(self, *, refused: bool = False) -> str:
+        """Return the report; of a refused load, which applied nothing, it states how many tensors fit."""
+        lines = ["┌─ load, refused: the model is unchanged" if refused else "┌─ load", "│"]
         for name, values in (
-            ("applied: ", self.applied),
+            ("fitting: " if refused else "applied: ", self.applied),
             ("skipped: ", self.skipped),
             ("missing: ", self.missing),
             ("unused:  ", self.unused),
         ):
-            lines.append(f"├─ {name}{len(values)} tensor{'' if len(values) == 1 else 's'}")
+            lines.append(f"├─ {name}{counted(len(values), 'tensor')}")
         lines += [f"├─ errors:  {len(self.errors)}", "│"]
         if self.missing:
             lines.append("├─ missing")

@@ -29,12 +29,12 @@ from .compile import WRAPPER_STRIPPED, adapter_name, check_adapted, listed, unkn
 from .ends import Input, Target
 from .kinds import (
     WAYS_OUT,
-    WAYS_OUT_WITH_GUESS,
     Known,
     known_for_file,
     layout_of,
     recorded_counts,
     view_of_model,
+    ways_out,
     zero_count,
 )
 from .layouts import layout_note, proved_layout
@@ -109,8 +109,10 @@ def select_tensors(plan: Plan, given: list[TensorSnapshot], pipeline: Pipeline) 
 
 def _note_unmatched(plan: Plan, unmatched: Sequence[str], pipeline: Pipeline, what: str) -> None:
     if unmatched and pipeline.unmatched == "error":
+        after = "" if pipeline.rename is None else "write the new names, because rename= comes first; "
         raise PatternError(
-            f"the filter {quoted(unmatched[0])} matched no {what}", hint="look up the names with burnstore inspect FILE"
+            f"the filter {quoted(unmatched[0])} matched no {what}",
+            hint=f"{after}look up the names with burnstore inspect FILE",
         )
     plan.notes += [Note("unmatched", f"the filter's {quoted(text)} matched no {what}", text) for text in unmatched]
 
@@ -343,7 +345,7 @@ class _Conversion:
         if known is None and is_needed:
             raise ModelError(
                 f"nothing states the kinds of the modules of this file in {own}'s layout",
-                hint=WAYS_OUT_WITH_GUESS if own == "torch" else WAYS_OUT,
+                hint=ways_out(self.source.name, may_guess=own == "torch"),
             )
         return known
 

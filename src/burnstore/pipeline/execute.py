@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import BurnstoreError, DeviceError, LoadError, MissingTensorsError, entry_point
+from ..errors import BurnstoreError, DeviceError, LoadError, MissingTensorsError, counted, entry_point
 from ..io.gc_pause import gc_paused
 from ..models.binding import KeepsPartIds, Slot
 from ..models.load.casting import value_for
@@ -113,10 +113,15 @@ def execute(plan: Plan, pipeline: Pipeline, *, in_place: bool = True) -> ApplyRe
 def raise_if_refused(result: ApplyResult, pipeline: Pipeline, hint: str | None = None) -> None:
     """Raise LoadError or MissingTensorsError for a result that the pipeline does not allow."""
     if pipeline.validate and result.errors:
-        raise LoadError(f"Import errors: {len(result.errors)} tensors do not fit\n{result}", result=result)
+        unfit = counted(len(result.errors), "tensor does not fit", "tensors do not fit")
+        raise LoadError(
+            f"Import errors: {unfit}\n{result.text(refused=True)}",
+            result=result,
+            hint="pass validate=False to load the others and report these",
+        )
     if not pipeline.allow_partial and result.missing:
         raise MissingTensorsError(
-            f"Missing tensors: {len(result.missing)}\n{result}",
+            f"Missing tensors: {len(result.missing)}\n{result.text(refused=True)}",
             result=result,
             hint=hint or "pass allow_partial=True if they may be missing",
         )

@@ -18,6 +18,9 @@ import numpy as np
 from ..errors import AmbiguousError, BurnstoreError, CorruptError, ModelError, PatternError, Ways, located, quoted
 from ..formats.base import ModuleClass
 from ..io.documents import read_json
+from ..io.opening import read_whole
+from ..io.paths import folder_of, is_folder
+from ..io.paths import join as join_paths
 from ..models.binding import Slot
 from ..models.bindings import binding_for
 from ..tensor.data import Shape
@@ -61,7 +64,33 @@ last entry has the tensors that Burn has and PyTorch does not, because they are 
 _DECLARE = ("like= a model or declaration", "rules={pattern: kind}")
 _KEEP = "keep_layout=True to copy names and axes unchanged"
 WAYS_OUT = Ways(*_DECLARE, _KEEP)
-WAYS_OUT_WITH_GUESS = Ways(*_DECLARE, "guess=True to decide by names and shapes", _KEEP)
+
+
+def ways_out(path: str, *, may_guess: bool) -> Ways:
+    """Return what a caller can do for a file whose modules nothing states; its ``config.json`` may name the class."""
+    named = _class_beside(path)
+    declare = _DECLARE if named is None else (f"like= a {named}, which config.json names", _DECLARE[1])
+    return Ways(*declare, *(["guess=True to decide by names and shapes"] if may_guess else []), _KEEP)
+
+
+def _class_beside(path: str) -> str | None:
+    """Return the class of transformers or diffusers that the ``config.json`` beside a file names, if there is one."""
+    try:
+        folder = path if is_folder(path) else folder_of(path)
+        config = read_json(read_whole(join_paths(folder, "config.json"), _LONGEST_CONFIG), into=dict[str, Any])
+    except (OSError, BurnstoreError):
+        return None
+    several = config.get("architectures")
+    for library, name in (
+        ("transformers", several[0] if isinstance(several, list) and several else None),
+        ("diffusers", config.get("_class_name")),
+    ):
+        if isinstance(name, str) and name.isidentifier():
+            return f"{library}.{name}"
+    return None
+
+
+_LONGEST_CONFIG = 16 << 20
 
 
 def layout_of(model: Any) -> Layout:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..errors import located
 from ..io.gc_pause import gc_paused
 from ..models.result import ApplyResult
 from ..tensor.note import Note
@@ -20,7 +21,7 @@ def load_input(
 
     Burn's stores load into a model without parameters; ``of_store`` does so, with a note.
     """
-    with gc_paused():
+    with gc_paused(), located(path=source.name):
         plan = compile_load(source, model_target(model, source, pipeline, device), pipeline)
         if of_store and not plan.slots and pipeline.filter is None and not pipeline.allow_empty:
             pipeline = pipeline.replace(allow_empty=True)

@@ -40,7 +40,7 @@ class DType:
     True
     """
 
-    __slots__ = ("__weakref__", "_numpy", "_torch", "bits", "kind", "name", "scheme")
+    __slots__ = ("__weakref__", "_hash", "_numpy", "_torch", "bits", "kind", "name", "scheme")
 
     name: str
     bits: int
@@ -48,6 +48,7 @@ class DType:
     scheme: QuantScheme | None
     _numpy: str | None
     _torch: str | None
+    _hash: int
 
     F64: ClassVar[DType]
     F32: ClassVar[DType]
@@ -89,6 +90,14 @@ class DType:
         fields = {"name": name, "bits": bits, "kind": kind, "scheme": scheme, "_numpy": numpy, "_torch": torch}
         for field, value in fields.items():
             object.__setattr__(self, field, value)
+        object.__setattr__(self, "_hash", hash(str(self)))  # that of its name, which is equal to it
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether it is the same dtype, or its name: ``snapshot.dtype == "F32"``."""
+        return self is other or (isinstance(other, str) and str(self) == other)
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"DType is immutable, {name} cannot be set")

@@ -282,7 +282,7 @@ def encode(quantized: QuantizedTensor) -> bytes:
     if scheme.global_dtype not in (None, "F32"):
         raise DTypeError(
             f"Burn only supports a global scale of F32, got {scheme.global_dtype}",
-            hint='use a scheme with tensor="F32"; the value of the scale stays the same',
+            hint='use QuantScheme(tensor="F32"); the value of the scale stays the same',
         )
     layout = code_layout(scheme, quantized.shape)
     fields = np.ascontiguousarray(quantized.codes).view(np.uint8)

@@ -287,6 +287,15 @@ class TensorSnapshot:
             raw = self._data.owned(0, self._nbytes) if copy else self._data.window(0, self._nbytes)
             return array_from_bytes(raw, self._dtype, self._shape)
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """Return the values for NumPy: ``np.asarray(snapshot)``, with NumPy's meaning of ``dtype`` and ``copy``."""
+        values = self.numpy(copy=bool(copy))
+        if dtype is None or values.dtype == dtype:
+            return values
+        if copy is False:
+            raise ValueError(f"cannot convert {values.dtype} to {np.dtype(dtype)} without a copy")
+        return values.astype(dtype)
+
     def torch(self, *, device: Device = None, copy: bool = False) -> Tensor:
         """Return the values as a torch tensor, on the CPU or on ``device``.
 

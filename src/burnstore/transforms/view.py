@@ -427,7 +427,8 @@ def _add_hints(root: ModuleNode, modules: Sequence[PlacedModule]) -> None:
             module.problem.hint = (
                 "remove the weight norm from the model with torch.nn.utils.remove_weight_norm(module) or "
                 'torch.nn.utils.parametrize.remove_parametrizations(module, "weight"); '
-                f"for a file of it, pass like= a model without it and rules= a file with the line {folding}"
+                "or convert a file of it with burnstore.convert(source, target, like=model_without_it, rules=path) "
+                f"and a rules file (path) with the line {folding}"
             )
 
 

@@ -34,7 +34,7 @@ from ...formats.base import Format, loss_notes
 from ...formats.registry import format_for_path
 from ...formats.sharded.locate import INDEX_SUFFIX
 from ...formats.sharded.write import Journal, byte_count
-from ...io.atomic import already_exists
+from ...io.atomic import already_exists, refuse_existing
 from ...io.gc_pause import gc_paused
 from ...io.paths import as_path, exists, is_path, with_options
 from ...io.workers import Workers
@@ -194,6 +194,8 @@ def convert(
     kept = checked_metadata(metadata)
     writer = how.checked_format()
     refuse_unknown("convert", format_options, convert, writer.plan)
+    if max_shard_size is None:
+        refuse_existing(how.target, overwrite=overwrite, sources=paths)
     if (rope or qkv) and not map:
         raise ValueError("rope and qkv answer questions of map=True; a rules file has the answers in it")
     mapping = _mapped(paths, like, top_level_key, rope, qkv) if map else None
@@ -448,6 +450,8 @@ def _has_pieces(file: Checkpoint) -> bool:
 
 
 def _paths(source: Path | Sequence[Path]) -> list[str]:
+    if hasattr(source, "read"):  # a stream is a sequence of lines
+        raise TypeError(f"expected a path or several, got {type(source).__name__}")
     several = [source] if is_path(source) else list(source)  # type: ignore[arg-type]  # is_path is no type guard
     if not several:
         raise ValueError("expected at least one source, got none")

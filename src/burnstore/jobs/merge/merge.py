@@ -20,6 +20,7 @@ from ...checkpoint import Checkpoint
 from ...errors import MergeError, ModelError, Ways, entry_point, located, printable, refuse_unknown
 from ...formats.base import Format
 from ...formats.registry import format_for_path
+from ...io.atomic import refuse_existing
 from ...io.paths import as_path, is_path, with_options
 from ...io.workers import Workers, checked_workers
 from ...limits import Limits
@@ -175,6 +176,8 @@ def merge(
         raise TypeError("pass filter and rename for each source, with MergeSource(path, filter=..., rename=...)")
     dtype = None if cast is None else as_cast(cast)
     kept = checked_metadata(metadata)
+    if max_shard_size is None:
+        refuse_existing(target, overwrite=overwrite, sources=paths)
     keys = [top_level_key if each.top_level_key is None else each.top_level_key for each in given]
     with (
         progress_from(progress) as report,
