@@ -69,7 +69,9 @@ def _write_files(folder: Path) -> None:
     import torch
 
     config = {"model": {"layers": 2}}
-    torch.save({"state_dict": {}, "my_config": config, "hyper_parameters": config}, folder / "checkpoint.pt")
+    torch.save(
+        {"state_dict": {"w": torch.ones(2)}, "my_config": config, "hyper_parameters": config}, folder / "checkpoint.pt"
+    )
     shutil.copy(folder / "checkpoint.pt", folder / "checkpoint.ckpt")
     for name in ("model", "downloaded", "huge"):
         bs.save({**state}, folder / f"{name}.pt", layout="torch")
