@@ -172,6 +172,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "rust": {"action": "store_true", "required": True, "help": "print Rust source"},
     # of the job and its display
     "json": {"action": "store_true", "help": "write one JSON document"},
+    "sort": {"help": "order of the tensors"},
     "limit": {"type": tensor_count, "metavar": "N", "help": "only the first N tensors (0: only the summary)"},
     "quiet": {"action": "store_true", "help": "show no progress"},
     "jobs": {"type": job_count, "metavar": "N", "help": "use N processes (default: threads)"},

@@ -16,7 +16,7 @@ from ..jobs.diff.result import STATUSES, Diff, TensorDiff
 from ..jobs.inspect.inspect import files_of
 from ..jobs.inspect.tree import natural_order
 from ..tensor.plain import json_text
-from .arguments import add_options, expand_patterns, like_from, pipeline_from, stands_for_files
+from .arguments import add_option, add_options, expand_patterns, like_from, pipeline_from, stands_for_files
 from .errors import ERROR, FOUND, JOB_ERRORS, OK, error_facts, fail, misuse, print_error, shown_notes
 from .progress import shown_progress
 from .table import Column, name_column, render
@@ -84,9 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ignore-dtype", action="store_true", help="tensors of different dtypes are equal if their values are"
     )
     add_options(parser, "like", "rename", "rules", "guess", "layout", "keep_layout", "top_level_key", "filter")
-    parser.add_argument(
-        "--sort", choices=tuple(_SORTS), default="status", help="order of the tensors (default: status)"
-    )
+    add_option(parser, "sort", choices=tuple(_SORTS), default="status", help="order of the tensors (default: status)")
     add_options(parser, "allow_empty", "limit", "json", "jobs", "quiet")
 
 

@@ -74,7 +74,7 @@ finite values and have four digits; --json has all digits and is the output for 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
     parser.add_argument("files", nargs="+", metavar="FILE", help="a file of tensors, or a folder of them")
-    parser.add_argument("--sort", choices=SORTS, help="order of the tensors; size: largest first (default: as stored)")
+    add_option(parser, "sort", choices=SORTS, help="order of the tensors; size: largest first (default: as stored)")
     add_options(parser, "json", "limit")
     add_option(parser, "filter", action="store", help="only tensors in whose names REGEX is found")
     views = parser.add_mutually_exclusive_group()
