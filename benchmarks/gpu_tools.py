@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import threading
@@ -99,11 +100,50 @@ def first_load(who: str, path: str, device: str) -> float:
 
 
 def drop_from_cache(path: Path) -> None:
-    """Have the page cache forget a file."""
+    """Have the page cache forget a file; AssertionError if more than a hundredth of it stays."""
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(descriptor)
+    if (share := cached_share(path)) > 0.01:
+        raise AssertionError(f"{share:.1%} of {path} stayed in the page cache")
+
+
+def fill_cache(path: Path) -> None:
+    """Bring a file into the page cache; AssertionError if less than 99.9 % of it is there afterwards."""
+    for _ in range(3):
+        with open(path, "rb", buffering=0) as file:
+            buffer = bytearray(_WINDOW)
+            while file.readinto(buffer):
+                pass
+        if cached_share(path) > 0.999:
+            return
+    raise AssertionError(f"only {cached_share(path):.1%} of {path} is in the page cache")
+
+
+def cached_share(path: Path) -> float:
+    """Return which share of a file's pages is in the page cache, as mincore(2) states it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    size = path.stat().st_size
+    pages = -(-size // mmap.PAGESIZE)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        address = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+        if address in (None, ctypes.c_void_p(-1).value):
+            raise OSError(ctypes.get_errno(), "mmap failed")
+        try:
+            found = ctypes.create_string_buffer(pages)
+            if libc.mincore(address, size, found):
+                raise OSError(ctypes.get_errno(), "mincore failed")
+            return sum(value & 1 for value in found.raw) / pages
+        finally:
+            libc.munmap(address, size)
+    finally:
+        os.close(descriptor)
 
 
 def write_raw(host: Any, path: Path, *, sync: bool) -> None:

@@ -1,8 +1,14 @@
 """The command ``python -m benchmarks.loaders``: a SafeTensors file onto a GPU, by every fast loader that is installed.
 
-Each loader runs in processes of its own, in turns: a first load that is not counted, then loads of a file in the page
-cache, then one of a file that is not. Every load is compared with the others by a checksum of all tensors. The
-result is a table in Markdown; loaders that are not installed are named below it.
+Before every process the parent establishes and checks (mincore) the state of the page cache, whatever ran before: all
+of the file is in it, or none. A loader runs in processes of its own,
+
+    hot     all of the file is in the cache: the first load of the process, then more of the same
+    cold    none of it is: one load
+
+and the order of the loaders is rotated from turn to turn. Every load is compared with the others by a checksum of all
+tensors. The result is a table in Markdown with medians and ranges; loaders that are not installed are named below it.
+``--device cpu`` is a smoke test, without the loaders that need a GPU.
 """
 
 from __future__ import annotations
@@ -21,20 +27,20 @@ from typing import Any
 
 import torch
 
-from .gpu_tools import drop_from_cache
+from .gpu_tools import cached_share, drop_from_cache, fill_cache
 
 
 def _burnstore(path: str) -> dict[str, Any]:
     import burnstore as bs
 
     with bs.open(path) as file:
-        return dict(file.torch(device="cuda"))
+        return dict(file.torch(device=_DEVICE))
 
 
 def _safetensors(path: str) -> dict[str, Any]:
     from safetensors.torch import load_file
 
-    return load_file(path, device="cuda")
+    return load_file(path, device=_DEVICE)
 
 
 def _instanttensor(path: str) -> dict[str, Any]:
@@ -66,6 +72,8 @@ def _runai(path: str) -> dict[str, Any]:
         return dict(streamer.get_tensors())
 
 
+_DEVICE = "cuda"
+
 LOADERS: dict[str, Callable[[str], dict[str, Any]]] = {
     "burnstore": _burnstore,
     "instanttensor": _instanttensor,
@@ -81,26 +89,32 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.loaders", description="a file onto a GPU")
     parser.add_argument("--gib", type=float, default=8.0)
     parser.add_argument("--tensors", type=int, default=256)
-    parser.add_argument("--turns", type=int, default=3, help="processes for each loader (default 3)")
+    parser.add_argument("--turns", type=int, default=3, help="processes of each kind for each loader (default 3)")
     parser.add_argument("--folder", help="where the file is written (default: a temporary folder)")
     parser.add_argument("--only", nargs="*", default=list(LOADERS), choices=list(LOADERS))
-    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--child", nargs=3, metavar=("STATE", "NAME", "FILE"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.child:
-        print(json.dumps(_measure(*options.child)))
+        print(json.dumps(_measure(*options.child, options.device)))
         return 0
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         path = _write(Path(folder) / "model.safetensors", options.gib, options.tensors)
         found: dict[str, list[dict[str, Any]]] = {name: [] for name in options.only}
-        for _ in range(options.turns):
-            for name in options.only:
-                command = [sys.executable, "-m", "benchmarks.loaders", "--child", name, str(path)]
-                done = subprocess.run(command, capture_output=True, text=True, check=False)
-                if done.returncode == 0:
-                    found[name].append(json.loads(done.stdout.splitlines()[-1]))
-                else:
-                    print(f"{name}: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
-        print(_table(found, path.stat().st_size))
+        for turn in range(options.turns):
+            at = turn % max(len(options.only), 1)
+            for name in [*options.only[at:], *options.only[:at]]:
+                for state, establish in (("hot", fill_cache), ("cold", drop_from_cache)):
+                    establish(path)
+                    command = [sys.executable, "-m", "benchmarks.loaders", "--device", options.device]
+                    command += ["--child", state, name, str(path)]
+                    done = subprocess.run(command, capture_output=True, text=True, check=False)
+                    if done.returncode == 0:
+                        found[name].append(json.loads(done.stdout.splitlines()[-1]))
+                    else:
+                        print(f"{name}: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
+                        break
+        print(_table(found, path.stat().st_size, options.device))
     return 0
 
 
@@ -109,53 +123,76 @@ def _write(path: Path, gib: float, tensors: int) -> Path:
 
     each = int(gib * 2**30 / tensors / 2)
     rows = max(1, each // 4096)
-    save_file({f"layers.{at}.weight": torch.randn(rows, 4096).bfloat16() for at in range(tensors)}, path)
+    made = torch.randn(rows, 4096).bfloat16()
+    save_file({f"layers.{at}.weight": made.roll(at) for at in range(tensors)}, path)
     return path
 
 
-def _measure(name: str, path: str) -> dict[str, Any]:
+def _measure(state: str, name: str, path: str, device: str) -> dict[str, Any]:
+    """Load a file whose state in the page cache is as stated, and return the seconds of each load."""
+    global _DEVICE
+    _DEVICE = device
     load = LOADERS[name]
-    torch.zeros(1, device="cuda")
+    torch.zeros(1, device=device)
 
     def timed() -> tuple[float, float]:
-        torch.cuda.synchronize()
+        _wait(device)
         started = time.perf_counter()
         tensors = load(path)
-        torch.cuda.synchronize()
+        _wait(device)
         seconds = time.perf_counter() - started
-        if any(tensor.device.type != "cuda" for tensor in tensors.values()):
-            raise SystemExit(f"{name} left tensors on the CPU")
+        if any(tensor.device.type != torch.device(device).type for tensor in tensors.values()):
+            raise SystemExit(f"{name} left tensors elsewhere than on {device}")
         return seconds, float(sum(tensor.double().sum() for tensor in tensors.values()))
 
+    before = cached_share(Path(path))
+    if not (before > 0.999 if state == "hot" else before < 0.01):
+        raise SystemExit(f"{before:.1%} of the file is in the page cache; it was to be {state}")
     first, checksum = timed()
-    hot = [timed() for _ in range(4)]
-    drop_from_cache(Path(path))
-    cold = timed()
-    if {each[1] for each in (*hot, cold)} != {checksum}:
+    later = []
+    for _ in range(4 if state == "hot" else 0):
+        fill_cache(Path(path))  # a loader may have changed that
+        later.append(timed())
+    if {each[1] for each in later} - {checksum}:
         raise SystemExit(f"{name} gave different tensors")
-    hot_seconds = [seconds for seconds, _ in hot]
-    return {"first": first, "hot": hot_seconds, "cold": cold[0], "sum": checksum}
+    return {"state": state, "first": first, "later": [seconds for seconds, _ in later], "sum": checksum}
 
 
-def _table(found: dict[str, list[dict[str, Any]]], size: int) -> str:
-    sums = {turn["sum"] for turns in found.values() for turn in turns}
+def _wait(device: str) -> None:
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _table(found: dict[str, list[dict[str, Any]]], size: int, device: str) -> str:
+    sums = {run["sum"] for runs in found.values() for run in runs}
     if len(sums) > 1:
         raise SystemExit(f"the loaders gave different tensors: {sums}")
+    shown = torch.cuda.get_device_name() if torch.device(device).type == "cuda" else device
     lines = [
-        f"{torch.cuda.get_device_name()}, {os.cpu_count()} processors, torch {torch.__version__}, "
-        f"{size / 2**30:.1f} GiB of BF16; medians, GB/s",
+        f"{shown}, {os.cpu_count()} processors, torch {torch.__version__}, {size / 2**30:.1f} GiB of BF16; medians "
+        "(lowest to highest), GB/s; the state of the page cache is checked before every process",
         "",
-        "| | in the page cache | first load of a process | not in the page cache |",
+        "| | in the page cache | first load of a process, in the page cache | not in the page cache |",
         "|---|---|---|---|",
     ]
-    for name, turns in found.items():
-        if turns:
-            hot = statistics.median(seconds for turn in turns for seconds in turn["hot"])
-            first, cold = (statistics.median(turn[key] for turn in turns) for key in ("first", "cold"))
-            speeds = " | ".join(f"{size / seconds / 1e9:.1f}" for seconds in (hot, first, cold))
-            lines.append(f"| {name} | {speeds} |")
-    absent = [name for name, turns in found.items() if not turns]
+    for name, runs in found.items():
+        hot = [run for run in runs if run["state"] == "hot"]
+        columns = [
+            [seconds for run in hot for seconds in run["later"]],
+            [run["first"] for run in hot],
+            [run["first"] for run in runs if run["state"] == "cold"],
+        ]
+        if any(columns):
+            lines.append(f"| {name} | {' | '.join(_speed(each, size) for each in columns)} |")
+    absent = [name for name, runs in found.items() if not runs]
     return "\n".join([*lines, *(["", f"Not measured: {', '.join(absent)}."] if absent else [])])
+
+
+def _speed(seconds: list[float], size: int) -> str:
+    if not seconds:
+        return "–"
+    speeds = [size / each / 1e9 for each in seconds]
+    return f"{statistics.median(speeds):.1f} ({min(speeds):.1f} to {max(speeds):.1f})"
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ examples:
 
 exit codes:
   0  equal, or within the tolerance
-  1  different, or --filter matched no tensor, or a file stores data without a name, which cannot be compared
+  1  different, or there is no tensor to compare, or a file stores data without a name, which cannot be compared
   2  an error: a file that cannot be read, layouts that cannot be compared, or wrong arguments
 
 Tensors are equal if their bytes are: NaN equals NaN of the same bits, 0.0 and -0.0 differ (0 ulp). DIFFERING counts the

@@ -38,7 +38,7 @@ examples:
 exit codes:
   0  ok
   1  whole, with findings: a NaN or Inf, an unexpected digest, values that cannot be represented, padding that is not
-     zero, a folder without files of tensors or one that cannot be listed
+     zero, a file without tensors, a folder without files of tensors or one that cannot be listed
   2  an error: a file that is broken or cannot be read, or wrong arguments
 
 --json also has the SHA-256 of every file and of every tensor.
