@@ -43,6 +43,10 @@ if TYPE_CHECKING:
     from .tensor.torch import Device, Tensor
 
 
+QUANTIZED = ("safetensors", "pytorch", "npz", "dcp")
+"""The formats in which other programs store codes and scales as tensors of their own."""
+
+_CODES = {"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I8", "U8", "I32", "F4"}
 _MOST_KEYS = 20
 _MOST_ATTEMPTS = 100  # to open a set of shards that is saved again and again meanwhile
 
@@ -73,6 +77,8 @@ class Checkpoint(Tabular, Mapping[str, TensorSnapshot]):
                 own["top_level_key"] = key
             refuse_unknown("open", own, open_checkpoint, chosen.read)
             self._contents: Contents = chosen.read(source, limits, **own)
+            if self._format in QUANTIZED:
+                self._contents = _with_schemes(self._contents, source, limits)
             if key is None and self._contents.model_key is not None:
                 self._contents = _below(self._contents, self._contents.model_key, '; top_level_key="" takes everything')
             elif key and self._format != "pytorch":
@@ -380,6 +386,24 @@ def _head_of(source: Source) -> bytes:
     """Return the first bytes of a file, or of the first of several."""
     first = source.parts[0] if isinstance(source, JoinedSource) else source
     return first.read_at(0, min(HEAD_BYTES, first.size))
+
+
+def _with_schemes(contents: Contents, source: Source, limits: Limits) -> Contents:
+    """Return the contents with codes and scales as one tensor each, where there are some."""
+    if {dtype.name for dtype in _dtypes(contents.table)}.isdisjoint(_CODES):
+        return contents
+    from .formats.quantized import recognize  # not at import: few files have codes
+
+    try:
+        return recognize(contents, contents.source or source, source, limits)
+    except BaseException:
+        if contents.source is not None:  # the files of a set: no checkpoint will close them
+            contents.source.close()
+        raise
+
+
+def _dtypes(table: Table) -> set[DType]:
+    return set(table.dtypes) if table.known_kinds is None else {dtype for dtype, _ in table.known_kinds.pairs}
 
 
 def _below(contents: Contents, key: str, advice: str = "") -> Contents:

@@ -26,6 +26,9 @@ UNSTATED_LAYOUT = "unknown"
 LAYOUT_KEY = "burnstore.layout"
 """The metadata key that states the layout of a file's tensors (``burn``, ``torch``), if not the format's own."""
 
+QUANTIZATION_KEY = "burnstore.quantization"
+"""The metadata key under which a copy keeps the ``quantization_config`` of its source."""
+
 STAMPS = ("format", "producer", "version")
 """The metadata keys with which writers state what a file is."""
 

@@ -28,6 +28,7 @@ from .layouts import check_not_burn, layout_note, proved_layout
 from .names import name_tensors
 from .options import Pipeline
 from .plan import Move, Plan
+from .stored import stored_for
 from .wrappers import strip_rules, wrapper_hint
 
 _NO_STEPS: tuple[Operation, ...] = ()
@@ -41,6 +42,7 @@ def compile_load(source: Input, target: Target, pipeline: Pipeline) -> Plan:
     Where the layouts of source and target differ, the target is viewed in the source's layout, unless an adapter
     converts layouts itself.
     """
+    source = stored_for(source, target.slots)
     plan = _Load(source, target, pipeline).compiled([*source.notes, *target.notes])
     missing, names = plan.result.missing, [snapshot.path for snapshot in source.snapshots]
     for rule in strip_rules(missing, plan.result.unused, names) if missing else ():

@@ -583,7 +583,8 @@ def _cast(rows: list[_Row], pipeline: Pipeline) -> list[_Row]:
     step = Cast(dtype)
     return [
         (cast(row[0], dtype), row[1], (*row[2], step))
-        if row[0].dtype.is_float and (row[0].dtype is not dtype or isinstance(row[0]._data, DecodedData))
+        if row[0].dtype.is_quantized
+        or (row[0].dtype.is_float and (row[0].dtype is not dtype or isinstance(row[0]._data, DecodedData)))
         else row
         for row in rows
     ]

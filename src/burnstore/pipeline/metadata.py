@@ -27,6 +27,7 @@ from .ends import Input
 from .kinds import MODULES_KEY, RecordedModule, record_text, recorded_by, recorded_modules, renamed_modules
 from .options import Pipeline
 from .plan import Plan
+from .stored import drop_config
 
 _STAMPS = (LAYOUT_KEY, *STAMPS)
 """Metadata keys by which a writer states format and layout; they do not survive a change of either."""
@@ -116,6 +117,7 @@ def metadata_for_files(
     if not is_same or given:
         _state_layout(metadata, chosen, layout)
     _record_modules(metadata, sources, plan, pipeline)
+    drop_config(metadata, plan)
     names = [printable(key) for key in disputed if key not in _STAMPS]
     if names:
         plan.notes.append(Note("metadata", f"metadata on which the sources differ was left out: {', '.join(names)}"))

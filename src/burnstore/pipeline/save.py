@@ -14,6 +14,7 @@ from ..checkpoint import Checkpoint
 from ..errors import BurnstoreWarning, ModelError, UnsupportedError, entry_point, located
 from ..formats.base import (
     LAYOUT_KEY,
+    QUANTIZATION_KEY,
     STAMPS,
     UNSTATED_LAYOUT,
     Format,
@@ -46,6 +47,7 @@ from .kinds import declared_layout
 from .metadata import metadata_for_save, written_layout
 from .options import AdapterLike, Pipeline
 from .plan import Plan
+from .stored import keep_stored, keeps_stored
 from .ties import ties_of
 
 
@@ -247,7 +249,10 @@ def _plan_of(
     is_plain = type(tensors) is dict and all(type(tensor) is np.ndarray for tensor in tensors.values())
     if isinstance(tensors, Mapping) and not is_plain and not isinstance(tensors, Checkpoint):
         plan.fates |= hidden_tensors(tensors)
+    keep_stored(plan, source.snapshots, chosen)
     metadata = metadata_for(own)
+    if keeps_stored(plan) and QUANTIZATION_KEY in source.metadata:
+        metadata = {**(metadata or {}), QUANTIZATION_KEY: source.metadata[QUANTIZATION_KEY]}
     if metadata is None and source.metadata:
         lost = [key for key in source.metadata if key not in (*STAMPS, LAYOUT_KEY, SET_KEY)]
         plan.notes += (

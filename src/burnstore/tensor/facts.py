@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
 from ..errors import UnsupportedError
-from .data import Array, Shape
+from .data import Array, Shape, array_from_bytes, bytes_of_array
 from .dtype import DType
 from .sources import AxisSlice, Data, WrappedData
 
@@ -115,6 +115,23 @@ class ValuesData(WrappedData):
 
     def fill(self, buffer: Array) -> None:
         self.data.fill(buffer)
+
+
+@dataclass(slots=True, eq=False)
+class DequantizedData(WrappedData):
+    """The float32 values of a tensor of Burn's QFloat, which has its scales among its own bytes."""
+
+    dtype: DType
+    shape: Shape
+    stored_bytes: int
+
+    @property
+    def in_source(self) -> bool:
+        return self.data.in_source
+
+    def window(self, start: int, stop: int) -> memoryview:
+        raw = self.data.window(0, self.stored_bytes)
+        return bytes_of_array(array_from_bytes(raw, self.dtype, self.shape))[start:stop]
 
 
 class Stored(NamedTuple):

@@ -21,7 +21,7 @@ from .data import (
     quantized_from_bytes,
 )
 from .dtype import DType, Kind
-from .facts import DecodedData, Facts, Piece, PieceData, Scheme, ValuesData
+from .facts import DecodedData, DequantizedData, Facts, Piece, PieceData, Scheme, ValuesData
 from .param_id import ParamId
 from .sources import ArrayData, Data, HeldData, ProvidedData, SourceData
 
@@ -200,10 +200,14 @@ class TensorSnapshot:
         return self._facts.scheme
 
     def decoded(self) -> TensorSnapshot:
-        """Return the values of a tensor with a `scheme` as numbers of their own; another tensor is returned unchanged.
+        """Return the values of a tensor with a `scheme`, or of Burn's QFloat, as numbers of their own.
 
-        A copy of it writes the values, where a copy of this one writes the codes and scales.
+        A copy of it writes the values, where a copy of this one writes the codes and scales. Any other tensor is
+        returned unchanged.
         """
+        if self._dtype.is_quantized:
+            data = DequantizedData(self._data, self._dtype, self._shape, self._nbytes)
+            return self.replace(dtype=DType.F32, data=data)
         if not isinstance(self._data, DecodedData):
             return self
         facts = self._facts and self._facts._replace(scheme=None)

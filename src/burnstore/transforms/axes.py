@@ -47,6 +47,8 @@ def transposed(snapshot: TensorSnapshot) -> TensorSnapshot:
     >>> transposed(snapshot).numpy().tolist()
     [[0, 3], [1, 4], [2, 5]]
     """
+    if snapshot.dtype.is_quantized:
+        snapshot = snapshot.decoded()  # scales of blocks belong to axes
     width = _element_width(snapshot)
     if len(snapshot.shape) != 2:
         raise ModelError(
@@ -98,6 +100,7 @@ def joined(parts: Sequence[TensorSnapshot]) -> TensorSnapshot:
     >>> joined(parts).numpy().tolist()
     [1, 2]
     """
+    parts = [part.decoded() if part.dtype.is_quantized else part for part in parts]
     first = parts[0]
     for part in parts:
         _element_width(part)

@@ -77,6 +77,24 @@ class Transpose(Operation):
 
 
 @dataclass(frozen=True, slots=True)
+class StoredPart(Operation):
+    """Take one of the tensors that a quantized one is stored as: its codes, its scales."""
+
+    part: int
+
+    name = "stored"
+
+    def __call__(self, tensor: TensorSnapshot) -> TensorSnapshot:
+        parts = tensor.stored()
+        if self.part >= len(parts):
+            raise ModelError(f"it is stored as {len(parts)} tensors, and has no part {self.part}", tensor=tensor.path)
+        return parts[self.part]
+
+    def __str__(self) -> str:
+        return "codes as stored" if self.part == 0 else f"part {self.part} as stored"
+
+
+@dataclass(frozen=True, slots=True)
 class Split(Operation):
     """Take one of several equal parts along an axis."""
 
@@ -94,7 +112,12 @@ class Split(Operation):
                 tensor=tensor.path,
             )
         size = extent // self.parts
-        return sliced(tensor, self.axis, self.part * size, (self.part + 1) * size)
+        return sliced(
+            tensor.decoded() if tensor.dtype.is_quantized else tensor,
+            self.axis,
+            self.part * size,
+            (self.part + 1) * size,
+        )
 
     def __str__(self) -> str:
         return f"part {self.part + 1} of {self.parts}"
@@ -115,7 +138,7 @@ class Slice(Operation):
         found = tensor.shape[self.axis] if self.axis < len(tensor.shape) else 0
         if found != self.size:
             raise ModelError(f"axis {self.axis} has {found} entries, expected {self.size}", tensor=tensor.path)
-        return sliced(tensor, self.axis, self.start, self.stop)
+        return sliced(tensor.decoded() if tensor.dtype.is_quantized else tensor, self.axis, self.start, self.stop)
 
     def __str__(self) -> str:
         return f"{self.start} to {self.stop} of {self.size} along axis {self.axis}"
@@ -319,7 +342,21 @@ _MOST_AXES = 64
 _STORED: dict[str, type[Operation]] = {
     kind.name: kind
     for kind in (
-        *(Transpose, Split, Slice, Concat, Cast, Fill, FoldWeightNorm, WeightNorm, PermuteRope, Regroup, Add, Reshape),
+        *(
+            Transpose,
+            StoredPart,
+            Split,
+            Slice,
+            Concat,
+            Cast,
+            Fill,
+            FoldWeightNorm,
+            WeightNorm,
+            PermuteRope,
+            Regroup,
+            Add,
+            Reshape,
+        ),
     )
 }
 

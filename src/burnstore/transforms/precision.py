@@ -28,6 +28,8 @@ def cast(snapshot: TensorSnapshot, dtype: DType) -> TensorSnapshot:
     >>> str(half.dtype), half.nbytes, half.numpy().tolist()
     ('F16', 4, [1.0, 2.5])
     """
+    if snapshot.dtype.is_quantized:
+        snapshot = snapshot.decoded()
     if not (snapshot.dtype.is_float and dtype.is_float):
         raise DTypeError(
             f"cannot cast {snapshot.dtype.name} to {dtype.name}: both must be floats", tensor=snapshot.path

@@ -72,8 +72,9 @@ class CalculatedData(ComputedData):
 def _moved(
     parts: Sequence[TensorSnapshot], shape: Shape, function: Callable[..., Array], *arguments: Any
 ) -> TensorSnapshot:
+    parts = [part.decoded() if part.dtype.is_quantized else part for part in parts]
     first = parts[0]
-    if first.dtype.bits % 8 or first.dtype.is_quantized:
+    if first.dtype.bits % 8:
         raise DTypeError(f"elements of {first.dtype.name} cannot be moved", tensor=first.path)
     width = first.dtype.bits // 8
     nbytes = math.prod(shape) * width

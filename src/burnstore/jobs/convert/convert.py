@@ -54,6 +54,7 @@ from ...pipeline.options import (
     refuse_unused,
 )
 from ...pipeline.plan import Plan, moves_from_json
+from ...pipeline.stored import keep_stored
 from ...pipeline.ties import ties_of
 from ...pipeline.write import Assembled, assemble, check_apart, files_read
 from ...progress import Progress, ProgressLike, progress_from
@@ -250,6 +251,7 @@ def plan_of_files(
             for row, move in enumerate(plan.moves):
                 origins = tuple(each._replace(input=owners.get(each.source or "", 0)) for each in move.origins)
                 plan.moves[row] = move._replace(origins=origins)
+        keep_stored(plan, source.snapshots, chosen)
         return plan, inputs
 
 
