@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -15,15 +15,9 @@ from ...tensor.data import Array, Shape, array_from_bytes
 from ...tensor.dtype import DType
 from ...tensor.facts import DecodedData, Stored
 from ...tensor.sources import Data
+from .decode import DECODERS, Decoder
 
 _BAND = 1 << 20  # elements that a thread decodes at a time
-
-
-class Decoder(NamedTuple):
-    """How a scheme is decoded: a function of the data and a range of rows, and whether it takes less than all rows."""
-
-    decode: Callable[[QuantizedData, int, int], Array]
-    by_rows: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -39,8 +33,6 @@ class QuantizedData(DecodedData):
     @property
     def decoder(self) -> Decoder:
         """The scheme's decoder."""
-        from .decode import DECODERS  # not at import: a file is opened without it
-
         return DECODERS[self.scheme]
 
     @property

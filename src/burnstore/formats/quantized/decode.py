@@ -3,14 +3,38 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from ...errors import CorruptError, UnsupportedError
 from ...tensor.data import Array, Shape
 from ...tensor.dtype import DType
-from .data import Decoder, QuantizedData
+from ...tensor.facts import Stored
+
+
+class CodedParts(Protocol):
+    """The parts of a quantized tensor, and what its decoder needs to know."""
+
+    parts: tuple[Stored, ...]
+    options: tuple[Any, ...]
+    shape: Shape
+
+    def part(self, number: int) -> Array:
+        """Return a part as an array."""
+
+    def part_rows(self, number: int, start: int, stop: int) -> Array:
+        """Return some rows of a part."""
+
+
+class Decoder(NamedTuple):
+    """How a scheme is decoded: a function of the parts and a range of rows, and whether it takes less than all rows."""
+
+    decode: Callable[[CodedParts, int, int], Array]
+    by_rows: bool
+
 
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 _AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])
@@ -87,7 +111,7 @@ def _apply(values: Array, scales: Array, blocks: Shape, first: int, *, subtract:
         start = stop
 
 
-def _scaled(data: QuantizedData, start: int, stop: int) -> Array:
+def _scaled(data: CodedParts, start: int, stop: int) -> Array:
     """Decode FP8, INT8 and FP4 codes with scales: options are blocks, whether a byte has two codes, and the grid."""
     blocks, is_packed, grid = data.options
     codes = data.part_rows(0, start, stop) if data.shape else data.part(0)
@@ -99,7 +123,7 @@ def _scaled(data: QuantizedData, start: int, stop: int) -> Array:
     return values
 
 
-def _grouped(data: QuantizedData, start: int, stop: int) -> Array:
+def _grouped(data: CodedParts, start: int, stop: int) -> Array:
     """Decode FP4 with two levels of scales: options are the size of a group, and whether the outer scale divides."""
     group, divides = data.options
     values = _two_each(data.part_rows(0, start, stop))
@@ -112,7 +136,7 @@ def _grouped(data: QuantizedData, start: int, stop: int) -> Array:
     return values
 
 
-def _exponents(data: QuantizedData, start: int, stop: int) -> Array:
+def _exponents(data: CodedParts, start: int, stop: int) -> Array:
     """Decode MXFP4 of compressed-tensors: groups of 32 with an exponent each."""
     values = _two_each(data.part_rows(0, start, stop))
     scales = scales_of(data.part_rows(1, start, stop).view(np.uint8), DType.U8)
@@ -121,7 +145,7 @@ def _exponents(data: QuantizedData, start: int, stop: int) -> Array:
     return values
 
 
-def _gpt_oss(data: QuantizedData, start: int, stop: int) -> Array:
+def _gpt_oss(data: CodedParts, start: int, stop: int) -> Array:
     """Decode the experts of gpt-oss: [experts, out, groups, 16] bytes become [experts, in, out]."""
     blocks, exponents = data.part_rows(0, start, stop), data.part_rows(1, start, stop)
     values = _two_each(blocks)
@@ -158,7 +182,7 @@ def unpack_padded(words: Array, bits: int, count: int) -> Array:
     return fields.astype(np.uint8).reshape(*words.shape[:-1], -1)[..., :count]
 
 
-def _packed(data: QuantizedData, start: int, stop: int) -> Array:
+def _packed(data: CodedParts, start: int, stop: int) -> Array:
     """Decode compressed-tensors' packed integers: options are bits, whether packing is dense, groups, the parts."""
     bits, dense, groups, has_zeros, has_index = data.options
     unpack = unpack_dense if dense else unpack_padded
@@ -191,7 +215,7 @@ def _checked_index(index: Array, groups: int) -> Array:
     return flat
 
 
-def _gptq(data: QuantizedData, start: int, stop: int) -> Array:
+def _gptq(data: CodedParts, start: int, stop: int) -> Array:
     """Decode GPTQ: options are bits, what is added to zero points (None: to be found), and whether g_idx is there."""
     bits, added, has_index = data.options
     columns, rows = data.shape[1], data.shape[0]  # in and out
@@ -221,7 +245,7 @@ def _added(zeros: Array, bits: int) -> int:
     )
 
 
-def _awq(data: QuantizedData, start: int, stop: int) -> Array:
+def _awq(data: CodedParts, start: int, stop: int) -> Array:
     """Decode AWQ, four bits: columns are interleaved within each word."""
     scales = data.part(2).astype(np.float32)
     codes, zeros = (_interleaved(data.part(number)) for number in (0, 1))
@@ -238,7 +262,7 @@ def _interleaved(words: Array) -> Array:
     return fields.reshape(len(words), -1, 8)[:, :, _AWQ_ORDER].reshape(len(words), -1)
 
 
-def _bnb4(data: QuantizedData, start: int, stop: int) -> Array:
+def _bnb4(data: CodedParts, start: int, stop: int) -> Array:
     """Decode bitsandbytes' 4 bits: options are the block, then block and offset of nested scales, or None."""
     block, nested = data.options
     row = math.prod(data.shape[1:])
@@ -258,7 +282,7 @@ def _bnb4(data: QuantizedData, start: int, stop: int) -> Array:
     return values[first - 2 * begin : last - 2 * begin].reshape(stop - start, *data.shape[1:])
 
 
-def _bnb8(data: QuantizedData, start: int, stop: int) -> Array:
+def _bnb8(data: CodedParts, start: int, stop: int) -> Array:
     """Decode bitsandbytes' INT8: a scale per row, of which 127 is the whole."""
     values = data.part_rows(0, start, stop).astype(np.float32)
     values *= data.part(1).reshape(-1)[start:stop].astype(np.float32).reshape(-1, *(1,) * (values.ndim - 1))
