@@ -236,7 +236,7 @@ def _missed(record: Record, trace: Trace, encoding: str) -> str | None:
         if not any(traced.changed for traced in names[key]) and not _is_flagged(names[key]):
             return f"(c) {key} is changed"
     loaded = {blob.content(data) for data, blob in trace.loaded}
-    if set(record.loaded) - loaded and not _is_flagged(names[LOADS_PICKLE]):
+    if set(record.loaded) - loaded and None not in loaded and not _is_flagged(names[LOADS_PICKLE]):
         return f"(l) {record.loaded} of {loaded}"
     if record.is_whole and not trace.is_whole:
         return "(w) Python reaches STOP"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import lzma
 import pickle
 import struct
 import warnings
@@ -251,6 +252,32 @@ def test_what_runs_is_never_clean(kind: str, tmp_path: Path) -> None:
     assert found.verdict in ("dangerous", "suspicious"), (found.verdict, found.error)
 
 
+# What loaders that are not here would run: joblib, and AOTInductor with a compiler.
+FOUND: dict[str, Callable[[], bytes]] = {
+    "LZMA of a small dictionary": lambda: lzma.compress(
+        EVIL, lzma.FORMAT_ALONE, filters=[{"id": lzma.FILTER_LZMA1, "dict_size": 4096}]
+    ),
+    "a source that AOTInductor compiles": lambda: exported(**{"data__aotinductor__model__x.wrapper.cpp": b"int x;"}),
+    "an object that AOTInductor links": lambda: exported(**{"data__aotinductor__model__x.o": b"\x00"}),
+    "a program for several processors": lambda: exported(extra__x=b"\xca\xfe\xba\xbe" + bytes(2000)),
+    "a class whose attribute is set": lambda: b"\x80\x02ctorch\nTensor\nN}X\1\0\0\0aNs\x86b.",
+    "TorchScript with spaces": lambda: zipped(
+        **{
+            "m__data.pkl": b"\x80\x02}.",
+            "m__constants.pkl": b"\x80\x02).",
+            "m__code__x.py": b"def f(x):\n  ops . aten . save (x, 'f')\n",
+        }
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FOUND)
+def test_what_other_loaders_would_run_is_found(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "x.pt2").write_bytes(FOUND[kind]())
+    found = bs.scan(tmp_path / "x.pt2")
+    assert found.verdict in ("dangerous", "suspicious"), (found.verdict, found.error)
+
+
 # --- folders ----------------------------------------------------------------------------------------------------------
 
 
@@ -305,6 +332,9 @@ UNPROVED: dict[str, Callable[[], bytes]] = {
     "a pickle without STOP in a zip": lambda: zipped(**{"a__more.pkl": b"\x80\x02}"}),
     "a pickle that Python refuses": lambda: zipped(**{"a__more.pkl": b"\x80\x02}N)R."}),
     "bytes behind the pickles of a member": lambda: zipped(**{"a__more.pkl": b"\x80\x02}.\xff"}),
+    "an opaque object of a module that no name has": lambda: exported(
+        data__constants__opaque_obj_0=b"cevil module\nf\n(tR."
+    ),
     "a bare pickle with bytes behind it": lambda: b"\x80\x02}.\xff\xff",
     "loaded bytes that are no file": lambda: loading(long_bytes(b"\x00\x01 no pickle")),
     "JSON that cannot be parsed strictly": lambda: exported(

@@ -72,7 +72,7 @@ class _Text(str):
     blob: Blob
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Blob:
     """Bytes or text of a pickle: where they are, how they are spelled there, and how text was encoded, if it was."""
 
@@ -379,7 +379,7 @@ class _Machine:
     def _text(self, blob: Blob, raw: bytes) -> Any:
         if len(raw) > 6 * _MAX_NAME:  # a character is at most six bytes: \uXXXX
             return blob
-        text = _Text(_decoded(raw, blob.spelling))
+        text = _Text(raw, "ascii") if blob.spelling == _UTF8 and raw.isascii() else _Text(_decoded(raw, blob.spelling))
         text.blob = blob
         return text if len(text) <= _MAX_NAME else blob
 
@@ -407,7 +407,11 @@ class _Machine:
         if known == ("_codecs", "encode"):
             return _encoded(*args)
         first = args[0]
-        if known == LOADS_PICKLE and isinstance(first, Blob) and first.content(self._data) is not None:
+        if (
+            known == LOADS_PICKLE
+            and isinstance(first, Blob)
+            and (first.spelling == _BYTES or first.encoding is not None)
+        ):
             function.loads += 1
             self.loaded.append(first)
         return _OBJECT

@@ -51,7 +51,9 @@ _LEGACY_PICKLES = 5
 _NUMPY = b"\x93NUMPY"
 _MAX_ARRAY_HEADER = 1 << 20
 _NATIVE = (b"\x7fELF", b"MZ", b"\xfe\xed\xfa\xce", b"\xfe\xed\xfa\xcf", b"\xce\xfa\xed\xfe", b"\xcf\xfa\xed\xfe")
-_PICKLE_SUFFIXES = (".pkl", ".pickle", ".debug_pkl", ".joblib", ".dill")
+_UNIVERSAL = b"\xca\xfe\xba\xbe"  # programs for several processors; Java's classes begin in the same way
+_BUILT = (".cpp", ".cc", ".cu", ".o", ".obj", ".ptx", ".hsaco", ".spv", ".so", ".dll", ".dylib", ".pyd")
+_PICKLES = re.compile(r"\.(?:pkl|pickle|debug_pkl|joblib|dill|pt|pth|ckpt)$|(?:^|/)(?:opaque|custom)_obj_[^/]*$")
 _PROGRAM = Bounds(MAX_PICKLE_BYTES, 20_000_000, 500, text=None, constants=True)
 _PROTOCOL = re.compile(rb"\x80[\x00-\x05]")
 _MAX_PARTS, _MAX_LEVELS, _MAX_FAILURES = 20_000, 5, 100
@@ -64,7 +66,7 @@ _COMPRESSED: tuple[tuple[bytes, Callable[[], Any]], ...] = (
     *((bytes((0x78, level)), lambda: zlib.decompressobj()) for level in (0x01, 0x5E, 0x9C, 0xDA)),
     (b"BZh", bz2.BZ2Decompressor),
     (b"\xfd7zXZ\0", lzma.LZMADecompressor),
-    (b"\x5d\0\0", lzma.LZMADecompressor),
+    (b"\x5d\0", lzma.LZMADecompressor),
 )
 _OLD_JOBLIB = b"ZF0x"
 _OLD_JOBLIB_BYTES = 21
@@ -154,7 +156,7 @@ class Inspector:
             raise LimitError(f"more than {_MAX_PARTS:,} files in a file, or {_MAX_LEVELS} levels of them", rule="PT-17")
         head = source.read_at(0, min(BLOCK, source.size))
         complete = self._inspect_pickles(source, head, member, level)
-        if head.startswith(_NATIVE) and (source.size > 1 << 10 or head.startswith(b"\x7fELF")):
+        if head.startswith((*_NATIVE, _UNIVERSAL)) and (source.size > 1 << 10 or head.startswith(b"\x7fELF")):
             self.findings.append(Finding(DANGEROUS, "a program or shared library", True, member, 0, "native code"))
         if head.startswith(_NUMPY):
             complete = self._inspect_array(source, member, level)
@@ -201,7 +203,9 @@ class Inspector:
         for trace in traces:
             self._add_names(trace, member, start, foreign=foreign)
             loaded = {(blob.start, blob.stop) for pickled, blob in trace.loaded if pickled is data}
-            for pickled, blob in trace.loaded:
+            for pickled, blob in {
+                (id(pickled), blob.start, blob.stop, blob.encoding): (pickled, blob) for pickled, blob in trace.loaded
+            }.values():
                 self._inspect_loaded(blob.content(pickled) or b"", f"{member}[{start + blob.start}]", level)
             for begin, end in trace.blobs:
                 if (begin, end) not in loaded and _EMBEDDED.match(data, begin, end):
@@ -275,7 +279,7 @@ class Inspector:
             inner, is_sound = _unpacked(data, make, _MAX_UNPACKED)
             if len(inner) == _MAX_UNPACKED or len(data) < source.size:
                 raise LimitError(f"compressed data of more than {_MAX_UNPACKED} bytes", rule="PT-17")
-        if not is_sound and (inner or data[:1] != b"x"):  # zlib's two bytes also begin what is not compressed
+        if not is_sound and (inner or data[:1] not in b"x]"):  # two bytes also begin what is not compressed
             damaged = UnsupportedError(
                 f"{member or 'the file'}: the compressed data is damaged; its end was not judged"
             )
@@ -304,6 +308,9 @@ class Inspector:
             is_script = script is not None and name.startswith(script)
             if name.endswith((".py", ".pyc")) and not is_script:  # torch.package and Python import it.
                 self._suspect(name, "Python source", f"{member}/{name}" if member else name)
+            if name.endswith(_BUILT):  # AOTInductor compiles and links it, and loads the result.
+                place = f"{member}/{name}" if member else name
+                self.findings.append(Finding(DANGEROUS, printable(name), True, place, 0, "native code"))
             # numpy.load takes a storage for an array if it begins like one.
             if stored.size and (name not in raw or _head(source, stored) == _NUMPY):
                 self._inspect_member(_content(source, stored), name, member, level)
@@ -321,7 +328,7 @@ class Inspector:
         elif name.endswith(".json"):
             self._inspect_expressions(data, place)
         is_complete = self._inspect_inner(source, place, level)
-        if not is_complete and (name.endswith(_PICKLE_SUFFIXES) or _PROTOCOL.match(data)):
+        if not is_complete and (_PICKLES.search(name) or _PROTOCOL.match(data)):
             unproved = UnsupportedError(f"{place}: the pickles in it do not fill it, each up to its STOP")
             self.error = self.error or unproved
 
