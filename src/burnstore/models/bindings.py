@@ -35,3 +35,20 @@ def binding_for(model: Any) -> Binding:
         if torch.holds_tensors(model):
             return cast(Binding, torch)
     return cast(Binding, plain)
+
+
+def left_out_of(model: Any) -> dict[str, str]:
+    """Return what a walk of this model does not visit although it holds numbers, each with the reason.
+
+    `save`, `collect` and `diff` see the same tensors and leave the same out.
+    """
+    found: dict[str, str] = getattr(binding_for(model), "left_out", lambda model: {})(model)
+    return found
+
+
+def digests_of_left_out(model: Any) -> dict[str, str | None]:
+    """Return a digest of the numbers in everything that is left out; None where they cannot be compared."""
+    found: dict[str, str | None] = {}
+    if hasattr(binding_for(model), "left_out"):
+        plain.left_out(model, found)
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import functools
 import gc
+import hashlib
 import math
 import types
 import weakref
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ModelError
+from ..errors import BurnstoreError, ModelError
 from ..tensor.data import Array, Shape, TensorData
 from ..tensor.dtype import DType
 from ..tensor.snapshot import TensorSnapshot
@@ -218,7 +219,7 @@ def walk(model: Any, *, skip_enum_variants: bool = False) -> Iterator[Slot]:
         raise
 
 
-def left_out(model: Any) -> dict[str, str]:
+def left_out(model: Any, digests: dict[str, str | None] | None = None) -> dict[str, str]:
     """Return what `walk` does not visit although it holds tensors, or is an item of a mapping or list of tensors.
 
     It maps paths to reasons. A walk covers public attributes, stored fields and items, and of a torch module what its
@@ -227,7 +228,7 @@ def left_out(model: Any) -> dict[str, str]:
     code was made with (`functools.partial`, closures, defaults); and numbers that are no tensors: storages, NumPy
     scalars, buffers. So are values in nested mappings and lists that are no tensors and hold none; constants of objects
     are settings. Fields that a module names in ``skipped``, gradients, and memory that is written under another name
-    are not listed.
+    are not listed. ``digests`` gets a digest of the numbers of each entry, None where they are not known.
 
     >>> class Net:
     ...     def __init__(self):
@@ -235,7 +236,7 @@ def left_out(model: Any) -> dict[str, str]:
     >>> left_out(Net())
     {'_cache': '1 tensor in a private attribute'}
     """
-    search = _Search(model)
+    search = _Search(model, digests)
     visited: list[tuple[str, list[_HiddenValue], dict[str, str]]] = []
     search.met[id(model)] = model
     pending: list[tuple[str, Any, bool]] = [("", model, True)]
@@ -251,6 +252,8 @@ def left_out(model: Any) -> dict[str, str]:
                 holds_tensors = True
             elif kind is None or (is_data and not isinstance(child, (Mapping, Sequence)) and not _holds_tensors(child)):
                 constants[prefix + segment] = "not a tensor"
+                if digests is not None:
+                    digests[prefix + segment] = repr(child) if isinstance(child, _CONSTANTS) else None
             elif id(child) not in search.met:
                 search.met[id(child)] = child  # It has its own turn.
                 if not (_IS_MODULE[type(child)] and _is_plain_leaf(child)):
@@ -262,6 +265,9 @@ def left_out(model: Any) -> dict[str, str]:
     found: dict[str, str] = {}
     for prefix, hidden, constants in visited:  # after the walk: what it meets anywhere is not hidden
         found |= search.tensors_in(hidden, prefix) | constants
+    if digests is not None:
+        for name in [name for name in digests if name not in found]:
+            del digests[name]
     return found
 
 
@@ -279,8 +285,10 @@ MODULE_ATTRIBUTES: set[str] = set()
 class _Search:
     """A search for tensors that a walk does not visit; each object is searched once, so it is linear in the model."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, digests: dict[str, str | None] | None = None) -> None:
         self._model = model
+        self._digests = digests
+        self._numbers: list[bytes | None] = []
         self.met: dict[int, Any] = {}
 
     @functools.cached_property
@@ -290,7 +298,15 @@ class _Search:
 
     def tensors_in(self, hidden: Iterable[_HiddenValue], prefix: str) -> dict[str, str]:
         """Return the tensors in hidden values, by attribute, with the reason."""
-        counts = [(name, self.count(held), reason) for name, held, reason in hidden]
+        counts = []
+        for name, held, reason in hidden:
+            self._numbers = []
+            counts.append((name, self.count(held), reason))
+            if self._digests is not None:
+                known = [number for number in self._numbers if number is not None]
+                is_known = len(known) == len(self._numbers)
+                digest = hashlib.sha256(b"".join(sorted(known))).hexdigest()  # a set has no order
+                self._digests[prefix + name] = digest if is_known else None
         return {
             prefix + name: f"{count} {'tensor' if count == 1 else 'tensors'} {reason}"
             for name, count, reason in counts
@@ -317,7 +333,9 @@ class _Search:
     def _is_unwritten_storage(self, value: Any) -> bool:
         """Return whether numbers that are no tensor (a storage, a NumPy scalar, a buffer) are not in a written one."""
         if not _IS_STORAGE[type(value)]:
+            self._keep(repr(type(value)), bytes(value.tobytes()))
             return True
+        self._numbers.append(None)
         try:
             memory = (value.device, value.data_ptr())
             return value.nbytes() > 0 and memory not in self.written
@@ -327,9 +345,16 @@ class _Search:
     def _is_unwritten(self, kind: Any, value: Any) -> bool:
         try:
             slot = kind("", (), value, None)
-            return math.prod(slot.shape) > 0 and _memory(slot) not in self.written
-        except ModelError:
+            is_unwritten = math.prod(slot.shape) > 0 and _memory(slot) not in self.written
+            if is_unwritten and self._digests is not None:
+                self._keep(f"{slot.dtype}{slot.shape}", slot.snapshot().to_bytes())
+            return is_unwritten
+        except (BurnstoreError, RuntimeError):
+            self._numbers.append(None)
             return True  # a tensor of a form that cannot be saved
+
+    def _keep(self, what: str, raw: bytes) -> None:
+        self._numbers.append(hashlib.sha256(what.encode() + raw).digest())
 
 
 def _held_by(value: Any) -> Iterable[Any]:

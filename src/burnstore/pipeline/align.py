@@ -11,7 +11,7 @@ from ..checkpoint import Checkpoint, open_checkpoint
 from ..errors import AmbiguousError, DuplicateNameError, ModelError, Ways, located, quoted
 from ..io.paths import as_path, is_path, is_same_file
 from ..limits import Limits
-from ..models.bindings import binding_for
+from ..models.bindings import binding_for, left_out_of
 from ..tensor.note import Note
 from ..tensor.snapshot import TensorSnapshot
 from ..transforms.constant import check_constant
@@ -73,12 +73,12 @@ def _input(given: Any, name: str, limits: Limits | None, top_level_key: str | No
         return input_of_file(opened.enter_context(file))
     shown = f"<{name}: {type(given).__name__}>"
     if isinstance(given, (list, tuple)) and all(isinstance(each, TensorSnapshot) for each in given):
-        return Input(shown, given, None)
+        return Input(shown, given, None, left_out=getattr(given, "left_out", {}))
     layout: Layout | None = layout_of(given)
     if isinstance(given, Mapping) and layout == "burn" and declared_layout(given) is None:
         layout = None  # a mapping of arrays states no layout, unless it holds torch's tensors
     snapshots = [move.snapshot for move in compile_save(given, None, Pipeline()).moves]
-    return Input(shown, snapshots, layout, model=given)
+    return Input(shown, snapshots, layout, model=given, left_out=left_out_of(given))
 
 
 def _is_same_file(a: Any, b: Any) -> bool:

@@ -58,6 +58,8 @@ class Input:
     model: Any = None
     names: Mapping[str, str] = field(default_factory=dict)
     """The new name of every tensor by its name in the source, if they were renamed."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """What a model has besides these tensors, each with the reason."""
 
     def __post_init__(self) -> None:
         """Refuse parts of tensors: every verb gets its tensors through an input, and needs them whole."""

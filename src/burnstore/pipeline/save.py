@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -31,7 +31,7 @@ from ..formats.write import batches, write_file
 from ..io.gc_pause import gc_paused
 from ..io.paths import OpenFile, exists
 from ..limits import Limits
-from ..models.bindings import binding_for
+from ..models.bindings import left_out_of
 from ..models.plain import as_text, hidden_tensors
 from ..progress import Progress
 from ..tensor.data import TensorData
@@ -234,7 +234,7 @@ def _plan_of(
             raise TypeError(
                 f"this {type(tensors).__name__} has no tensors: nothing would be saved, unless allow_empty=True"
             )
-        plan.fates |= getattr(binding_for(tensors), "left_out", lambda model: {})(tensors) | left_out
+        plan.fates |= left_out_of(tensors) | left_out
         if is_unstated and (pipeline.adapter is None or pipeline.adapter.gives_layout is None):
             plan.layout = pipeline.layout
             metadata = metadata_for(plan.layout)
@@ -246,6 +246,7 @@ def _plan_of(
     source = replace(named, snapshots=select_tensors(filtered, list(named.snapshots), pipeline))
     plan = compile_convert(source, pipeline.replace(filter=None, keep_layout=True, target_layout=None), None)
     plan.layout, plan.fates, plan.notes = own, filtered.fates | plan.fates, filtered.notes + plan.notes
+    plan.fates |= getattr(tensors, "left_out", {}) if isinstance(tensors, list) else {}
     is_plain = type(tensors) is dict and all(type(tensor) is np.ndarray for tensor in tensors.values())
     if isinstance(tensors, Mapping) and not is_plain and not isinstance(tensors, Checkpoint):
         plan.fates |= hidden_tensors(tensors)
@@ -372,11 +373,11 @@ def collect(
     adapter: AdapterLike | None = None,
     *,
     skip_enum_variants: bool = False,
-) -> list[TensorSnapshot]:
+) -> Collected:
     """Return the tensors of a model, in its order, under their paths and in its layout; nothing is read yet.
 
     ``filter`` sees paths and containers of the model, ``adapter`` then changes what is left. A pattern or path of the
-    filter that matches nothing is warned about.
+    filter that matches nothing is warned about. The list has an attribute ``left_out``, which is that of `save`.
 
     >>> import numpy as np
     >>> [snapshot.path for snapshot in collect({"encoder": {"weight": np.zeros(2)}, "steps": [np.zeros(1)]})]
@@ -386,4 +387,13 @@ def collect(
     for note in plan.notes:
         if note.kind == "unmatched":
             warnings.warn(note, BurnstoreWarning, stacklevel=3)
-    return [move.snapshot.replace(layout=plan.layout) for move in plan.moves]
+    snapshots = [move.snapshot.replace(layout=plan.layout) for move in plan.moves]
+    return Collected(snapshots, {**plan.fates, **left_out_of(model)})
+
+
+class Collected(list[TensorSnapshot]):
+    """The tensors of a model, and what was left out of them, each with the reason."""
+
+    def __init__(self, snapshots: Iterable[TensorSnapshot], left_out: Mapping[str, str]) -> None:
+        super().__init__(snapshots)
+        self.left_out = dict(left_out)

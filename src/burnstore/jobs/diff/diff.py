@@ -15,13 +15,18 @@ tensors in pieces; a few megabytes of each are in memory, unless a tensor must b
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
-from ...errors import entry_point
+from ...checkpoint import Checkpoint, open_checkpoint
+from ...errors import BurnstoreError, entry_point, printable
 from ...io.paths import with_options
 from ...io.workers import Workers, checked_workers
 from ...limits import Limits
+from ...models.bindings import digests_of_left_out
+from ...models.plain import NOT_PERSISTENT
 from ...pipeline.align import Aligned, align, opened_inputs
+from ...pipeline.ends import Input
 from ...pipeline.options import FilterLike, Pipeline, RenameLike, RulesLike, pipeline_of, refuse_unused
 from ...progress import ProgressLike, progress_from
 from ...tensor.data import Shape
@@ -105,6 +110,9 @@ def diff(
         notes = [*tensors.notes, *_notes_on_ids(work.pairs)]
         sides = [first] if first.snapshots is second.snapshots else [first, second]
         read_notes = [(side.name, note) for side in sides for note in side.notes]
+        hidden = list(_left_out(first, second)) if len(sides) == 2 else []
+        if len(sides) == 2 and all(entry.status in ("equal", "close") for entry in found) and not top_level_key:
+            hidden += _other_parts(a, b, first, second, limits)
         return Diff(
             first.name,
             second.name,
@@ -113,11 +121,57 @@ def diff(
             tuple(found),
             _differing(first.metadata, second.metadata),
             _differing(first.scalars, second.scalars),
-            (*notes, *(note.about(name) for name, note in read_notes if note.kind != "left out")),
+            (
+                *notes,
+                *(note.about(name) for name, note in read_notes if note.kind != "left out"),
+                *(note for note in hidden if note.kind != "left out"),
+            ),
             (
                 *([] if found or chosen.allow_empty else [_nothing(chosen)]),
                 *(note.about(name) for name, note in read_notes if note.kind == "left out" and len(sides) == 2),
+                *(note for note in hidden if note.kind == "left out"),
             ),
+        )
+
+
+def _left_out(first: Input, second: Input) -> Iterator[Note]:
+    """Yield notes about numbers of models that are no tensors of theirs, unless both sides have the same.
+
+    Buffers that are not persistent are in no file: where the other side is one, they are only noted.
+    """
+    if not first.left_out and not second.left_out:
+        return
+    digests = [{} if side.model is None else digests_of_left_out(side.model) for side in (first, second)]
+    are_models = first.model is not None and second.model is not None
+    for name in [*first.left_out, *(name for name in second.left_out if name not in first.left_out)]:
+        ours, theirs = (held.get(name) for held in digests)
+        if ours is not None and ours == theirs:
+            continue
+        side = first if name in first.left_out else second
+        why = side.left_out[name]
+        is_expected = why.endswith(NOT_PERSISTENT) and not are_models
+        yield Note("unknown" if is_expected else "left out", f"{side.name}: left out: {name} ({why})", name)
+
+
+def _other_parts(a: Any, b: Any, first: Input, second: Input, limits: Limits | None) -> Iterator[Note]:
+    """Yield a note if both are files of which one part was taken as the model, and the other parts differ."""
+    files = [side.checkpoint for side in (first, second) if side.checkpoint is not None]
+    if len(files) < 2 or not all(any(note.kind == "part" for note in side.notes) for side in (first, second)):
+        return
+    given = [file.path if isinstance(each, Checkpoint) else each for each, file in zip((a, b), files, strict=True)]
+    try:
+        with ExitStack() as opened:
+            whole = [opened.enter_context(open_checkpoint(each, limits=limits, top_level_key="")) for each in given]
+            compared = diff(*whole, keep_layout=True)
+    except (BurnstoreError, OSError) as error:
+        yield Note("left out", f"left out: the parts besides the model, which cannot be read: {error}")
+        return
+    if not compared.is_equal:
+        names = [each.shown_name for each in compared.tensors if each.status not in ("equal", "close")]
+        shown = f", such as {printable(names[0])}" if names else ""
+        yield Note(
+            "left out",
+            f'left out: {len(names)} tensors besides the model differ{shown}; top_level_key="" compares everything',
         )
 
 
