@@ -66,6 +66,8 @@ The rules. Errors and tests cite them; "stricter" marks what torch lets pass, "w
     PT-29  A DTensor is the part of a tensor that one rank has. Its mesh, its placements and the rank's coordinate state
            its place; its values are only read when the files of all ranks are opened together. One whose place is not
            a box is left out by name.
+    PT-30  A partition of DeepSpeed ZeRO is part of the tensors of all ranks: its values are only read as the FP32
+           weights of a folder with the partitions of all ranks, whose lengths fit the shapes of the parameters.
 """
 
 from __future__ import annotations

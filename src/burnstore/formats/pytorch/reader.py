@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from ...errors import CorruptError, LimitError, TruncatedError, UnknownFormatError, UnsupportedError, located, printable
-from ...io.source import JoinedSource, Source
+from ...io.paths import sibling
+from ...io.source import InFolder, JoinedSource, Source
 from ...limits import Limits
 from ..base import Check, Contents, Part
 from ..codec.zip import DEFLATED, LOCAL_MAGIC, STORED, Member
 from ..sharded import read as sharded
-from ..sharded.locate import begins_like_index
+from ..sharded.locate import ZERO_OPTIMIZER, begins_like_index
 from .archive import ZipFile, read_zip
 from .contents import Rows
 from .data import DenseData, check_member
 from .graph import find_tensors
 from .salvage import LOCAL_HEADER, salvaged, without_lost
 from .stream import MAX_PICKLE_BYTES, MAX_TENSORS, PickledFile, begins_like_legacy, read_bare, read_legacy, read_tar
+from .zero import ZeroFile, mark_partitions, zero_contents
 
 _HEAD = 512
 _INDICES = (".indices", ".crow_indices", ".ccol_indices")
@@ -74,6 +76,8 @@ def read(
     several = limits.or_defaults(header_bytes=MAX_PICKLE_BYTES, tensors=MAX_TENSORS)
     if isinstance(source, JoinedSource):
         return sharded.read_files(source, several, lambda part, _: read(part, limits, **options))
+    if shards is not None and any(isinstance(name, str) and ZERO_OPTIMIZER.fullmatch(name) for name in shards):
+        return _read_zero(source, shards, limits)
     if shards is not None:
         return sharded.read_set(source, shards, several, lambda part, _: read(part, limits, **options))
     if begins_like_index(source.read_at(0, min(_HEAD, source.size))):
@@ -93,7 +97,26 @@ def read(
         found = without_lost(found, broken)
     rows = Rows(file, source, limits)
     rows.add(found.tensors, dense=dense)
-    return rows.contents(found)
+    return mark_partitions(file, rows.contents(found), source)
+
+
+def _read_zero(source: Source, shards: Sequence[str], limits: Limits) -> Contents:
+    """Read a checkpoint of DeepSpeed ZeRO, of which the source is the first file."""
+    opened: list[Source] = []
+    files: list[ZeroFile] = []
+    try:
+        for name in shards:
+            with located(rule="PT-30"):
+                opened.append(sibling(cast(InFolder, source), name))
+            with located(path=opened[-1].name):
+                files.append(ZeroFile(opened[-1], read_pickled(opened[-1], limits)))
+        models = [each for name, each in zip(shards, files, strict=True) if not ZERO_OPTIMIZER.fullmatch(name)]
+        optimizers = [each for name, each in zip(shards, files, strict=True) if ZERO_OPTIMIZER.fullmatch(name)]
+        return zero_contents(JoinedSource(source.name, opened), models, optimizers, limits)
+    except BaseException:
+        for each in opened:
+            each.close()
+        raise
 
 
 @dataclass(frozen=True, slots=True)

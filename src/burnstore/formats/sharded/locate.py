@@ -31,6 +31,9 @@ _METADATA_OF_RANK = re.compile(r"__[0-9]{1,9}\.metadata")
 _SHARD_OF_TORCH = re.compile(r"shard-(\d{5})-model-(\d{5})-of-(\d{5})\.safetensors")
 _OF_RANK = re.compile(r"(.*?)(?:world_size_(\d{1,6})_)?rank[_-]?(\d{1,6})((?:\D.*)?\.(?:pt|pth|bin|ckpt))", re.DOTALL)
 """A file of one rank: what precedes its number, the number of ranks if it is stated, the number, and what follows."""
+ZERO_MODEL = re.compile(r"(?:zero_pp_rank_(\d{1,6})_)?mp_rank_(\d{1,6})_model_states\.pt")
+ZERO_OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d{1,6})_mp_rank_(\d{1,6})_optim_states\.pt")
+"""The files of DeepSpeed ZeRO: of the model, and the partitions of its optimizer."""
 _BESIDE_RANKS = ("optim", "extra_state", "scheduler", "rng", "dataloader")
 
 _BESIDE = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state(_\d+)?|random_states_\d+)\.(bin|pt|pth|pkl)")
@@ -173,9 +176,9 @@ def _checkpoint_in(
         return join(path, indexes[0]), {}
     if not files:
         return None
-    shards = _shards_of_torch(files) or _files_of_ranks(files)
+    shards = _shards_of_torch(files) or _files_of_zero(files) or _files_of_ranks(files)
     if shards:
-        return os.path.join(path, shards[0]), {"shards": shards}
+        return join(path, shards[0]), {"shards": shards}
     if len(files) == 1 and _NUMBERED.fullmatch(files[0]) is None:
         return join(path, files[0]), {}
     return join(path, files[0]), {"shards": _complete_set(files)}
@@ -196,6 +199,26 @@ def _shards_of_torch(files: Sequence[str]) -> list[str]:
         problem = f"output {missing[0]} of {min(counts)} is missing" if missing else "they are of several sets"
         raise CorruptError(f"the directory has {len(files)} shards of torch: {problem}", rule="SH-05")
     return list(files)
+
+
+def _files_of_zero(files: Sequence[str]) -> list[str]:
+    """Return the model states and the partitions of all ranks, in order, if they are of DeepSpeed ZeRO."""
+    optimizers = {int(match[1]): match for match in map(ZERO_OPTIMIZER.fullmatch, files) if match and not int(match[2])}
+    if not optimizers:
+        return []
+    parallel = next((name for name in files if (m := ZERO_OPTIMIZER.fullmatch(name)) and int(m[2])), None)
+    if parallel is not None:
+        raise UnsupportedError(
+            f"a checkpoint of DeepSpeed with tensor parallelism ({parallel}), which is not read here",
+            hint="convert it to a universal checkpoint with DeepSpeed first",
+        )
+    missing = next((rank for rank in range(max(optimizers)) if rank not in optimizers), None)
+    if missing is not None:
+        raise CorruptError(f"the partition of rank {missing} is missing, of {max(optimizers) + 1}", rule="SH-05")
+    models = sorted(name for name in files if ZERO_MODEL.fullmatch(name))
+    if not models:
+        raise CorruptError("a checkpoint of DeepSpeed ZeRO without its *model_states.pt", rule="SH-05")
+    return [*models, *(optimizers[rank][0] for rank in sorted(optimizers))]
 
 
 def _files_of_ranks(files: Sequence[str]) -> list[str]:
