@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import cache
-from importlib import import_module
 from typing import Any
 
 from ..checkpoint import Checkpoint, open_checkpoint
@@ -42,15 +41,14 @@ def storage_reader(
 def _reader_class() -> type[Any]:
     """Return the class, which derives from torch's."""
     try:
-        torch = import_module("torch")
-        dcp = import_module("torch.distributed.checkpoint")
-        metadata = import_module("torch.distributed.checkpoint.metadata")
-        planner = import_module("torch.distributed.checkpoint.planner")
-        futures = import_module("torch.futures")
+        import torch  # inside a function: when a reader is asked for
+        import torch.distributed.checkpoint as dcp
+        from torch import futures
+        from torch.distributed.checkpoint import metadata, planner
     except ImportError as error:
         raise MissingDependencyError("a StorageReader needs PyTorch", hint="pip install torch") from error
 
-    class StorageReader(dcp.StorageReader):  # type: ignore[misc,name-defined]  # torch is not imported statically
+    class StorageReader(dcp.StorageReader):  # type: ignore[misc]  # of torch, which is Any
         """Whole tensors of one open file, of which each rank reads its part."""
 
         def __init__(self, file: Checkpoint, tensors: dict[str, TensorSnapshot]) -> None:
