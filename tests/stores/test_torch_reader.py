@@ -38,6 +38,8 @@ def test_dcp_loads_a_file_in_the_names_and_axes_of_torch(model: Any, name: str, 
 
 
 def test_a_file_of_burn_that_records_no_modules_is_refused(tmp_path: Path) -> None:
+    import torch.distributed.checkpoint  # noqa: F401  (a reader is for it)
+
     from burnstore.stores.torch_reader import storage_reader
 
     bs.save({"fc.weight": np.ones((4, 4), np.float32)}, tmp_path / "model.bpk", layout="burn")
@@ -73,8 +75,8 @@ def _load_rank(rank: int, ranks: int, path: str, port: int) -> None:
 @pytest.mark.slow("starts three processes of torch")
 def test_ranks_load_their_rows_and_columns(tmp_path: Path) -> None:
     import socket
-
-    import torch.multiprocessing as mp
+    import subprocess
+    import sys
 
     whole = {"w": np.arange(7 * 4, dtype=np.float32).reshape(7, 4)}
     bs.save(whole, tmp_path / "whole.safetensors", layout="torch")
@@ -82,4 +84,13 @@ def test_ranks_load_their_rows_and_columns(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.start_processes(_load_rank, (3, str(tmp_path), port), nprocs=3, start_method="spawn")
+    ranks = [
+        subprocess.Popen([sys.executable, __file__, str(rank), "3", str(tmp_path), str(port)]) for rank in range(3)
+    ]
+    assert [rank.wait(timeout=300) for rank in ranks] == [0, 0, 0]
+
+
+if __name__ == "__main__":
+    import sys
+
+    _load_rank(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))

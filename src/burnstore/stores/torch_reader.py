@@ -5,12 +5,13 @@
 
     dcp.load(state_dict, storage_reader=storage_reader("model.bpk"))
 
-Each rank reads the rows that it needs, and nothing else. torch is imported when a reader is made.
+Each rank reads the rows that it needs, and nothing else. torch is the caller's: nothing here imports it.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -30,7 +31,7 @@ def storage_reader(
     """Return a ``StorageReader`` of torch for a file of any format, in torch's names and axes.
 
     A file of Burn's layout is converted by the modules that it records; ModelError if it records none. ``source`` is
-    what `burnstore.open` takes. Raises MissingDependencyError without PyTorch.
+    what `burnstore.open` takes. Raises MissingDependencyError unless torch.distributed.checkpoint is imported.
     """
     file = source if isinstance(source, Checkpoint) else open_checkpoint(source, top_level_key=top_level_key)
     plan = compile_convert(input_of_file(file), Pipeline(), None if file.layout is None else "torch", None)
@@ -40,13 +41,13 @@ def storage_reader(
 @cache
 def _reader_class() -> type[Any]:
     """Return the class, which derives from torch's."""
-    try:
-        import torch  # inside a function: when a reader is asked for
-        import torch.distributed.checkpoint as dcp
-        from torch import futures
-        from torch.distributed.checkpoint import metadata, planner
-    except ImportError as error:
-        raise MissingDependencyError("a StorageReader needs PyTorch", hint="pip install torch") from error
+    torch, dcp = sys.modules.get("torch"), sys.modules.get("torch.distributed.checkpoint")
+    if torch is None or dcp is None:
+        raise MissingDependencyError(
+            "a StorageReader is for torch.distributed.checkpoint, which is not imported",
+            hint="import torch.distributed.checkpoint first",
+        )
+    metadata, planner = dcp.metadata, dcp.planner
 
     class StorageReader(dcp.StorageReader):  # type: ignore[misc]  # of torch, which is Any
         """Whole tensors of one open file, of which each rank reads its part."""
@@ -93,7 +94,7 @@ def _reader_class() -> type[Any]:
                 target = planner_of_rank.resolve_tensor(item).detach()
                 target.copy_(values.torch().reshape(target.shape))
                 planner_of_rank.commit_tensor(item, target)
-            done = futures.Future()
+            done = torch.futures.Future()
             done.set_result(None)
             return done
 
