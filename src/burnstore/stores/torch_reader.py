@@ -41,15 +41,17 @@ def storage_reader(
 @cache
 def _reader_class() -> type[Any]:
     """Return the class, which derives from torch's."""
-    torch, dcp = sys.modules.get("torch"), sys.modules.get("torch.distributed.checkpoint")
+    torch: Any = sys.modules.get("torch")
+    dcp: Any = sys.modules.get("torch.distributed.checkpoint")
     if torch is None or dcp is None:
         raise MissingDependencyError(
             "a StorageReader is for torch.distributed.checkpoint, which is not imported",
             hint="import torch.distributed.checkpoint first",
         )
     metadata, planner = dcp.metadata, dcp.planner
+    base: Any = dcp.StorageReader
 
-    class StorageReader(dcp.StorageReader):  # type: ignore[misc]  # of torch, which is Any
+    class StorageReader(base):  # type: ignore[misc]  # of torch, which is Any
         """Whole tensors of one open file, of which each rank reads its part."""
 
         def __init__(self, file: Checkpoint, tensors: dict[str, TensorSnapshot]) -> None:
