@@ -14,6 +14,7 @@ import pytest
 
 import burnstore as bs
 from burnstore import nn
+from burnstore.cli import main
 from burnstore.jobs.convert.receipt import read_receipt
 from burnstore.tensor.note import Note, as_note
 
@@ -312,3 +313,29 @@ def test_data_that_a_reader_leaves_out_is_not_equal_to_anything(tmp_path: Path) 
         np.savez(tmp_path / f"{name}.npz", w=np.ones(2, F32), blob=np.array([{"a": 1}], dtype=object))
     found = bs.diff(tmp_path / "a.npz", tmp_path / "b.npz")
     assert not found.is_equal and len(found.uncompared) == 2
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("convert empty.bpk out.bpk", 2),
+        ("merge empty.bpk empty.bpk out.bpk", 2),
+        ("diff empty.bpk empty.bpk", 1),
+        ("verify empty.bpk", 1),
+        ("verify folder", 1),
+        ("scan folder", 1),
+        ("report empty.bpk", 1),
+        ("explain net.bpk --into net.bpk --filter typo", 1),
+    ],
+)
+def test_commands_that_do_nothing_do_not_exit_with_0_unless_allowed(
+    file: Path, empty: Path, monkeypatch: pytest.MonkeyPatch, line: str, code: int
+) -> None:
+    monkeypatch.chdir(file.parent)
+    Path("folder").mkdir()
+    assert main(line.split()) == code
+    allowed = [*line.split(), "--allow-empty", *(["--overwrite"] if "report" in line else [])]
+    assert main(allowed) == 0

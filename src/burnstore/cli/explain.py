@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(found.to_dict())
     else:
         print("\n".join(_lines(found, arguments, Screen.of_stdout())))
-    return OK if found.is_clean else FOUND
+    return OK if found.is_clean and found.ok else FOUND
 
 
 def _lines(found: Explanation, arguments: argparse.Namespace, screen: Screen) -> Iterator[str]:
