@@ -17,7 +17,7 @@ INSTALLED := .venv/installed
 DEMO := .venv-demo
 PIP := -m pip install --disable-pip-version-check
 
-.PHONY: demo test test-rest test-all docs architecture lint types contracts wheel bench fuzz fuzz-safetensors fuzz-pytorch fuzz-pickles fuzz-compose kill soak-shards architectures classes everyday interop \
+.PHONY: demo test test-rest test-all docs architecture lint types contracts wheel bench fuzz fuzz-safetensors fuzz-scales fuzz-pytorch fuzz-pickles fuzz-compose kill soak-shards architectures classes everyday interop \
   interop-all matrix bench-burn fuzz-interop clean
 
 # The main job, in an environment of its own with the package and its dependencies: no torch, nothing for tests.
@@ -65,6 +65,10 @@ fuzz: $(INSTALLED)
 
 fuzz-safetensors: $(INSTALLED)
 	$(BIN)/python -m tests.fuzz.run --format safetensors --mutants $(MUTANTS) --seed $(SEED) --minutes $(MINUTES)
+
+fuzz-scales: $(INSTALLED)
+	$(BIN)/python -m tests.fuzz.scales --format gguf --mutants $(MUTANTS) --seed $(SEED) --minutes $(MINUTES)
+	$(BIN)/python -m tests.fuzz.scales --format quantized --mutants $(MUTANTS) --seed $(SEED) --minutes $(MINUTES)
 
 fuzz-pytorch: $(INSTALLED)
 	$(BIN)/python -m tests.fuzz.pytorch --mutants $(MUTANTS) --seed $(SEED) --minutes $(MINUTES) --jobs 2

@@ -291,15 +291,47 @@ def test_other_formats_keep_or_decode(tmp_path: Path) -> None:
     folder = two_layers(tmp_path / "m")
     bs.convert(folder, tmp_path / "m.pt")
     assert set(torch.load(tmp_path / "m.pt")) == set(load_file(folder / "model.safetensors"))
-    done = bs.convert(folder, tmp_path / "m.bpk", rules={"^[ab]$": "Linear"})
-    assert any("written decoded" in note for note in done.notes)
-    with bs.open(tmp_path / "m.bpk") as file, bs.open(folder) as own:
-        assert (file["a.weight"].numpy() == own["a.weight"].numpy().T).all()
+    done = bs.convert(folder, tmp_path / "m.bpk", rules={"^[ab]$": "Linear"}, receipt=True)
+    assert any("stored as Burn's QFloat" in note for note in done.notes)
+    assert done.receipt is not None
+    bs.replay(done.receipt, tmp_path / "again.bpk")
+    assert (tmp_path / "again.bpk").read_bytes() == (tmp_path / "m.bpk").read_bytes()
+    bs.convert(folder, tmp_path / "floats.bpk", rules={"^[ab]$": "Linear"}, cast="f32")
+    with bs.open(tmp_path / "m.bpk") as file, bs.open(folder) as own, bs.open(tmp_path / "floats.bpk") as floats:
+        assert file["a.weight"].dtype.is_quantized
+        assert str(floats["a.weight"].dtype) == "F32"
+        for name in ("a.weight", "b.weight"):
+            assert (file[name].numpy() == own[name].numpy().T).all()
+            assert (floats[name].numpy() == own[name].numpy().T).all()
     bs.convert(folder, tmp_path / "m.gguf")
     with bs.open(tmp_path / "m.gguf") as file, bs.open(folder) as own:
         assert (file["a.weight"].numpy() == own["a.weight"].numpy()).all()
     bs.save(bs.open(folder), tmp_path / "saved.safetensors")
     assert set(load_file(tmp_path / "saved.safetensors")) == set(load_file(folder / "model.safetensors"))
+
+
+@pytest.mark.parametrize("scale", [torch.tensor(0.3), torch.rand(48, 1), torch.tensor(0.3).bfloat16()])
+def test_burns_qfloat_is_written_where_it_has_the_same_values(scale: torch.Tensor, tmp_path: Path) -> None:
+    folder = written(tmp_path / "m", {"m.weight": fp8(48, 40, dtype=torch.float8_e5m2), "m.weight_scale": scale})
+    done = bs.convert(folder, tmp_path / "m.bpk", rules={"^m$": "Linear"})
+    with bs.open(tmp_path / "m.bpk") as file, bs.open(folder) as own:
+        assert file["m.weight"].dtype.is_quantized is (scale.dtype is torch.float32)
+        assert (file["m.weight"].numpy() == own["m.weight"].numpy().T).all()
+    assert any("QFloat" in note or "written decoded" in note for note in done.notes)
+
+
+def test_a_quantized_file_of_burn_becomes_floats_in_torchs_layout(tmp_path: Path) -> None:
+    folder = two_layers(tmp_path / "m")
+    bs.convert(folder, tmp_path / "m.bpk", rules={"^[ab]$": "Linear"})
+    done = bs.convert(tmp_path / "m.bpk", tmp_path / "back.safetensors", target_layout="torch")
+    assert any("written decoded" in note and "QFloat" in note for note in done.notes)
+    with bs.open(tmp_path / "back.safetensors") as file, bs.open(folder) as own:
+        assert all((file[name].numpy() == own[name].numpy()).all() for name in own)
+    plain = torch.nn.Module()
+    plain.a, plain.b = torch.nn.Linear(256, 128), torch.nn.Linear(128, 256, bias=False)
+    bs.load(plain, tmp_path / "m.bpk")
+    with bs.open(folder) as own:
+        assert torch.equal(plain.a.weight.data, own["a.weight"].torch())
 
 
 def test_inspect_shows_shape_dtype_and_scheme(tmp_path: Path) -> None:

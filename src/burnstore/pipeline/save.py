@@ -250,7 +250,7 @@ def _plan_of(
     is_plain = type(tensors) is dict and all(type(tensor) is np.ndarray for tensor in tensors.values())
     if isinstance(tensors, Mapping) and not is_plain and not isinstance(tensors, Checkpoint):
         plan.fates |= hidden_tensors(tensors)
-    keep_stored(plan, source.snapshots, chosen)
+    keep_stored(plan, source.snapshots, chosen, is_cast=pipeline.cast is not None)
     metadata = metadata_for(own)
     if keeps_stored(plan) and QUANTIZATION_KEY in source.metadata:
         metadata = {**(metadata or {}), QUANTIZATION_KEY: source.metadata[QUANTIZATION_KEY]}

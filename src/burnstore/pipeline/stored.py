@@ -18,7 +18,7 @@ from ..tensor.dtype import DType
 from ..tensor.facts import DecodedData
 from ..tensor.note import Note
 from ..tensor.snapshot import TensorSnapshot
-from ..transforms.operations import Cast, StoredPart
+from ..transforms.operations import AsQFloat, Cast, StoredPart, qfloat_of
 from ..transforms.view import Origin
 from .ends import Input
 from .plan import Move, Plan
@@ -29,8 +29,11 @@ _QFLOAT = ("burnpack", "record")
 _TO_FLOAT = Cast(DType.F32)
 
 
-def keep_stored(plan: Plan, given: Iterable[TensorSnapshot], chosen: Format) -> None:
-    """Replace the moves of unchanged coded tensors by those of their parts, and note the others, which are decoded."""
+def keep_stored(plan: Plan, given: Iterable[TensorSnapshot], chosen: Format, *, is_cast: bool) -> None:
+    """Replace the moves of unchanged coded tensors by those of their parts, and note the others, which are decoded.
+
+    With a cast the caller asks for floats: nothing becomes Burn's QFloat.
+    """
     coded = {each.path: each for each in given if isinstance(each._data, DecodedData) or each.dtype.is_quantized}
     if not coded:
         return
@@ -38,6 +41,7 @@ def keep_stored(plan: Plan, given: Iterable[TensorSnapshot], chosen: Format) -> 
 
     moves: list[Move] = []
     decoded: list[str] = []
+    as_qfloat: list[str] = []
     for move in plan.moves:
         data = move.snapshot._data
         if isinstance(data, BlockData) and chosen.name == "gguf":
@@ -46,6 +50,9 @@ def keep_stored(plan: Plan, given: Iterable[TensorSnapshot], chosen: Format) -> 
             moves += _parts(move)
         elif move.snapshot.dtype.is_quantized and chosen.name in _QFLOAT:
             moves.append(move)
+        elif chosen.name == "burnpack" and not is_cast and (found := qfloat_of(move.snapshot)) is not None:
+            moves.append(move._replace(operations=(*move.operations, AsQFloat()), snapshot=found))
+            as_qfloat.append(move.target)
         else:
             if any(origin.source in coded for origin in move.origins):
                 decoded.append(move.target)
@@ -56,6 +63,10 @@ def keep_stored(plan: Plan, given: Iterable[TensorSnapshot], chosen: Format) -> 
     if keeps_stored(plan) and not supports_metadata(chosen):
         text = "codes and scales are copied; keep the config.json beside the copy, since its format has no metadata"
         plan.notes.append(Note("metadata", text))
+    if as_qfloat:
+        more = f" and {len(as_qfloat) - 1} more" if len(as_qfloat) > 1 else ""
+        text = f"stored as Burn's QFloat, with the same values: {printable(as_qfloat[0])}{more}"
+        plan.notes.append(Note("cast", f"{text}; pass cast= for floats"))
     if decoded:
         shown = ", ".join(map(printable, decoded[:_MOST_SHOWN]))
         more = f" and {len(decoded) - _MOST_SHOWN} more" if len(decoded) > _MOST_SHOWN else ""

@@ -94,6 +94,13 @@ class DecodedData(Data):
         """The tensors of the file that are decoded, the codes first."""
         raise NotImplementedError
 
+    def qfloat(self, *, is_transposed: bool) -> tuple[DType, Data] | None:
+        """Return Burn's quantized dtype and its bytes for the same values, or for those of the transposed matrix.
+
+        None where Burn has no such scheme.
+        """
+        return None
+
 
 @dataclass(slots=True, eq=False)
 class ValuesData(WrappedData):

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, get_args
 from ..errors import CorruptError, ModelError
 from ..tensor.data import Shape
 from ..tensor.dtype import DType
+from ..tensor.facts import DecodedData
 from ..tensor.snapshot import TensorSnapshot
 from ..tensor.sources import TransposedData
 from .axes import joined, sliced, transposed
@@ -92,6 +93,32 @@ class StoredPart(Operation):
 
     def __str__(self) -> str:
         return "codes as stored" if self.part == 0 else f"part {self.part} as stored"
+
+
+@dataclass(frozen=True, slots=True)
+class AsQFloat(Operation):
+    """Store the values of codes and scales as Burn's quantized floats, which have the same values."""
+
+    name = "qfloat"
+
+    def __call__(self, tensor: TensorSnapshot) -> TensorSnapshot:
+        found = qfloat_of(tensor)
+        if found is None:
+            raise ModelError("Burn has no quantized floats of this scheme", tensor=tensor.path)
+        return found
+
+    def __str__(self) -> str:
+        return "as QFloat"
+
+
+def qfloat_of(tensor: TensorSnapshot) -> TensorSnapshot | None:
+    """Return a decoded tensor, or such a matrix transposed, as Burn's quantized floats; None where Burn has none."""
+    data = tensor._data
+    inner = data.data if isinstance(data, TransposedData) else data
+    if not isinstance(inner, DecodedData) or tensor.dtype is not DType.F32:
+        return None
+    found = inner.qfloat(is_transposed=isinstance(data, TransposedData))
+    return None if found is None else tensor.replace(dtype=found[0], data=found[1], facts=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,6 +372,7 @@ _STORED: dict[str, type[Operation]] = {
         *(
             Transpose,
             StoredPart,
+            AsQFloat,
             Split,
             Slice,
             Concat,

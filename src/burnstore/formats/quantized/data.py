@@ -14,9 +14,11 @@ from ...io.parallel import for_each
 from ...tensor.data import Array, Shape, array_from_bytes
 from ...tensor.dtype import DType
 from ...tensor.facts import DecodedData, Stored
-from ...tensor.sources import Data
+from ...tensor.sources import Data, JoinedData
 from .decode import DECODERS, Decoder
 
+_QFLOAT_VALUES = {DType.F8_E4M3: "E4M3", DType.F8_E5M2: "E5M2"}
+_LARGEST_BLOCK = 255
 _BAND = 1 << 20  # elements that a thread decodes at a time
 
 
@@ -76,6 +78,31 @@ class QuantizedData(DecodedData):
         row = part.nbytes // part.shape[0] if part.shape[0] else 0
         shape = (stop - start, *part.shape[1:])
         return array_from_bytes(part.data.window(start * row, stop * row), part.dtype, shape)
+
+    def qfloat(self, *, is_transposed: bool) -> tuple[DType, Data] | None:
+        from ...tensor.quantization import QuantBlock, QuantScheme, QuantStore  # not at import: few files need it
+
+        value = _QFLOAT_VALUES.get(self.parts[0].dtype)
+        if self.scheme != "scaled" or value is None or len(self.parts) != 2 or self.parts[1].dtype is not DType.F32:
+            return None
+        blocks, is_packed, grid = self.options
+        if is_packed or len(self.shape) != 2:
+            return None
+        codes, scales = self.parts[0].data, self.parts[1].data
+        if is_transposed:
+            codes = codes.transposed(self.shape[0], self.shape[1], 1)
+        block = None
+        if math.prod(grid) > 1:
+            fits = all(
+                extent % size == 0 and size <= _LARGEST_BLOCK for extent, size in zip(self.shape, blocks, strict=True)
+            )
+            if len(grid) != 2 or not fits:
+                return None
+            scales = scales.transposed(grid[0], grid[1], 4) if is_transposed else scales
+            block = QuantBlock(blocks[::-1] if is_transposed else blocks, "F32")
+        scheme = QuantScheme(value, QuantStore("Native"), tensor=None if block is not None else "F32", block=block)
+        joined = JoinedData([(codes, self.parts[0].nbytes), (scales, self.parts[1].nbytes)])
+        return DType.qfloat(scheme), joined
 
     def window(self, start: int, stop: int) -> memoryview:
         return memoryview(self.owned(start, stop))

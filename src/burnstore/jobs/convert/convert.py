@@ -251,7 +251,7 @@ def plan_of_files(
             for row, move in enumerate(plan.moves):
                 origins = tuple(each._replace(input=owners.get(each.source or "", 0)) for each in move.origins)
                 plan.moves[row] = move._replace(origins=origins)
-        keep_stored(plan, source.snapshots, chosen)
+        keep_stored(plan, source.snapshots, chosen, is_cast=pipeline.cast is not None)
         return plan, inputs
 
 
