@@ -313,6 +313,8 @@ class Inspector:
                 self.findings.append(Finding(DANGEROUS, printable(name), True, place, 0, "native code"))
             # numpy.load takes a storage for an array if it begins like one.
             if stored.size and (name not in raw or _head(source, stored) == _NUMPY):
+                if stored.size > max(self._bytes_left, 0):  # before it is unpacked
+                    raise LimitError("the files inside this one are too large in total", rule="PT-17")
                 self._inspect_member(_content(source, stored), name, member, level)
         return True
 

@@ -26,6 +26,7 @@ from ...errors import (
 )
 from ...formats.dcp.metadata import read_metadata
 from ...formats.registry import HEAD_BYTES, format_for_bytes
+from ...formats.sharded.locate import begins_like_index
 from ...io.opening import open_source
 from ...io.paths import as_path, is_folder, is_remote, is_within, join, walk, with_options
 from ...io.source import Source
@@ -151,14 +152,15 @@ def _ordered(findings: list[Finding]) -> tuple[Finding, ...]:
 
 
 def _judge(source: Source, path: str, limits: Limits) -> tuple[ScanResult, bool]:
-    format_name = _format_of(source.read_at(0, min(HEAD_BYTES, source.size)))
+    head = source.read_at(0, min(HEAD_BYTES, source.size))
+    format_name = _format_of(head)
     found = Inspector(source, limits)
     is_complete = found.run(source)
     if os.path.basename(path).endswith(".metadata"):
         _inspect_objects(found, source, path, limits)
     findings = _ordered(found.findings)
     tensors, broken = _tensors(path, format_name or "pytorch", limits)
-    is_data_format = format_name not in (None, "pytorch")
+    is_data_format = format_name not in (None, "pytorch") or begins_like_index(head)
     if findings:
         verdict, error = findings[0].severity, broken
     elif isinstance(broken, UnsafeContentError):
