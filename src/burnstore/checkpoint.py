@@ -23,7 +23,7 @@ from .errors import (
     printable,
     refuse_unknown,
 )
-from .formats.base import UNSTATED_LAYOUT, Check, Contents, HasChecks, ModuleClass, Table
+from .formats.base import LAYOUT_KEY, UNSTATED_LAYOUT, Check, Contents, HasChecks, ModuleClass, Table
 from .formats.registry import HEAD_BYTES, format_for_bytes, format_named
 from .formats.sharded.locate import INDEX_SUFFIX, locate, open_located
 from .io.gather import gather
@@ -109,7 +109,7 @@ class Checkpoint(Tabular, Mapping[str, TensorSnapshot]):
     @property
     def layout(self) -> str | None:
         """The framework whose conventions the tensors follow (``"burn"``); None if the file does not state it."""
-        stated = self._contents.layout
+        stated = self._contents.metadata.get(LAYOUT_KEY) or self._contents.layout
         return None if stated == UNSTATED_LAYOUT else stated
 
     @property

@@ -7,6 +7,7 @@ import io
 import json
 import re
 import tempfile
+import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -63,6 +64,9 @@ class Outcome:
     layout: str | None = None
     unused: list[str] | None = None
     states_layout: bool = False
+    result_layout: str | None = "any"
+    """The layout that the result names; the file must state the same."""
+    left_out: set[str] | None = None
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -88,6 +92,7 @@ TORCH_WRITERS = (
     "st-arrays",
     "bpk-said",
     "st-model",
+    "safetensors-mlx",
     "torch.save-model",
     "torchscript-model",
 )
@@ -125,9 +130,10 @@ def written(
         torch.save(saved, buffer)
         return Source(buffer.getvalue(), ".pt", File(named, "pytorch", "torch"), writer)
     if writer.startswith("safetensors"):
-        metadata = {"format": "pt"} if writer.endswith("-pt") else None
+        format, stated = {"pt": ("pt", "torch"), "mlx": ("mlx", "mlx")}.get(writer.partition("-")[2], (None, None))
+        metadata = None if format is None else {"format": format}
         data = safetensors.torch.save({name: torch_tensor(array) for name, array in named.items()}, metadata)
-        return Source(data, ".safetensors", File(named, "safetensors", "torch" if metadata else None), writer)
+        return Source(data, ".safetensors", File(named, "safetensors", stated), writer)
     if writer.endswith(("-arrays", "-said")):
         format = "burnpack" if writer.startswith("bpk") else "safetensors"
         stated = layout if writer.endswith("-said") else None
@@ -479,9 +485,17 @@ def load_case(random: Random) -> Case:
     )
     way = "load" if chance() < 0.7 else "store"
     given = keywords(random, options, "rename", "layout", "cast", "rules")
+    can_apply = set(given) <= {"filter", "adapter", "allow_partial"} and file.file.format not in ("pytorch", "record")
+    if declares is None and can_apply and file.file.layout is not None and chance() < 0.3:
+        way = "apply"
 
     def act(folder: str) -> Outcome:
-        if declares is not None:
+        if way == "apply":
+            with bs.open(file.data) as opened:
+                partial = given.get("allow_partial", False)
+                how = {**given, "allow_partial": partial, "validate": True}
+                done = bs.apply(target.model, list(opened.values()), **how)
+        elif declares is not None:
             with bs.open(file.data, like=burn_model(declares)) as opened:
                 done = bs.load(target.model, opened, **given)
         elif way == "load" or file.file.format == "record":  # no store is for records
@@ -494,7 +508,8 @@ def load_case(random: Random) -> Case:
     def expect() -> Expected:
         if declares is not None and [each.burn for each in declares.layers] != [each.burn for each in model.layers]:
             raise Refused("a binary record of another model than the declared one")
-        found = reference.load(file.file, target.place, options)
+        given_file = replace(file.file, record=None) if way == "apply" else file.file  # snapshots have no metadata
+        found = reference.load(given_file, target.place, options)
         is_other = declares is not None and shown(declares) != shown(model)
         found.loose = "the declaration has another shape" if is_other else found.loose
         return found
@@ -542,10 +557,10 @@ def _set_options(store: Any, given: Mapping[str, Any], adapter: str) -> Any:
 
 def save_case(random: Random) -> Case:
     """A model into a file, by `save` or by a store."""
-    format = random.choice(["burnpack", "safetensors"])
+    format = random.choice(["burnpack", "burnpack", "safetensors", "safetensors", "pytorch", "npz"])
     kind = random.choice(["torch", "torch", "nn", "plain-burn"])
     dtypes = COMMON if random.random() < 0.9 else tuple(NUMPY)
-    model = content(random, dtypes=dtypes, wild=random.random() < 0.2)
+    model = content(random, dtypes=dtypes, wild=random.random() < 0.2 and format in ("burnpack", "safetensors"))
     target = live(random, model, kind)
     chance = random.random
     options = Options(
@@ -558,8 +573,14 @@ def save_case(random: Random) -> Case:
     if chance() < 0.25:
         part = random.choice([each.path for each in model.layers]).split(".")[0]
         options.rename = random.choice([[f"^{part}\\.=>new."], {f"{part}.weight": f"{part}.kernel"}, ["$=>_x"]])
-    is_store = kind != "plain-burn" and chance() < 0.3
+    if kind != "plain-burn" and options.rules is None and options.adapter != "own" and chance() < 0.08:
+        options.renamed_by_rules = random.choice([*target.place.tensors, "nowhere.x"])
+    is_store = kind != "plain-burn" and format in ("burnpack", "safetensors") and chance() < 0.3
     given = keywords(random, options, "rename", "layout", "cast", "rules")
+    if (name := options.renamed_by_rules) is not None:
+        given["rules"] = {"tensors": [{"source": name, "target": f"{name}_ruled"}]}
+    takes_metadata = format in ("burnpack", "safetensors") and not is_store and chance() < 0.3
+    metadata = {"metadata": random.choice([{}, {"epochs": "3"}, {"producer": "burn"}])} if takes_metadata else {}
 
     def act(folder: str) -> Outcome:
         if is_store:
@@ -567,20 +588,21 @@ def save_case(random: Random) -> Case:
             done = _set_options(made, given, "with_to_adapter").save(target.model)
             data = made.get_bytes()
         else:
-            path = f"{folder}/saved{'.bpk' if format == 'burnpack' else '.safetensors'}"
-            done = bs.save(target.model, path, durable=False, overwrite=True, **given)
+            path = f"{folder}/saved{SUFFIXES[format]}"
+            done = bs.save(target.model, path, durable=False, overwrite=True, **given, **metadata)
             with open(path, "rb") as opened:
                 data = opened.read()
         tensors, layout = read_file(data, format)
         said = "\n".join([*done.notes, *(f"{name} {why}" for name, why in done.left_out.items())])
-        return Outcome(tensors, said, layout, states_layout=True)
+        return Outcome(tensors, said, layout, None, True, done.layout, set(done.left_out))
 
     def expect() -> Expected:
         found = reference.save(target.place, format, options)
         if kind == "plain-burn" and not found.tensors and not target.place.tensors:
             raise Refused("nothing to save")
         if kind == "plain-burn" and found.tensors and options.rules is None:
-            found.layout = None  # arrays in containers: nothing states their layout
+            is_said = metadata.get("metadata") == {"producer": "burn"} and format == "safetensors"
+            found.layout = "burn" if is_said else None  # arrays in containers state none
         elif kind == "plain-burn":
             found.layout = "any"
         return found
@@ -592,7 +614,9 @@ def save_case(random: Random) -> Case:
 def convert_case(random: Random) -> Case:
     """A file into a file, by `convert` or by the command line."""
     model, file, options = source(random, dtypes=COMMON if random.random() < 0.9 else tuple(NUMPY))
-    format = random.choice(["burnpack", "burnpack", "safetensors"])
+    format = random.choice(["burnpack", "burnpack", "burnpack", "safetensors", "safetensors", "pytorch", "npz"])
+    if any(not re.fullmatch(r"[\w.]+", name, re.ASCII) for name in file.file.tensors):
+        format = "burnpack"  # a member of a zip cannot have every name
     own = file.file.layout
     chance = random.random
     options.layout = random.choice(["torch", "burn"]) if chance() < 0.2 and file.writer not in CLASSES else None
@@ -620,13 +644,13 @@ def convert_case(random: Random) -> Case:
         path = f"{folder}/source{file.suffix}"
         with open(path, "wb") as opened:
             opened.write(file.data)
-        made = f"{folder}/made{'.bpk' if format == 'burnpack' else '.safetensors'}"
+        made = f"{folder}/made{SUFFIXES[format]}"
         like = {} if target is None else {"like": target.model}
         done = bs.convert(path, made, overwrite=True, durable=False, **like, **given)
         with open(made, "rb") as opened:
             tensors, layout = read_file(opened.read(), format)
         said = "\n".join([*done.notes, *(f"{name} {why}" for name, why in done.left_out.items())])
-        return Outcome(tensors, said, layout, states_layout=True)
+        return Outcome(tensors, said, layout, states_layout=True, result_layout=done.layout)
 
     text = {
         "writer": file.writer,
@@ -660,9 +684,25 @@ def _rules(random: Random, model: Content, layout: str | None) -> dict[str, str]
 # --- reading what was written -----------------------------------------------------------------------------------------
 
 
+SUFFIXES = {"burnpack": ".bpk", "safetensors": ".safetensors", "pytorch": ".pt", "npz": ".npz"}
+
+
 def read_file(data: bytes, format: str) -> tuple[Named, str | None]:
     """Return the tensors of a file and the layout that it states, without burnstore."""
     found: Named = {}
+    if format in ("pytorch", "npz"):
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            if format == "npz":
+                layout = archive.comment.decode().partition("burnstore.layout=")[2] or None
+            else:
+                record = [name for name in archive.namelist() if name.endswith("/burnstore.layout")]
+                layout = archive.read(record[0]).decode() if record else "torch"
+        if format == "npz":
+            found = dict(np.load(io.BytesIO(data)))
+        else:
+            loaded = torch.load(io.BytesIO(data), weights_only=True)
+            found = {name: numpy_array(tensor) for name, tensor in loaded.items()}
+        return found, None if layout == "unknown" else layout
     if format == "safetensors":
         tensors = safetensors.torch.load(data)
         found = {name: numpy_array(tensor) for name, tensor in tensors.items()}
@@ -671,9 +711,9 @@ def read_file(data: bytes, format: str) -> tuple[Named, str | None]:
         found |= {name: found[held] for name, held in metadata.items() if name not in found and held in found}  # ties
         layout = metadata.get("burnstore.layout")
         if layout is None:
-            layout = (
-                "torch" if metadata.get("format") == "pt" else "burn" if metadata.get("producer") == "burn" else None
-            )
+            format = metadata.get("format")
+            layout = "torch" if format == "pt" else "burn" if metadata.get("producer") == "burn" else None
+            layout = "mlx" if format == "mlx" else layout
         return found, None if layout == "unknown" else layout
     from tests.fuzz.reference import read
 

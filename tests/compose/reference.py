@@ -21,6 +21,12 @@ from .terms import Array, Expected, File, Known, Layer, Named, Options, Place, R
 FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 BURN_DTYPES = {np.dtype(each) for each in (*FLOATS.values(), "?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")}
 SAFE_DTYPES = BURN_DTYPES | {np.dtype(each) for each in ("c8", ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)}
+NUMPY_DTYPES = {np.dtype(each) for each in ("f8", "f4", "f2", "c8", "c16", "?", "i1", "i2", "i4", "i8")}
+NUMPY_DTYPES |= {np.dtype(each) for each in ("u1", "u2", "u4", "u8")}
+HELD_BY = {"burnpack": BURN_DTYPES, "safetensors": SAFE_DTYPES, "npz": NUMPY_DTYPES}
+HELD_BY["pytorch"] = SAFE_DTYPES | NUMPY_DTYPES
+USUAL = {"burnpack": "burn", "pytorch": "torch"}
+"""The layout in which a format has models, where it has one."""
 ZEROED = "became 0"
 
 
@@ -261,6 +267,24 @@ def adapted(array: Array, options: Options, noted: list[str], *, is_converted: b
     return cast(array, np.dtype(FLOATS[options.cast or ""]), noted) if is_cast else array
 
 
+def check_rules(options: Options, names: Iterable[str]) -> None:
+    """Refuse a rule that matches no module, whether kinds are needed or not."""
+    paths = {name[: at.start()] for name in names for at in re.finditer(r"\.", name)} | {""}
+    if any(not any(re.search(rule, path) for path in paths) for rule in options.rules or ()):
+        raise Refused("a rule matches no module")
+
+
+def check_not_burn(given: Named, place: Place, options: Options) -> None:
+    """Refuse a file without a stated layout for a torch model, if a name or an ignored shape is Burn's."""
+    weights = {re.sub(r"\.(gamma|beta|alpha)$", ".weight", name) for name in given}
+    if odd := (weights - set(given)) & set(place.tensors):
+        raise Refused(f"the file has Burn's name for {min(odd)} of a torch model")
+    for name, slot in place.tensors.items():
+        is_turned = slot.ndim == 2 and name in given and given[name].shape == slot.shape[::-1] != slot.shape
+        if is_turned and not options.keeps(name):
+            raise Refused(f"the file has Burn's shape for {name}, which the filter leaves out")
+
+
 def layout_of(file: File, given: Named, place: Place | None, options: Options, noted: list[str]) -> Verdict:
     """Return the layout that is stated, or proved by the model's layers, and why a refusal is right too."""
     layout = options.layout or file.layout
@@ -383,10 +407,14 @@ def load(file: File, place: Place, options: Options) -> Expected:
     noted += options.idle(place.tensors)
     own = options.adapter == "own"
     layers = ruled(place.layers, options, place.layout, is_converted=False)
+    check_rules(options, place.tensors)
     if (options.layout or file.layout) is None and not own and place.layout == "torch":
-        weights = {re.sub(r"\.(gamma|beta|alpha)$", ".weight", name) for name in given}
-        if odd := (weights - set(given)) & set(place.tensors):
-            raise Refused(f"the file has Burn's name for {min(odd)} of a torch model")
+        check_not_burn(given, place, options)
+    if (options.layout or file.layout) not in (None, "torch", "burn") and not own:
+        if place.layers:
+            raise Refused("the layout of another framework cannot be converted")
+        noted.append("names and axes are unchanged")
+        file = replace(file, layout=place.layout)
     layout, loose = layout_of(file, given, None if own else replace(place, layers=layers), options, noted)
     known, used, lost = given, set(given) & set(place.tensors), set[str]()
     is_converted = layout not in (None, place.layout) and not own
@@ -464,7 +492,7 @@ def written(rows: Named, options: Options, format: str, noted: list[str], *, is_
     """Return tensors after adapter and cast, if the format can write them."""
     made = {path: adapted(array, options, noted, is_converted=is_converted) for path, array in rows.items()}
     for array in made.values():
-        if array.dtype not in (BURN_DTYPES if format == "burnpack" else SAFE_DTYPES):
+        if array.dtype not in HELD_BY[format]:
             raise Refused(f"{format} has no {array.dtype}")
     return {f"{path}_new" if options.adapter == "rename" else path: array for path, array in made.items()}
 
@@ -472,10 +500,18 @@ def written(rows: Named, options: Options, format: str, noted: list[str], *, is_
 def save(place: Place, format: str, options: Options) -> Expected:
     """Return the tensors of a file that a model is saved into."""
     noted = options.idle(place.tensors)
-    usual = options.layout or ("burn" if format == "burnpack" else place.layout)
+    usual = options.layout or USUAL.get(format) or place.layout
+    if place.kind == "plain" and format == "pytorch" and options.rules is None:
+        usual = place.layout  # arrays in containers: nothing is converted, and the file states that it is unknown
+    check_rules(options, place.tensors)
     wanted = place.layout if options.adapter == "own" else usual
     rows = {path: array for path, array in place.tensors.items() if options.keeps(path)}
     is_converted = wanted != place.layout
+    left_out = set(place.tensors) - set(rows)
+    if (ruled_name := options.renamed_by_rules) is not None:
+        if ruled_name not in rows or is_converted:
+            raise Refused("a rule for tensors names none, or renames what is then converted")
+        rows = {f"{path}_ruled" if path == ruled_name else path: array for path, array in rows.items()}
     if is_converted:  # no plain containers: a case names no layout for these
         layers = ruled(place.layers, options, place.layout)
         how = options if place.layout == "torch" else Options()  # what Burn's parts make is one tensor, kept or not
@@ -485,7 +521,8 @@ def save(place: Place, format: str, options: Options) -> Expected:
     if not rows and place.tensors:
         raise Refused("no tensor would be written")
     loose = None if rows else "a store writes a model without tensors"
-    return Expected(dict(zip(names, rows.values(), strict=True)), wanted, noted + unmatched, loose=loose)
+    made = dict(zip(names, rows.values(), strict=True))
+    return Expected(made, wanted, noted + unmatched, loose=loose, left_out=left_out)
 
 
 def convert(file: File, format: str, options: Options) -> Expected:
@@ -496,13 +533,23 @@ def convert(file: File, format: str, options: Options) -> Expected:
     given, unmatched = renamed(file, like, options)
     if unmatched:
         raise Refused("a rename matches nothing")
-    own, loose = layout_of(file, given, like, replace(options, filter=None), noted)
+    check_rules(options, given if like is None else like.tensors)
+    if like is not None and like.layout == "torch" and (options.layout or file.layout) is None:
+        check_not_burn(given, like, options)
+    if like is not None and (options.layout or file.layout) not in (None, "torch", "burn"):
+        raise Refused("the layout of another framework cannot be converted")
+    own, loose = layout_of(file, given, like, options, noted)
+    if own is None and like is not None:
+        own = like.layout  # no tensor that takes part differs between the layouts
     is_kept = options.keep_layout or (options.layout is None and file.layout is None and file.format == format)
-    wanted = options.target_layout or ("burn" if format == "burnpack" and not is_kept else own)
+    usual = USUAL.get(format) if not is_kept else None
+    wanted = options.target_layout or usual or own
     replaced = options.adapter == "own"
     is_converted = own != wanted and not replaced
     if is_converted and own is None:
         raise Refused("the layout of the source is not stated")
+    if is_converted and own not in ("torch", "burn"):
+        raise Refused("the layout of another framework cannot be converted")
     for pair in like.ties if like is not None and own == like.layout else ():
         for one, other in (pair, pair[::-1]):  # one parameter, of which files may have one name only
             if one in given:
@@ -590,6 +637,11 @@ def check_like(found: Named, like: Place, options: Options) -> str | None:
     return "like has what the filter leaves out in another shape or dtype" if odd else None
 
 
+def hides_transpose(one: Named, other: Named) -> bool:
+    """Return whether two sides have a square matrix of one name, of which one may be the other's transpose."""
+    return any(a.ndim == 2 and a.shape[0] == a.shape[1] > 1 and name in other for name, a in one.items())
+
+
 def diff(first: File, second: File, layers: Sequence[Layer] | None) -> Expected:
     """Return for each name whether both files have equal values; in Burn's layout if they have two layouts."""
     noted: list[str] = []
@@ -602,6 +654,8 @@ def diff(first: File, second: File, layers: Sequence[Layer] | None) -> Expected:
         sides[at] = convert_layers(sides[at], Known(layers, True), "torch", [], Options())
     elif first.layout != second.layout:
         noted.append("does not state its layout")
+    elif first.layout is None and hides_transpose(*sides):
+        noted.append("do not state their layout")
     equal = [name for name in sides[0] if name in sides[1] and same(sides[0][name], sides[1][name])]
     if 0 < len(equal) == len(sides[0]) == len(sides[1]):
         equal.append("all")

@@ -21,7 +21,7 @@ import burnstore as bs
 from .cases import Case, convert_case, load_case, save_case
 from .reference import ZEROED
 from .terms import Array, Expected, Named, Refused, kind_of, same
-from .verbs import bool_case, cli_case, diff_case, mapping_case, merge_case, pickle_case
+from .verbs import bool_case, cli_case, diff_case, list_case, mapping_case, merge_case, parity_case, pickle_case
 
 VERBS: list[tuple[Callable[[Random], Case], int]] = [
     (load_case, 36),
@@ -29,6 +29,8 @@ VERBS: list[tuple[Callable[[Random], Case], int]] = [
     (convert_case, 26),
     (cli_case, 4),
     (merge_case, 4),
+    (list_case, 2),
+    (parity_case, 4),
     (diff_case, 5),
     (pickle_case, 4),
     (mapping_case, 3),
@@ -93,6 +95,10 @@ def judge(case: Case, folder: str) -> tuple[str, str | None]:
     wrong = difference(found.tensors, expected.tensors, any_nan=loose)
     if wrong is not None:
         return "right", f"wrong: {wrong}; said: {found.said!r}"
+    if found.result_layout not in ("any", found.layout):
+        return "right", f"the file states the layout {found.layout}, and the result {found.result_layout}"
+    if found.left_out is not None and expected.left_out is not None and found.left_out != expected.left_out:
+        return "right", f"left out {found.left_out}, expected {expected.left_out}"
     if found.states_layout and expected.layout not in ("any", found.layout):
         return "right", f"the file states the layout {found.layout}, expected {expected.layout}"
     for piece in expected.noted:

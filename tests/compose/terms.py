@@ -99,6 +99,8 @@ class Options:
     target_layout: str | None = None
     keep_layout: bool = False
     rules: dict[str, str] | None = None
+    renamed_by_rules: str | None = None
+    """A tensor that a rule for tensors gives another name."""
     guess: bool = False
     like: Place | None = None
     adapter: str | None = None
@@ -132,6 +134,8 @@ class Expected:
     noted: list[str] = field(default_factory=list)
     unused: list[str] | None = None
     loose: str | None = None
+    left_out: set[str] | None = None
+    """The tensors of a model that its file does not have; None if the case does not look."""
 
 
 def kind_of(dtype: np.dtype[Any]) -> str:

@@ -193,7 +193,7 @@ def test_a_mean_is_that_of_arrays(tmp_path_factory: Any, data: st.DataObject) ->
     weights = data.draw(st.lists(st.floats(-2, 2), min_size=1, max_size=4).filter(lambda given: abs(sum(given)) > 0.1))
     models = [{name: rand(seed, *shape) for name, shape in shapes.items()} for seed in range(len(weights))]
     for seed, arrays_ in enumerate(models):
-        bs.save(arrays_, folder / f"{seed}.bpk")
+        bs.save(arrays_, folder / f"{seed}.bpk", layout="burn")
     paths = [folder / f"{seed}.bpk" for seed in range(len(weights))]
     bs.merge(paths, folder / "out.bpk", method="linear", weights=weights, normalize=True, durable=False)
     scaled = [weight / math.fsum(weights) for weight in weights]

@@ -104,13 +104,15 @@ BURN = {
 SQUARE = {"fc.weight": TORCH["fc.weight"], "fc.bias": TORCH["fc.bias"], "emb.weight": _rand(7, 4, 3)}
 
 
-def _in_torch() -> TorchNet:
+def in_torch() -> TorchNet:
+    """Return the network with its values in PyTorch."""
     model = TorchNet()
     model.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in TORCH.items()})
     return model
 
 
-def _in_burn() -> BurnNet:
+def in_burn() -> BurnNet:
+    """Return the network with its values in Burn's layout."""
     model = BurnNet()
     bs.load(model, bs.serialize(BURN, format="burnpack", layout="burn"))
     return model
@@ -137,7 +139,7 @@ def _wrapped(tensors: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 SOURCES: dict[str, tuple[str, _Writer]] = {
     # written by PyTorch
     "state dict": (".pt", lambda path: torch.save(_state(), path)),
-    "whole model": (".pt", lambda path: torch.save(_in_torch(), path)),
+    "whole model": (".pt", lambda path: torch.save(in_torch(), path)),
     "below a key": (".pt", lambda path: torch.save({"state_dict": _state(), "epoch": 3}, path)),
     "ddp": (".pt", lambda path: torch.save(_state("module."), path)),
     "compiled": (".pt", lambda path: torch.save(_state("_orig_mod."), path)),
@@ -159,15 +161,15 @@ SOURCES: dict[str, tuple[str, _Writer]] = {
     "npz burn": (".npz", lambda path: np.savez(path, **BURN)),
     "npz square": (".npz", lambda path: np.savez(path, **SQUARE)),
     # written by burnstore
-    "bpk": (".bpk", lambda path: bs.save(_in_burn(), path)),
-    "bpk of torch": (".bpk", lambda path: bs.save(_in_torch(), path)),
-    "bpk in torch": (".bpk", lambda path: bs.save(_in_torch(), path, layout="torch")),
+    "bpk": (".bpk", lambda path: bs.save(in_burn(), path)),
+    "bpk of torch": (".bpk", lambda path: bs.save(in_torch(), path)),
+    "bpk in torch": (".bpk", lambda path: bs.save(in_torch(), path, layout="torch")),
     "bpk silent": (".bpk", lambda path: bs.save(dict(TORCH), path)),
-    "st burn": (".safetensors", lambda path: bs.save(_in_burn(), path)),
-    "st of torch in burn": (".safetensors", lambda path: bs.save(_in_torch(), path, layout="burn")),
-    "pt of burn": (".pt", lambda path: bs.save(_in_burn(), path)),
-    "npz of torch": (".npz", lambda path: bs.save(_in_torch(), path)),
-    "npz of burn": (".npz", lambda path: bs.save(_in_burn(), path)),
+    "st burn": (".safetensors", lambda path: bs.save(in_burn(), path)),
+    "st of torch in burn": (".safetensors", lambda path: bs.save(in_torch(), path, layout="burn")),
+    "pt of burn": (".pt", lambda path: bs.save(in_burn(), path)),
+    "npz of torch": (".npz", lambda path: bs.save(in_torch(), path)),
+    "npz of burn": (".npz", lambda path: bs.save(in_burn(), path)),
 }
 
 

@@ -146,11 +146,26 @@ def test_a_filter_does_not_change_what_is_guessed(tmp_path: Path) -> None:
     assert "rnn.input_gate.input_transform.bias" in named(tmp_path / "b.bpk")
 
 
-@pytest.mark.parametrize("kinds", [{"guess": True}, {"rules": {"absent": "Linear"}}])
-def test_kinds_that_nothing_needs_do_not_stop_a_function(tmp_path: Path, kinds: dict[str, Any]) -> None:
+def test_kinds_that_nothing_needs_do_not_stop_a_function(tmp_path: Path) -> None:
     bs.save(Norms(), tmp_path / "a.bpk")
-    bs.convert(tmp_path / "a.bpk", tmp_path / "b.bpk", adapter=lambda snapshot: snapshot, **kinds)
+    bs.convert(tmp_path / "a.bpk", tmp_path / "b.bpk", adapter=lambda snapshot: snapshot, guess=True)
     assert len(named(tmp_path / "b.bpk")) == 4
+
+
+def test_a_rule_that_matches_no_module_is_refused_by_every_verb(tmp_path: Path) -> None:
+    rules = {"absent": "Linear"}
+    bs.save(Norms(), tmp_path / "a.bpk")
+    for act in (
+        lambda: bs.convert(tmp_path / "a.bpk", tmp_path / "b.bpk", rules=rules),
+        lambda: bs.load(Norms(), tmp_path / "a.bpk", rules=rules),
+        lambda: bs.save(Norms(), tmp_path / "c.bpk", rules=rules),
+        lambda: bs.merge([tmp_path / "a.bpk"], tmp_path / "d.bpk", rules=rules),
+        lambda: bs.diff(tmp_path / "a.bpk", Norms(), rules=rules),
+        lambda: bs.BurnpackStore.from_bytes(None).rules(rules).save(Norms()),
+        lambda: bs.BurnpackStore.from_file(tmp_path / "a.bpk").rules(rules).load(Norms()),
+    ):
+        with pytest.raises(bs.errors.PatternError, match="matched no module"):
+            act()
 
 
 # --- parts of fused modules -------------------------------------------------------------------------------------------

@@ -225,7 +225,7 @@ def test_a_file_without_rules_keeps_its_own_names(
     assert any(why in note for note in result.notes)
     with bs.open(tmp_path / "m.safetensors") as file:
         assert "token_embd.weight" in file
-        assert file.layout is None
+        assert file.layout == "gguf"
 
 
 def test_every_verb_sees_the_same_names(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from ..errors import CorruptError, FormatError, printable
 from ..io.gather import Column
 from ..io.source import Source
 from ..limits import Limits
@@ -24,7 +26,33 @@ UNSTATED_LAYOUT = "unknown"
 """The value of `LAYOUT_KEY` in a file whose tensors have no stated layout."""
 
 LAYOUT_KEY = "burnstore.layout"
-"""The metadata key that states the layout of a file's tensors (``burn``, ``torch``), if not the format's own."""
+"""The metadata key that states the layout of a file's tensors (``burn``, ``torch``), if not the format's own.
+
+A format without metadata may store it as a record of its own, see `StatesLayout`.
+"""
+
+_LAYOUT_NAME = re.compile(r"[a-z][a-z0-9_.-]{0,63}", re.ASCII)
+
+
+def is_layout_name(value: Any) -> bool:
+    """Return whether a value can be the name of a layout."""
+    return isinstance(value, str) and _LAYOUT_NAME.fullmatch(value) is not None
+
+
+def layout_record(text: str, rule: str) -> str:
+    """Return the layout that a record of a file names; CorruptError if it is no name."""
+    if not is_layout_name(text):
+        raise CorruptError(f"the record {LAYOUT_KEY} has {printable(text[:80])!r}, not the name of a layout", rule=rule)
+    return text
+
+
+def layout_to_record(metadata: Mapping[str, str] | None, files: str) -> str | None:
+    """Return the layout that a format without metadata is to record; FormatError for any other metadata."""
+    other = next((key for key in metadata or {} if key != LAYOUT_KEY), None)
+    if other is not None:
+        raise FormatError(f"{files} has no place for metadata: {other!r}")
+    return (metadata or {}).get(LAYOUT_KEY)
+
 
 QUANTIZATION_KEY = "burnstore.quantization"
 """The metadata key under which a copy keeps the ``quantization_config`` of its source."""
@@ -238,7 +266,11 @@ def stamped_metadata(format: Format, layout: str, options: Mapping[str, Any]) ->
 
 @runtime_checkable
 class StatesLayout(Protocol):
-    """A format whose files state the layout of their tensors in the metadata."""
+    """A format whose files state the layout of their tensors: in the metadata, or in a record of their own.
+
+    A format without metadata (``holds_metadata = False``) with this ability writes a record for the metadata that has
+    `LAYOUT_KEY` and nothing else.
+    """
 
     def stated_layout(self, metadata: Mapping[str, str]) -> str | None:
         """Return the layout that this metadata states, None if it states none."""
@@ -246,7 +278,15 @@ class StatesLayout(Protocol):
 
 def stated_layout(format: Format, metadata: Mapping[str, str]) -> str | None:
     """Return the layout that a file with this metadata states, None if it states none."""
-    return format.stated_layout(metadata) if isinstance(format, StatesLayout) else metadata.get(LAYOUT_KEY)
+    stated = format.stated_layout(metadata) if isinstance(format, StatesLayout) else None
+    if stated is None:
+        stated = metadata.get(LAYOUT_KEY) or (format.layout if isinstance(format, ModelLayout) else None)
+    return None if stated == UNSTATED_LAYOUT else stated
+
+
+def can_state_layouts(format: Format) -> bool:
+    """Return whether files of a format can state any layout; the others have the layout of the format, or none."""
+    return isinstance(format, StatesLayout) or supports_metadata(format)
 
 
 @runtime_checkable

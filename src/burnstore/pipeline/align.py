@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..errors import AmbiguousError, DuplicateNameError, ModelError, Ways, located, quoted
+from ..errors import AmbiguousError, DuplicateNameError, ModelError, Ways, located, printable, quoted
 from ..io.paths import as_path, is_path, is_same_file
 from ..limits import Limits
 from ..models.bindings import binding_for, left_out_of
@@ -16,21 +16,26 @@ from ..tensor.note import Note
 from ..tensor.snapshot import TensorSnapshot
 from ..transforms.constant import check_constant
 from ..transforms.layout import Layout
+from ..transforms.remap import KeyRemapper
 from ..transforms.view import LayoutView
-from .compile import listed
-from .compile_file import compile_save
-from .ends import Input, input_of_file, with_layouts_given
+from .compile import WRAPPER_STRIPPED, listed
+from .compile_file import compile_save, resolve_layout
+from .ends import Input, input_of_file, input_of_snapshots, target_of_model, with_layouts_given
 from .kinds import (
-    declared_layout,
+    kinds_by_rules,
     known_for_file,
     layout_of,
     recorded_counts,
     recorded_modules,
+    states_layout,
     view_of_model,
     view_of_record,
 )
 from .names import rename_tensors
 from .options import Pipeline
+from .plan import Plan
+from .unify import hides_transpose, unify
+from .wrappers import strip_rule
 
 _WAYS_OUT = Ways(
     "like= a model, a declaration or a file that records its modules",
@@ -73,12 +78,16 @@ def _input(given: Any, name: str, limits: Limits | None, top_level_key: str | No
         return input_of_file(opened.enter_context(file))
     shown = f"<{name}: {type(given).__name__}>"
     if isinstance(given, (list, tuple)) and all(isinstance(each, TensorSnapshot) for each in given):
-        return Input(shown, given, None, left_out=getattr(given, "left_out", {}))
-    layout: Layout | None = layout_of(given)
-    if isinstance(given, Mapping) and layout == "burn" and declared_layout(given) is None:
-        layout = None  # a mapping of arrays states no layout, unless it holds torch's tensors
+        return replace(input_of_snapshots(shown, given), left_out=getattr(given, "left_out", {}))
+    if isinstance(given, Mapping) and given and all(isinstance(each, TensorSnapshot) for each in given.values()):
+        return input_of_snapshots(shown, [_named(name, each) for name, each in given.items()])
     snapshots = [move.snapshot for move in compile_save(given, None, Pipeline()).moves]
+    layout = layout_of(given) if states_layout(given) else None
     return Input(shown, snapshots, layout, model=given, left_out=left_out_of(given))
+
+
+def _named(name: str, snapshot: TensorSnapshot) -> TensorSnapshot:
+    return snapshot if snapshot.path == name else snapshot.with_path(name)
 
 
 def _is_same_file(a: Any, b: Any) -> bool:
@@ -95,23 +104,70 @@ def align(first: Input, second: Input, pipeline: Pipeline, like: Any = None) -> 
     notes: list[Note] = []
     first, second = with_layouts_given([first, second], pipeline.layout, notes)
     if pipeline.rename is not None:
-        named = rename_tensors(first, pipeline)
-        first, notes = replace(named.renamed(first), snapshots=named.snapshots), [*notes, *named.notes]
+        first = _followed(first, pipeline.replace(recipe=None), notes)
+    first, second = _without_wrappers(first, second, notes)
+    if pipeline.recipe is not None:
+        first = _followed(first, pipeline.replace(rename=None), notes)
+    first, second = _proved(first, second, notes), _proved(second, first, notes)
+    if pipeline.rules:  # a rule that matches nothing is refused, needed or not
+        paths = {each.path for side in (first, second) for each in side.snapshots}
+        kinds_by_rules(paths, pipeline.rules, "torch")
     aligned = _in_one_layout(first, second, pipeline, like)
     aligned.notes[:0] = notes
     return _filtered(aligned, pipeline)
 
 
+def _followed(source: Input, pipeline: Pipeline, notes: list[Note]) -> Input:
+    """Return a side after the renames and the rules for tensors."""
+    named, recipe = rename_tensors(source, pipeline), pipeline.recipe
+    notes += [
+        *named.notes,
+        *(Note("left out", f"{name!r} is left out: {why}", name) for name, why in named.dropped.items()),
+    ]
+    Plan(equals=list(named.equals)).check_constants()
+    layout = source.layout if recipe is None else recipe.target_layout or source.layout
+    return replace(named.renamed(source), snapshots=named.snapshots, layout=layout)
+
+
+def _proved(side: Input, other: Input, notes: list[Note]) -> Input:
+    """Return a side that does not state its layout with the one that the other proves, as a load would decide it."""
+    model = other.model
+    if side.layout is not None or model is None or isinstance(model, Mapping):
+        return side
+    target = target_of_model(model)
+    try:
+        layout, proof = resolve_layout(side, Pipeline(), target)
+    except ModelError:  # nothing proves it, which is noted where the two sides meet
+        return side
+    notes += proof
+    return replace(side, layout=layout)
+
+
+def _without_wrappers(first: Input, second: Input, notes: list[Note]) -> tuple[Input, Input]:
+    """Return both sides without the wrapper that only one of them has around its model, see `strip_rule`."""
+    sides = [first, second]
+    names = [{each.path for each in side.snapshots} for side in sides]
+    for at, side in enumerate(sides):
+        own, other = names[at] - names[1 - at], names[1 - at] - names[at]
+        rule = strip_rule(other, own) if own and other else None
+        if rule is not None:
+            named = rename_tensors(side, Pipeline(rename=KeyRemapper.from_patterns([rule])))
+            sides[at] = replace(named.renamed(side), snapshots=named.snapshots)
+            notes.append(WRAPPER_STRIPPED.about(printable(side.name)))
+    return sides[0], sides[1]
+
+
 def _in_one_layout(first: Input, second: Input, pipeline: Pipeline, like: Any) -> Aligned:
     ours, theirs = _by_name(first.snapshots), _by_name(second.snapshots)
-    one, other = first.layout, second.layout
-    if pipeline.keep_layout or one == other:
-        return Aligned(ours, theirs, None)
-    if one is None or other is None:
-        silent, stated, layout = (first, second, other) if one is None else (second, first, one)
-        text = f"{silent.name} does not state its layout; compared as {layout}'s, like {stated.name}"
-        note = Note("layout", text, silent.name)
-        return Aligned(ours, theirs, None, [note])
+    one = first.layout
+    sides = (
+        [(first.name, one)]
+        if first.snapshots is second.snapshots
+        else [(first.name, one), (second.name, second.layout)]
+    )
+    met = unify(sides, "compare", keep=pipeline.keep_layout, is_clear=not hides_transpose(ours, theirs))
+    if not met.is_converted:
+        return Aligned(ours, theirs, None, met.notes)
     torch, burn = (first, second) if one == "torch" else (second, first)
     given, wanted = (ours, theirs) if one == "torch" else (theirs, ours)
     notes: list[Note] = []

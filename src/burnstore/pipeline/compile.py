@@ -23,13 +23,14 @@ from ..transforms.precision import cast, underflowed
 from ..transforms.remap import KeyRemapper
 from ..transforms.view import ConvertedView, LayoutView, Origin
 from .ends import Input, Target
-from .kinds import recorded_counts
+from .kinds import kinds_by_rules, recorded_counts
 from .layouts import check_not_burn, layout_note, proved_layout
 from .names import name_tensors
 from .options import Pipeline
 from .plan import Move, Plan
 from .stored import stored_for
-from .wrappers import strip_rules, wrapper_hint
+from .unify import convertible
+from .wrappers import strip_rules, wrapper_hint, wrapper_rule
 
 _NO_STEPS: tuple[Operation, ...] = ()
 
@@ -43,16 +44,27 @@ def compile_load(source: Input, target: Target, pipeline: Pipeline) -> Plan:
     converts layouts itself.
     """
     source = stored_for(source, target.slots)
+    if pipeline.recipe is not None:  # rules have the names of the model inside a wrapper
+        inner = wrapper_rule([each.path for each in source.snapshots], target.slots)
+        if inner is not None:
+            plan = _stripped(source, target, pipeline, inner)
+            plan.result.notes.append(WRAPPER_STRIPPED)
+            return plan
     plan = _Load(source, target, pipeline).compiled([*source.notes, *target.notes])
     missing, names = plan.result.missing, [snapshot.path for snapshot in source.snapshots]
     for rule in strip_rules(missing, plan.result.unused, names) if missing else ():
         # The file was saved from a wrapped model: only its names keep it from fitting.
-        stripped = pipeline.replace(rename=(pipeline.rename or KeyRemapper()) + KeyRemapper.from_patterns([rule]))
-        again = _Load(source, target, stripped).compiled([*source.notes, *target.notes])
+        again = _stripped(source, target, pipeline, rule)
         if not again.result.missing:
             again.result.notes.append(WRAPPER_STRIPPED)
             return again
     return plan
+
+
+def _stripped(source: Input, target: Target, pipeline: Pipeline, rule: tuple[str, str]) -> Plan:
+    """Return the plan of a load with a rule that strips a wrapper from the source's names."""
+    stripped = pipeline.replace(rename=(pipeline.rename or KeyRemapper()) + KeyRemapper.from_patterns([rule]))
+    return _Load(source, target, stripped).compiled([*source.notes, *target.notes])
 
 
 class _Load:
@@ -63,6 +75,8 @@ class _Load:
         self.target = target
         self.pipeline = pipeline
         self.plan = Plan(slots=target.slots)
+        if pipeline.rules and target.layout is not None:  # a rule that matches nothing is refused, needed or not
+            kinds_by_rules((slot.path for slot in target.slots), pipeline.rules, convertible(target.layout) or "burn")
         self.named = name_tensors(source, pipeline, target)
         self.view: LayoutView | None = None
 
@@ -150,20 +164,23 @@ class _Load:
     ) -> ConvertedView | None:
         """Return the tensors in the target's layout; None if they are in it already, or no layout matters."""
         plan, target = self.plan, self.target
-        layout = self.source.layout_given(self.pipeline.layout, plan.result.notes)
+        layout = self.source.layout_given(self.pipeline.layout, plan.result.notes, adapter)
         if self.pipeline.recipe is not None:
             layout = self.pipeline.recipe.target_layout or layout
         plan.layout = target.layout
         plan.source_layout = layout
-        if target.layout is None or (adapter is not None and adapter.replaces_layout):
+        wanted = convertible(target.layout)
+        if adapter is not None and adapter.replaces_layout:
+            check_given(adapter, target)
             return None
-        if layout is None:
+        plan.result.notes += target.meets(self.source, layout)
+        if layout is None and target.layout is not None:
             layout = self._unstated(index, chosen)
-        if layout is None or layout == target.layout:
+        if wanted is None or layout == wanted or convertible(layout) is None:
             return None
         view = self.view or target.view(index)
-        view.check(self._kept(chosen), target.layout)
-        seen = view.convert(index, target.layout)
+        view.check(self._kept(chosen), wanted)
+        seen = view.convert(index, wanted)
         plan.view, plan.is_converted, self.view = view, True, view
         plan.constants, plan.part_ids = seen.constants, seen.part_ids
         return seen
@@ -177,7 +194,7 @@ class _Load:
         """Return the layout of a source that states none: PyTorch's for a torch model, otherwise what is proved."""
         target = self.target
         if target.layout == "torch":
-            check_not_burn(index, {slot.path for slot in target.slots}, self.source.name)
+            self._check_not_burn(index, chosen)
             self.plan.result.notes.append(layout_note(self.source.name, "torch", "PyTorch models are saved so"))
             return None
         self.view = target.view(index)
@@ -189,6 +206,14 @@ class _Load:
         self.plan.source_layout = layout
         self.plan.result.notes.append(layout_note(self.source.name, layout, why))
         return layout
+
+    def _check_not_burn(self, index: Mapping[str, TensorSnapshot], chosen: Sequence[bool] | None) -> None:
+        """Refuse an unstated source that is Burn's by a name, or by a shape that nothing else would look at."""
+        slots = self.target.slots
+        is_checked = self.pipeline.validate
+        ignored = [slot for row, slot in enumerate(slots) if not is_checked or (chosen is not None and not chosen[row])]
+        shapes = {slot.path: slot.shape for slot in ignored}
+        check_not_burn(index, {slot.path for slot in slots}, shapes, self.source.name)
 
     def _matched(
         self, index: Mapping[str, TensorSnapshot], seen: ConvertedView | None, chosen: Sequence[bool] | None
@@ -272,7 +297,8 @@ class _Load:
         """Add notes about the layout conversion; return the slots that still need a tensor."""
         plan, view = self.plan, self.view
         assert view is not None
-        assert self.target.layout is not None
+        layout = convertible(self.target.layout)
+        assert layout is not None
         result = plan.result
         for path, parts in seen.incomplete.items():
             text = f"'{path}' is made of several tensors, and {', '.join(parts)} is missing"
@@ -295,9 +321,7 @@ class _Load:
         unloaded = [path for path in seen.lost if path in given] if self.target.layout == "burn" else []
         if unloaded:
             result.notes.append(Note("layout", f"Burn has no {listed(unloaded)}: not loaded"))
-        result.notes += unknown_notes(
-            view, self.target.layout, lambda: {slot.path: slot.container_stack for slot in plan.slots}
-        )
+        result.notes += unknown_notes(view, layout, lambda: {slot.path: slot.container_stack for slot in plan.slots})
         applied = {move.target for move in plan.moves}
         filled = [path for path, made in seen.filled.items() if made in applied]
         if filled:
@@ -363,6 +387,16 @@ class _Load:
 def adapter_name(adapter: ModuleAdapter) -> str:
     """Return the name of an adapter for plans and notes."""
     return adapter.name if isinstance(adapter, FunctionAdapter) else type(adapter).__name__
+
+
+def check_given(adapter: ModuleAdapter, target: Target) -> None:
+    """Refuse an adapter that gives another layout than the target has."""
+    given = adapter.gives_layout
+    if given is not None and target.layout not in (None, given) and target.states_layout():
+        raise ModelError(
+            f"{adapter_name(adapter)} gives {given}'s layout, and {target.name} has {target.layout}'s",
+            hint="leave the adapter out: layouts are converted automatically",
+        )
 
 
 def check_adapted(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from ..errors import DuplicateNameError, ModelError, PatternError, Ways, add_hint, quoted
@@ -30,6 +31,7 @@ from .ends import Input, Target
 from .kinds import (
     WAYS_OUT,
     Known,
+    kinds_by_rules,
     known_for_file,
     layout_of,
     recorded_counts,
@@ -37,12 +39,12 @@ from .kinds import (
     ways_out,
     zero_count,
 )
-from .layouts import layout_note, proved_layout
-from .names import Named, name_tensors, rename_tensors
+from .layouts import check_not_burn, layout_note, proved_layout
+from .names import Named, follow_rules, name_tensors, rename_tensors
 from .options import Pipeline
 from .plan import Move, Plan
-from .wrappers import SEGMENTS as WRAPPER_SEGMENTS
-from .wrappers import prefix_hint, strip_rules
+from .unify import convertible, unify
+from .wrappers import prefix_hint, wrapper_rule
 
 FILTERED = Note("filtered", "the filter does not match it")
 """The reason for a tensor that the filter leaves out."""
@@ -57,7 +59,7 @@ _Row = tuple[TensorSnapshot, tuple[Origin, ...], tuple[Operation, ...]]
 def compile_save(model: Any, layout: Layout | None, pipeline: Pipeline) -> Plan:
     """Return the plan of writing a model's tensors in a layout (None: the model's own).
 
-    Filters see the model's paths and containers; then come layout, adapter, cast and renames.
+    Filters see the model's paths and containers; then come rules for tensors, layout, adapter, cast and renames.
     """
     own = layout_of(model)
     skip = bool(pipeline.skip_enum_variants)
@@ -65,9 +67,16 @@ def compile_save(model: Any, layout: Layout | None, pipeline: Pipeline) -> Plan:
     plan = Plan(slots=slots, source_layout=own, layout=own)
     given = [slot.snapshot() for slot in slots]
     snapshots = select_tensors(plan, given, pipeline)
+    if pipeline.rules:  # a rule that matches nothing is refused, needed or not
+        kinds_by_rules([slot.path for slot in slots], pipeline.rules, own)
     adapter = pipeline.adapter
     rows: list[_Row]
     wanted = own if layout is None else layout
+    named = None
+    if pipeline.recipe is not None:
+        wanted = layout or pipeline.recipe.target_layout or own
+        named = _model_by_rules(plan, snapshots, wanted, pipeline, type(model).__name__)
+        snapshots, own = list(named.snapshots), pipeline.recipe.target_layout or own
     if adapter is not None and adapter.replaces_layout:
         if adapter.gives_layout is not None and layout not in (None, adapter.gives_layout) and pipeline.layout:
             raise ValueError(
@@ -79,7 +88,8 @@ def compile_save(model: Any, layout: Layout | None, pipeline: Pipeline) -> Plan:
         rows = _unchanged(snapshots)
     else:
         view = view_of_model(model, slots, skip_enum_variants=skip, rules=pipeline.rules)
-        seen = _model_in(wanted, own, view, slots, snapshots, is_filtered=pipeline.filter is not None)
+        is_filtered = pipeline.filter is not None or named is not None
+        seen = _model_in(wanted, own, view, slots, snapshots, is_filtered=is_filtered)
         plan.view, plan.is_converted, plan.layout, plan.constants = view, True, wanted, seen.constants
         kept = seen.snapshots
         if pipeline.filter is not None:  # a constant has no path in the model: the filter sees its path in the file
@@ -92,8 +102,39 @@ def compile_save(model: Any, layout: Layout | None, pipeline: Pipeline) -> Plan:
         plan.notes += _count_note(seen.lost) if wanted == "torch" else []
     rows = _adapt(rows, adapter, plan)
     rows = _cast(rows, pipeline)
+    if named is not None:
+        rows = [(row[0], *named.traced(row[1], row[2])) for row in rows]
     _finish(plan, rows, pipeline)
     return plan
+
+
+def _model_by_rules(
+    plan: Plan, snapshots: Sequence[TensorSnapshot], wanted: Layout, pipeline: Pipeline, name: str
+) -> Named:
+    """Return the tensors of a model after the rules for tensors; the plan then has the layout that they give."""
+    recipe, own = pipeline.recipe, plan.source_layout
+    assert recipe is not None
+    assert own is not None
+    named = follow_rules(snapshots, name, own, pipeline)
+    plan.notes += named.notes
+    plan.fates |= named.dropped
+    plan.equals += named.equals
+    plan.layout = recipe.target_layout or own
+    if recipe.target_layout not in (None, wanted):
+        raise ModelError(
+            f"the rules give {recipe.target_layout}'s layout, and the file is to have {wanted}'s",
+            hint=f'pass layout="{recipe.target_layout}", or another format',
+        )
+    if recipe.target_layout is None and wanted != own:
+        shapes = {each.path: each.shape for each in snapshots}
+        for each in named.snapshots:
+            if shapes.get(each.path) != each.shape:
+                raise ModelError(
+                    f"the rules change the name or the shape of a tensor whose layout is then converted to {wanted}'s",
+                    tensor=each.path,
+                    hint=f'add source_layout and target_layout to the rules, or pass layout="{own}" and convert later',
+                )
+    return named
 
 
 def select_tensors(plan: Plan, given: list[TensorSnapshot], pipeline: Pipeline) -> list[TensorSnapshot]:
@@ -179,10 +220,22 @@ def compile_convert(source: Input, pipeline: Pipeline, layout: Layout | None, li
         raise
 
 
+def resolve_layout(source: Input, pipeline: Pipeline, like: Target | None) -> tuple[str | None, list[Note]]:
+    """Return the layout of a source as its conversion would decide it, with notes: given, stated, or proved."""
+    conversion = _Conversion(replace(source, notes=()), _without_wrapper(source, pipeline, like)[0], like)
+    return conversion.own_layout(), conversion.plan.notes
+
+
+def _without_wrapper(source: Input, pipeline: Pipeline, like: Target | None) -> tuple[Pipeline, bool]:
+    """Return a pipeline that also strips a wrapper from the names of the source, and whether there is one."""
+    rule = None if like is None else wrapper_rule([each.path for each in source.snapshots], like.slots)
+    if rule is None:
+        return pipeline, False
+    return pipeline.replace(rename=(pipeline.rename or KeyRemapper()) + KeyRemapper.from_patterns([rule])), True
+
+
 def _compile_convert(source: Input, pipeline: Pipeline, layout: Layout | None, like: Target | None) -> Plan:
-    rule = None if like is None else _wrapper_rule(source, like)
-    if rule is not None:
-        pipeline = pipeline.replace(rename=(pipeline.rename or KeyRemapper()) + KeyRemapper.from_patterns([rule]))
+    pipeline, is_wrapped = _without_wrapper(source, pipeline, like)
     try:
         plan = _Conversion(source, pipeline, like).compiled(layout)
     except ModelError as error:
@@ -194,23 +247,9 @@ def _compile_convert(source: Input, pipeline: Pipeline, layout: Layout | None, l
         if more is not None:
             error.hint = add_hint(error.hint, more)
         raise
-    if rule is not None:
+    if is_wrapped:
         plan.notes.append(WRAPPER_STRIPPED)
     return plan
-
-
-def _wrapper_rule(source: Input, like: Target) -> tuple[str, str] | None:
-    """Return the rename that strips a wrapper's segments from the source's names, if only they keep it from fitting."""
-    found = {snapshot.path for snapshot in source.snapshots}
-    if not any(segment in name.split(".") for name in found for segment in WRAPPER_SEGMENTS):
-        return None
-    first: dict[int, str] = {}
-    for slot in like.slots:  # of tied tensors a file may have any
-        if slot.path not in found and any(name.endswith(slot.path) for name in found):
-            first.setdefault(slot.identity(), slot.path)
-    missing = list(first.values())
-    rules = strip_rules(missing, found - {slot.path for slot in like.slots}, found) if missing else iter(())
-    return next(rules, None)
 
 
 class _Conversion:
@@ -241,8 +280,12 @@ class _Conversion:
         own = self.own_layout()
         wanted = own if pipeline.keep_layout else pipeline.target_layout or layout or own
         self._add_ties(own)
+        self._check_rules(own)
         replaced = adapter is not None and adapter.replaces_layout
+        gives = None if adapter is None else adapter.gives_layout
         is_converted = own != wanted and not replaced
+        if is_converted and own is not None:
+            unify([(self.source.name, own), ("the target", wanted)], "load")
         if own is None and is_converted:
             raise ModelError(
                 f"the source does not state its layout, and the target has {wanted}'s",
@@ -257,22 +300,18 @@ class _Conversion:
         rows = _unchanged(list(self.index.values()))
         if known is not None and is_converted:
             rows = self._converted(known, wanted)
+        is_like_given = replaced and self.like is not None and gives == self.like.layout != own
         if self.like is not None:
-            self._check_like(own, wanted, rows, known)
+            if not is_like_given:
+                self._check_like(own, wanted, rows, known)
             if plan.layout == self.like.layout:
-                groups: dict[int, list[str]] = {}
-                for slot in self.like.slots:
-                    groups.setdefault(slot.identity(), []).append(slot.path)
-                plan.tied = [group for group in groups.values() if len(group) > 1]
-        try:
-            rows = self._filtered(rows)
-        except PatternError:
-            if known is not None and own is not None and is_converted:
-                known.view.check(self.index, own)  # a module that cannot be converted: its tensors are not there
-            raise
+                plan.tied = _tied_in(self.like)
+        rows = self._filtered(rows, known if is_converted else None)
         rows = _adapt(rows, adapter, plan, self._owners(known))
-        if replaced and adapter is not None:
-            plan.layout = adapter.gives_layout or own
+        if replaced:
+            plan.layout = gives or own
+        if is_like_given:  # the adapter has made what like has
+            self._compare_like({row[0].path: row[0] for row in rows})
         if adapter is not None and known is None:
             self._check_effect(adapter, rows)
         rows = _cast(rows, pipeline)
@@ -283,26 +322,40 @@ class _Conversion:
         plan.renames = {original: name for name, original in self.named.originals.items()}
         return plan
 
-    def own_layout(self) -> Layout | None:
+    def own_layout(self) -> str | None:
         """Return the layout of the source: given, stated, or proved against a model."""
-        layout = self.source.layout_given(self.pipeline.layout, self.plan.notes)
+        layout = self.source.layout_given(self.pipeline.layout, self.plan.notes, self.pipeline.adapter)
         recipe = self.pipeline.recipe
         if recipe is not None and recipe.target_layout is not None:
             return recipe.target_layout
+        if self.like is not None:
+            self.plan.notes += self.like.meets(self.source, layout)
         if layout is not None or self.like is None or self.like.layout is None:
             return layout
         if self.like.layout == "torch":
+            slots = {slot.path: slot.shape for slot in self.like.slots}
+            ignored = {path: shape for path, shape in slots.items() if not self._keeps(path)}
+            check_not_burn(self.index, slots, ignored, self.source.name)
             self.plan.notes.append(layout_note(self.source.name, "torch", "PyTorch models are saved so"))
             return "torch"
         view = self.like.view(self.index)
         shapes = {slot.path: slot.shape for slot in self.like.slots}
-        proved = proved_layout(view, self.index, shapes, None, self.source.name)
-        if proved is None:
-            return None
+        kept = None if self.pipeline.filter is None else {path for path in shapes if self._keeps(path)}
+        proved = proved_layout(view, self.index, shapes, kept, self.source.name)
+        if proved is None:  # no tensor that takes part differs between the layouts, if the kinds are known
+            return self.like.layout if self.like.states_layout() else None
         self.plan.notes.append(layout_note(self.source.name, *proved))
         return proved[0]
 
-    def _add_ties(self, own: Layout | None) -> None:
+    def _check_rules(self, own: str | None) -> None:
+        """Refuse a rule for module kinds that matches nothing, whether kinds are needed or not."""
+        if self.pipeline.rules:
+            like = self.like
+            paths = self.index if like is None else [slot.path for slot in like.slots]
+            layout = convertible(own if like is None else like.layout)
+            kinds_by_rules(paths, self.pipeline.rules, layout or "burn")
+
+    def _add_ties(self, own: str | None) -> None:
         """Give a tied tensor that the source leaves out the values of the tensor that it is tied to."""
         like = self.like
         if like is None or (own is not None and own != like.layout):  # like's paths are names of its layout
@@ -319,8 +372,9 @@ class _Conversion:
                 text = f"'{slot.path}' is tied to '{leader}' and gets its values"
                 self.plan.notes.append(Note("tied", text, slot.path))
 
-    def _known(self, own: Layout | None, *, is_needed: bool, is_wanted: bool) -> Known | None:
+    def _known(self, layout: str | None, *, is_needed: bool, is_wanted: bool) -> Known | None:
         """Return what is known about the modules; ModelError if it is needed and nothing states it."""
+        own = convertible(layout)
         if not is_wanted or own is None:
             return None
         shapes = {path: snapshot.shape for path, snapshot in self.index.items()}
@@ -349,10 +403,11 @@ class _Conversion:
             )
         return known
 
-    def _converted(self, known: Known, wanted: Layout | None) -> list[_Row]:
+    def _converted(self, known: Known, layout: str | None) -> list[_Row]:
         """Return the tensors in the wanted layout; every one is used, and none is made up."""
+        plan = self.plan
+        wanted, own = convertible(layout), convertible(plan.source_layout)
         assert wanted is not None
-        plan, own = self.plan, self.plan.source_layout
         assert own is not None
         known.view.check([path for path in self.index if self._keeps(path)], own)
         seen = known.view.convert(self.index, wanted)
@@ -387,7 +442,8 @@ class _Conversion:
                 if path in self.index and path not in used:
                     plan.counts[path] = self.index[path]
                     plan.fates[self.named.original(path)] = "Burn's layout has no such tensor; its value is recorded"
-        names = zip(known.view.unknown(own), known.view.unknown((self.like and self.like.layout) or own), strict=True)
+        of_like = convertible(None if self.like is None else self.like.layout) or own
+        names = zip(known.view.unknown(own), known.view.unknown(of_like), strict=True)
         stacks = {name: self._containers.get(path, ()) for name, path in names}
         plan.notes += unknown_notes(known.view, own, lambda: stacks, self._keeps)
         plan.notes += _filled_note(seen, {each.path for each in seen.snapshots}, "the source leaves them out")
@@ -402,21 +458,22 @@ class _Conversion:
     def _containers(self) -> dict[str, tuple[str, ...]]:
         return {} if self.like is None else {slot.path: slot.container_stack for slot in self.like.slots}
 
-    def _check_like(self, own: Layout | None, wanted: Layout | None, rows: Sequence[_Row], known: Known | None) -> None:
+    def _check_like(self, own: str | None, wanted: str | None, rows: Sequence[_Row], known: Known | None) -> None:
         """Refuse a tensor that the model or file given as like does not have, and one that the source lacks."""
         like = self.like
         assert like is not None
         given = self.index
         origins: Mapping[str, Sequence[Origin]] = {}
-        if like.layout is not None and own != like.layout:
-            if wanted == like.layout:
+        layout = convertible(like.layout)
+        if layout is not None and own != layout and convertible(own) is not None:
+            if wanted == layout:
                 given = {snapshot.path: snapshot for snapshot, _, _ in rows}
             else:
-                seen = (known.view if known is not None else like.view(self.index)).convert(self.index, like.layout)
+                seen = (known.view if known is not None else like.view(self.index)).convert(self.index, layout)
                 unused = next((name for name in self.index if name not in seen.used and self._keeps(name)), None)
                 if unused is not None:
                     raise like.lacks(unused)
-                counts = map(zero_count, seen.lost if like.layout == "torch" else ())
+                counts = map(zero_count, seen.lost if layout == "torch" else ())
                 given = {each.path: each for each in (*seen.snapshots, *counts)}
                 origins = seen.origins
                 # like has no such tensors: in modules that take part they must have the values that it implies.
@@ -426,6 +483,14 @@ class _Conversion:
                     for each in seen.constants
                     if self.pipeline.filter is None or each[0].path.rpartition(".")[0] in kept
                 ]
+        self._compare_like(given, origins)
+
+    def _compare_like(
+        self, given: Mapping[str, TensorSnapshot], origins: Mapping[str, Sequence[Origin]] = MappingProxyType({})
+    ) -> None:
+        """Refuse tensors, in the layout of like, that like does not have or that do not fit, and missing ones."""
+        like = self.like
+        assert like is not None
         slots = {slot.path: slot for slot in like.slots}
         for name, snapshot in given.items():
             slot = slots.get(name)
@@ -448,12 +513,16 @@ class _Conversion:
             if name not in given and self._keeps(name):
                 raise ModelError(f"{like.name}, given as like, has this tensor, and the source has not", tensor=name)
 
-    def _filtered(self, rows: list[_Row]) -> list[_Row]:
+    def _filtered(self, rows: list[_Row], known: Known | None) -> list[_Row]:
         filter = self.pipeline.filter
         if filter is None:
             return rows
         pairs = [(row[0].path, self._containers.get(row[0].path) or row[0].container_stack) for row in rows]
         selection = filter.select(pairs)
+        own = convertible(self.plan.source_layout)
+        is_refused = selection.unmatched and self.pipeline.unmatched == "error"
+        if is_refused and known is not None and own is not None:
+            known.view.check(self.index, own)  # a module that cannot be converted: its tensors are not there
         _note_unmatched(self.plan, selection.unmatched, self.pipeline, "tensor of the target")
         kept = [row for row, is_kept in zip(rows, selection, strict=True) if is_kept]
         used = {origin.source for _, origins, _ in kept for origin in origins}
@@ -488,6 +557,14 @@ class _Conversion:
         if not full:
             return rows
         return [(row[0].with_path(full.get(row[0].path, row[0].path)), *row[1:]) for row in rows]
+
+
+def _tied_in(target: Target) -> list[list[str]]:
+    """Return the paths of slots that are one tensor, for each such tensor."""
+    groups: dict[int, list[str]] = {}
+    for slot in target.slots:
+        groups.setdefault(slot.identity(), []).append(slot.path)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def _count_note(paths: Sequence[str]) -> list[Note]:

@@ -22,7 +22,8 @@ from ..tensor.dtype import DType
 from ..tensor.note import Note, as_note
 from ..tensor.scalar import Scalar
 from ..tensor.snapshot import TensorSnapshot
-from ..transforms.layout import LAYOUTS, Layout
+from ..transforms.adapters import ModuleAdapter
+from ..transforms.layout import Layout
 from ..transforms.view import LayoutView, module_tree, view_of_burn, view_of_torch
 from .kinds import (
     RecordedModule,
@@ -30,10 +31,12 @@ from .kinds import (
     recorded_modules,
     renamed_classes,
     renamed_modules,
+    states_layout,
     view_of_model,
     view_of_record,
 )
 from .options import Pipeline
+from .unify import convertible, unify
 
 _RENAMED = (
     "transformers has other names in memory than in the files of some models: read the file with from_pretrained, "
@@ -47,8 +50,8 @@ class Input:
 
     name: str
     snapshots: Sequence[TensorSnapshot]
-    layout: Layout | None
-    """The layout that the source states; None if it states none."""
+    layout: str | None
+    """The layout that the source states, which may be another framework's; None if it states none."""
 
     format: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -74,7 +77,8 @@ class Input:
         None also if a rename changes names within them.
         """
         found = recorded_modules(self.metadata)
-        return renamed_modules(found, self.names, self.layout) if found and self.names and self.layout else found
+        layout = convertible(self.layout)
+        return renamed_modules(found, self.names, layout) if found and self.names and layout else found
 
     @property
     def classes(self) -> Mapping[str, ModuleClass]:
@@ -85,34 +89,50 @@ class Input:
         found = {} if self.checkpoint is None else self.checkpoint.classes
         return (renamed_classes(found, self.names) or {}) if found and self.names else found
 
-    def layout_given(self, given: Layout | None, notes: list[Note]) -> Layout | None:
-        """Return the layout of the source: the given one, or the one it states; a contradiction is refused or noted."""
+    def layout_given(self, given: Layout | None, notes: list[Note], adapter: ModuleAdapter | None = None) -> str | None:
+        """Return the layout of the source: the given one, or the one it states; a contradiction is refused or noted.
+
+        An adapter that takes one layout gives it, too.
+        """
+        by = f'layout="{given}"'
+        if given is None and adapter is not None and adapter.takes_layout is not None:
+            given, by = adapter.takes_layout, f"{type(adapter).__name__}, which takes it"
         if given is None or self.layout in (None, given):
             return given or self.layout
         stated = f"{printable(self.name)} states {self.layout}'s layout"
         if LAYOUT_KEY in self.metadata or self.recorded:
             raise ModelError(
-                f'layout="{given}" contradicts the source: {stated} in its metadata',
+                f"{by} contradicts the source: {stated} in its metadata",
                 hint=Ways(
                     "leave layout= out", f'pass target_layout="{given}" to choose the layout that is written', lead=""
                 ),
             )
-        notes.append(
-            Note("layout", f'{stated} by its format; read as {given}\'s, because of layout="{given}"', self.name)
-        )
+        notes.append(Note("layout", f"{stated} by its format; read as {given}'s, because of {by}", self.name))
         return given
 
 
 def with_layouts_given(inputs: Sequence[Input], given: Layout | None, notes: list[Note]) -> list[Input]:
-    """Return inputs with the given layout where they state none; if all state one, it must be the given one."""
-    if given is not None and any(source.layout is None for source in inputs):
-        return [source if source.layout is not None else replace(source, layout=given) for source in inputs]
-    return [replace(source, layout=source.layout_given(given, notes)) for source in inputs]
+    """Return inputs with the given layout where they state none; if all state one, one of them must be the given.
+
+    The layout of a live model is no statement of a file: nothing replaces it.
+    """
+    if given is None:
+        return list(inputs)
+    stated = {source.layout for source in inputs if source.model is None}
+    found = []
+    for source in inputs:
+        if source.layout is None:
+            found.append(replace(source, layout=given))
+        elif source.model is not None or (stated & {None, given} and convertible(source.layout)):
+            found.append(source)
+        else:
+            found.append(replace(source, layout=source.layout_given(given, notes)))
+    return found
 
 
 def input_of_file(file: Checkpoint, *, own_names: bool = False) -> Input:
     """Return an open file as an input; a GGUF file under the names of its model, or with ``own_names`` its own."""
-    layout: Layout | None = next((known for known in LAYOUTS if known == file.layout), None)
+    layout = file.layout
     metadata, notes = file.metadata, list(map(as_note, file.notes))
     snapshots: Sequence[TensorSnapshot] = list(file.values())
     if file.format == "gguf":
@@ -128,6 +148,27 @@ def input_of_file(file: Checkpoint, *, own_names: bool = False) -> Input:
     return Input(file.path, snapshots, layout, file.format, metadata, file.scalars, notes, checkpoint=file)
 
 
+def input_of_snapshots(name: str, snapshots: Sequence[TensorSnapshot], given: Layout | None = None) -> Input:
+    """Return named tensors as an input, in the layout that all of them state or that the caller gives.
+
+    ModelError if they state different layouts, or another one than the given.
+    """
+    layouts: dict[str | None, str] = {}
+    for snapshot in snapshots:
+        layouts.setdefault(snapshot._layout, snapshot._path)
+    if given is not None:
+        other = next((layout for layout in layouts if layout not in (None, given)), None)
+        if other is not None:
+            raise ModelError(
+                f'layout="{given}" contradicts the tensor, which has {other}\'s layout',
+                tensor=layouts[other],
+                hint="save the model or convert the file that it is from, which converts the layout",
+            )
+        return Input(name, snapshots, given)
+    met = unify(((path, layout) for layout, path in layouts.items()), "write")
+    return Input(name, snapshots, met.layout, notes=met.notes)
+
+
 UNKNOWN_LAYOUT = "layout unknown: the file does not state it"
 
 
@@ -139,7 +180,7 @@ def layout_evidence(file: Checkpoint, given: Layout | None) -> str | None:
     if LAYOUT_KEY in metadata:
         return f"layout {file.layout or 'unknown'}: the metadata has {LAYOUT_KEY}={metadata[LAYOUT_KEY]}"
     if file.format == "safetensors" and file.layout is not None:
-        key = "format" if metadata.get("format") == "pt" else "producer"
+        key = "producer" if file.layout == "burn" and "producer" in metadata else "format"
         return f"layout {file.layout}: the metadata has {key}={metadata.get(key, '')}"
     return None if file.layout is None else f"layout {file.layout}: {file.format} files have it"
 
@@ -152,7 +193,7 @@ class Target:
     """
 
     slots: Sequence[Slot]
-    layout: Layout | None
+    layout: str | None
     view: Callable[[Iterable[str] | None], LayoutView]
     name: str = ""
     full_paths: Mapping[str, str] = field(default_factory=dict)
@@ -162,8 +203,20 @@ class Target:
     """Whether the source must have every tensor of it."""
 
     notes: Sequence[Note] = ()
+    states_layout: Callable[[], bool] = lambda: True
+    """Return whether the slots have a layout; arrays in dicts and lists take tensors of any."""
+
     hint: str | None = None
     """What to do if a source has other names."""
+
+    def meets(self, source: Input, layout: str | None) -> list[Note]:
+        """Refuse tensors of another framework's layout, which cannot be converted; plain arrays take them, noted."""
+        if self.layout is None or layout is None or convertible(layout) is not None:
+            return []
+        if self.states_layout():
+            unify([(source.name, layout), (self.name, self.layout)], "load")
+        text = f"{printable(source.name)} has {printable(layout)}'s layout: names and axes are unchanged"
+        return [Note("layout", text, source.name)]
 
     def lacks(self, path: str) -> ModelError:
         """Return the error about a tensor of a source that has no place here."""
@@ -184,7 +237,8 @@ def target_of_model(model: Any, *, skip_enum_variants: bool = False, rules: Mapp
         return view_of_model(model, slots, skip_enum_variants=skip_enum_variants, rules=rules, present=present)
 
     hint = _RENAMED if type(model).__module__.startswith("transformers.") else None
-    return Target(slots, layout_of(model), view, type(model).__name__, notes=notes, hint=hint)
+    is_stated = partial(states_layout, model)
+    return Target(slots, layout_of(model), view, type(model).__name__, notes=notes, states_layout=is_stated, hint=hint)
 
 
 def with_full_paths(target: Target, model: Any) -> Target:
@@ -248,7 +302,7 @@ def target_of_file(file: Checkpoint, source: Input, pipeline: Pipeline) -> Targe
 
     Where the two layouts differ, the kinds of modules come from rules, or from the record of either file.
     """
-    layout = next((known for known in LAYOUTS if known == file.layout), None)
+    layout = file.layout
     outline = outline_of(file.metadata)
     if outline is not None:
         return _target_of_outline(file, outline, source, pipeline)
@@ -282,7 +336,7 @@ def _target_of_outline(file: Checkpoint, outline: Outline, source: Input, pipeli
 
 def _view_of_file(
     file: Checkpoint,
-    layout: Layout | None,
+    stated: str | None,
     shapes: Mapping[str, Shape],
     source: Input,
     pipeline: Pipeline,
@@ -290,14 +344,15 @@ def _view_of_file(
 ) -> LayoutView:
     from .kinds import kinds_by_rules
 
-    assert layout is not None  # a file of unknown layout is never viewed in another
+    layout = convertible(stated)
+    assert layout is not None  # a file of another layout, or an unknown one, is never viewed in another
     if pipeline.rules is not None:
         root = module_tree(shapes, kinds_by_rules(shapes, pipeline.rules, layout))
         return view_of_torch(root, is_declared=False) if layout == "torch" else view_of_burn(root, present)
     recorded = recorded_modules(file.metadata)
     if recorded is not None:
         return view_of_record(recorded, shapes, layout)
-    recorded, own = source.recorded, pipeline.layout or source.layout
+    recorded, own = source.recorded, convertible(pipeline.layout or source.layout)
     if recorded is not None and own is not None:
         return view_of_record(recorded, {each.path: each.shape for each in source.snapshots}, own)
     raise ModelError(

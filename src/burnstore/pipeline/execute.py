@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ..errors import BurnstoreError, DeviceError, LoadError, MissingTensorsError, counted, entry_point
+from ..errors import BurnstoreError, DeviceError, LoadError, MissingTensorsError, ModelError, counted, entry_point
 from ..io.gc_pause import gc_paused
 from ..models.binding import KeepsPartIds, Slot
 from ..models.load.casting import value_for
@@ -19,7 +20,7 @@ from ..tensor.note import Note, note_kind
 from ..tensor.snapshot import TensorSnapshot, read_all
 from ..transforms.precision import underflows
 from .compile import compile_load, is_cast, load_error, underflow_notes
-from .ends import Input, target_of_model
+from .ends import Input, Target, input_of_snapshots, target_of_model
 from .options import AdapterLike, FilterLike, Pipeline
 from .plan import Plan
 
@@ -40,12 +41,14 @@ def apply(
 ) -> ApplyResult:
     """Assign snapshots to the parameters with their paths, and report the outcome for each.
 
-    The snapshots must have the model's layout. If several snapshots have the same path, the last counts, so lists can
-    be concatenated to overlay models. A parameter takes the tensor's own dtype within its kind (float, integer, bool)
-    and the tensor's id if it has one; a torch tensor keeps its dtype, which is noted. All tensors are read before any
-    is assigned: if reading fails, or an error is raised, the model is unchanged. Only large tensors of torch are read
-    directly into the model's memory, after everything else was found to fit; if the disk fails then, the error states
-    that the model is partly loaded. ``in_place=False`` reads those first, too.
+    Snapshots of a file or model know their layout, and are converted to the model's where it is another; those that
+    do not (`TensorSnapshot.from_numpy`) must have the model's. If several snapshots have the same path, the last
+    counts, so lists can be concatenated to overlay models. A parameter takes the tensor's own dtype within its kind
+    (float, integer, bool) and the tensor's id if it has one; a torch tensor keeps its dtype, which is noted.
+
+    All tensors are read before any is assigned: if reading fails, or an error is raised, the model is unchanged. Only
+    large tensors of torch are read directly into the model's memory, after everything else was found to fit; if the
+    disk fails then, the error states that the model is partly loaded. ``in_place=False`` reads those first, too.
 
     With ``validate``, tensors that do not fit raise LoadError; without ``allow_partial``, parameters without a tensor
     raise MissingTensorsError; with ``strict`` (then both are implied) so do snapshots without a parameter, and without
@@ -70,11 +73,28 @@ def apply(
         allow_empty=allow_empty,
     )
     target = target_of_model(model, skip_enum_variants=skip_enum_variants)
-    source = Input("<snapshots>", list(snapshots), target.layout)
+    source = _input_for(target, list(snapshots), pipeline)
     result = execute(compile_load(source, target, pipeline), pipeline, in_place=in_place)
     if not result.applied and not result.errors:
         result.notes.append(Note("empty", f"nothing was applied: {_why_nothing(result)}"))
     return result
+
+
+def _input_for(target: Target, snapshots: list[TensorSnapshot], pipeline: Pipeline) -> Input:
+    """Return snapshots as an input; those without a layout are the caller's, who gives them in the target's."""
+    stated = [each for each in snapshots if each.layout is not None]
+    source = input_of_snapshots("<snapshots>", stated)
+    if source.layout is None:
+        takes = None if pipeline.adapter is None else pipeline.adapter.takes_layout
+        return replace(source, snapshots=snapshots, layout=takes or target.layout)
+    other = next((each for each in snapshots if each.layout is None), None)
+    if other is not None and source.layout != target.layout and target.states_layout():
+        raise ModelError(
+            f"it does not state its layout, and {stated[0].path!r} has {source.layout}'s, which the model has not",
+            tensor=other.path,
+            hint="apply them in two calls",
+        )
+    return replace(source, snapshots=snapshots)
 
 
 def execute(plan: Plan, pipeline: Pipeline, *, in_place: bool = True) -> ApplyResult:

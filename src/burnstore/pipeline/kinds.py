@@ -23,7 +23,7 @@ from ..io.paths import folder_of, is_folder
 from ..io.paths import join as join_paths
 from ..models.binding import Slot
 from ..models.bindings import binding_for
-from ..tensor.data import Shape
+from ..tensor.data import Shape, TensorData
 from ..tensor.dtype import Kind
 from ..tensor.snapshot import TensorSnapshot
 from ..transforms.classes import kind_of_class
@@ -110,6 +110,26 @@ def declared_layout(model: Any) -> Any:
         return getattr(model, "burnstore_layout", None)
     except KeyError:  # of a dict whose items are its attributes
         return None
+
+
+def states_layout(model: Any) -> bool:
+    """Return whether a model has a layout; arrays in mappings and lists have none, unless it declares one.
+
+    >>> states_layout({"fc": {"weight": np.zeros(2)}})
+    False
+    """
+    if declared_layout(model) is not None:
+        return True
+    todo, visited = [model], set()
+    while todo:
+        value = todo.pop()
+        if isinstance(value, (Mapping, list, tuple)):
+            if id(value) not in visited:
+                visited.add(id(value))
+                todo += value.values() if isinstance(value, Mapping) else value
+        elif not isinstance(value, (np.ndarray, np.generic, TensorData, TensorSnapshot, int, float, str, type(None))):
+            return True
+    return False
 
 
 # --- live models ------------------------------------------------------------------------------------------------------

@@ -70,8 +70,14 @@ def proved_layout(
     return None
 
 
-def check_not_burn(index: Collection[str], slots: Collection[str], name: str) -> None:
-    """Refuse to read a file as PyTorch's if it has Burn's names for a norm of the target, such as ``norm.gamma``."""
+def check_not_burn(
+    index: Mapping[str, TensorSnapshot], slots: Collection[str], shapes: Mapping[str, Shape], name: str
+) -> None:
+    """Refuse to read a file as PyTorch's if it is Burn's by a name or a shape.
+
+    The name is one of a norm of the target, such as ``norm.gamma``; the shape is the transpose of a matrix of the
+    target, of those in ``shapes``.
+    """
     for path in index:
         owner, _, leaf = path.rpartition(".")
         if leaf in _BURN_NAMES:
@@ -83,6 +89,15 @@ def check_not_burn(index: Collection[str], slots: Collection[str], name: str) ->
                     tensor=path,
                     hint='pass layout="burn" if Burn wrote these tensors, layout="torch" if they only have its names',
                 )
+        shape = shapes.get(path, ())
+        if len(shape) == 2 and shape[0] != shape[1] and index[path].shape == shape[::-1]:
+            raise ModelError(
+                f"the file does not state its layout, and the shape {list(shape[::-1])} is Burn's: matrices may be "
+                "transposed",
+                path=name,
+                tensor=path,
+                hint='pass layout="burn" if Burn wrote these tensors, layout="torch" if PyTorch did',
+            )
 
 
 def _proof(

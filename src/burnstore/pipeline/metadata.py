@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import DuplicateNameError, located, printable
+from ..errors import DuplicateNameError, FormatError, located, printable
 from ..formats.base import (
     LAYOUT_KEY,
     STAMPS,
@@ -17,6 +17,7 @@ from ..formats.base import (
     Format,
     HoldsScalars,
     ModelLayout,
+    can_state_layouts,
     stamped_metadata,
     stated_layout,
     supports_metadata,
@@ -28,6 +29,7 @@ from .kinds import MODULES_KEY, RecordedModule, record_text, recorded_by, record
 from .options import Pipeline
 from .plan import Plan
 from .stored import drop_config
+from .unify import convertible
 
 _STAMPS = (LAYOUT_KEY, *STAMPS)
 """Metadata keys by which a writer states format and layout; they do not survive a change of either."""
@@ -61,27 +63,56 @@ def metadata_for_save(
 ) -> dict[str, str]:
     """Return the metadata to write beside a model's tensors: the caller's or the format's own, and the layout."""
     if not supports_metadata(chosen):
-        return dict(given or {})
+        return _with_layout_of(plan, chosen, dict(given or {}))
     metadata = stamped_metadata(chosen, plan.layout or "burn", options) if given is None else dict(given)
-    if plan.is_converted and plan.view is not None and plan.layout is not None and pipeline.record_modules:
+    layout = convertible(plan.layout)
+    if plan.is_converted and plan.view is not None and layout is not None and pipeline.record_modules:
         modules: Sequence[RecordedModule] | None = recorded_by(plan.view)
         if pipeline.rename is not None:
-            modules = renamed_modules(modules or (), plan.renames, plan.layout)
+            modules = renamed_modules(modules or (), plan.renames, layout)
         if modules is not None:
             metadata[MODULES_KEY] = record_text(modules)
-    _state_layout(metadata, chosen, plan.layout, is_burn_default=True)
-    return metadata
+    return _with_layout_of(plan, chosen, metadata)
 
 
-def _state_layout(
-    metadata: dict[str, str], chosen: Format, layout: Layout | None, *, is_burn_default: bool = False
-) -> None:
-    """Add the layout if the other metadata does not state it."""
-    stated = stated_layout(chosen, metadata)
-    if stated not in (None, *LAYOUTS) and layout is None:
-        return  # names of a format's own, such as llama.cpp's
-    if stated != layout and not (is_burn_default and stated is None and layout == "burn"):
-        metadata[LAYOUT_KEY] = layout or UNSTATED_LAYOUT
+def with_layout(
+    chosen: Format, metadata: Mapping[str, str] | None, layout: str | None, *, is_empty: bool = False
+) -> tuple[Mapping[str, str] | None, str | None]:
+    """Return metadata that states a layout, and the layout that a file with this metadata states.
+
+    If the layout is unknown, metadata of the caller may state it; otherwise the file records that it is unknown. A file
+    without tensors needs no statement. FormatError if files of the format cannot state the layout.
+    """
+    given = metadata or {}
+    stated = stated_layout(chosen, given)
+    is_given = LAYOUT_KEY in given or stated != stated_layout(chosen, {})
+    if stated == layout or (layout is None and (is_empty or is_given)):
+        return metadata, stated
+    if not can_state_layouts(chosen):
+        what = "that the layout is unknown" if layout is None else f"{layout}'s layout"
+        own = written_layout(chosen)
+        hint = "save .npz or .safetensors, which state layouts" + ("" if layout is None else ", or plain arrays")
+        if layout is None and own is not None:
+            hint = f'pass layout="{own}" if the tensors have it, or save .npz or .safetensors'
+        raise FormatError(f"a file of the format {chosen.name} cannot state {what}", hint=hint)
+    return {**given, LAYOUT_KEY: layout or UNSTATED_LAYOUT}, layout
+
+
+def _with_layout_of(plan: Plan, chosen: Format, metadata: Mapping[str, str]) -> dict[str, str]:
+    """Return metadata that states the layout of a plan; the plan then has the layout that the file states."""
+    found, plan.layout = with_layout(chosen, metadata, plan.layout, is_empty=not plan.moves)
+    return dict(found or {})
+
+
+def metadata_of_named(
+    chosen: Format, plan: Plan, given: Mapping[str, str] | None, options: Mapping[str, Any]
+) -> Mapping[str, str] | None:
+    """Return the metadata beside named tensors; a layout that is not stated is recorded as unknown."""
+    found, plan.layout = with_layout(chosen, given, plan.layout, is_empty=not plan.moves)
+    own = written_layout(chosen)
+    if given is None and found is not None and own is not None and plan.layout is None:
+        return {**stamped_metadata(chosen, own, options), **found}
+    return found
 
 
 def metadata_for_files(
@@ -102,20 +133,19 @@ def metadata_for_files(
         if lost:
             lack = f"{chosen.name} has no place for metadata"
             plan.notes.append(Note("metadata", f"{lack}, left out: {', '.join(lost)}"))
-        return {key: text for key, text in given.items() if text is not None}
+        return _with_layout_of(plan, chosen, {key: text for key, text in given.items() if text is not None})
     is_same = all(source.format == chosen.name and source.layout == layout for source in sources)
     if not is_same or any(key in disputed for key in _STAMPS):
         is_same = False
         for key in _STAMPS:
             metadata.pop(key, None)
-        if layout is not None:
+        if convertible(layout) is not None and layout is not None:
             metadata.update(stamped_metadata(chosen, layout, {}))
     for key, text in given.items():
         metadata.pop(key, None)
         if text is not None:
             metadata[key] = text
-    if not is_same or given:
-        _state_layout(metadata, chosen, layout)
+    metadata = _with_layout_of(plan, chosen, metadata)
     _record_modules(metadata, sources, plan, pipeline)
     drop_config(metadata, plan)
     names = [printable(key) for key in disputed if key not in _STAMPS]
@@ -148,10 +178,11 @@ def _record_modules(metadata: dict[str, str], sources: Sequence[Input], plan: Pl
             metadata[MODULES_KEY] = record_text(recorded_by(plan.view, plan.counts))
         return
     merged = merged_record(sources)
-    if pipeline.recipe is not None or merged is None or plan.layout is None or plan.layout != plan.source_layout:
+    layout = convertible(plan.layout)
+    if pipeline.recipe is not None or merged is None or layout is None or layout != plan.source_layout:
         return
     names = {origin.source: move.target for move in plan.moves for origin in move.origins if origin.source is not None}
-    renamed = renamed_modules(merged, names, plan.layout)
+    renamed = renamed_modules(merged, names, layout)
     if renamed is not None:
         metadata[MODULES_KEY] = record_text(renamed)
 

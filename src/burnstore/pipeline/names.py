@@ -80,6 +80,12 @@ def name_tensors(source: Input, pipeline: Pipeline, target: Target | None) -> Na
     return _followed(rename_tensors(source, pipeline.replace(recipe=None)), source, pipeline)
 
 
+def follow_rules(snapshots: Sequence[TensorSnapshot], name: str, layout: str, pipeline: Pipeline) -> Named:
+    """Return the tensors of a model after the rules for tensors, which take the model's layout."""
+    source = Input(name, snapshots, layout)
+    return _followed(Named(snapshots, {}, [], {}), source, pipeline.replace(layout=None))
+
+
 def _followed(named: Named, source: Input, pipeline: Pipeline) -> Named:
     """Return the tensors after the rules for tensors."""
     recipe = pipeline.recipe

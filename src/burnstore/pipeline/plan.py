@@ -18,7 +18,6 @@ from ..tensor.note import Note, note_kind
 from ..tensor.snapshot import TensorSnapshot
 from ..transforms.constant import check_constant
 from ..transforms.guess import Guess
-from ..transforms.layout import Layout
 from ..transforms.operations import (
     CONCAT,
     Apply,
@@ -69,10 +68,10 @@ class Plan:
     """What will be done with the tensors of one or several sources."""
 
     moves: list[Move] = field(default_factory=list)
-    layout: Layout | None = None
+    layout: str | None = None
     """The layout of the target's tensors; None if it is unknown."""
 
-    source_layout: Layout | None = None
+    source_layout: str | None = None
     fates: dict[str, str] = field(default_factory=dict)
     """Source tensors that no move uses, each with the reason."""
 

@@ -16,14 +16,10 @@ from ..formats.base import (
     LAYOUT_KEY,
     QUANTIZATION_KEY,
     STAMPS,
-    UNSTATED_LAYOUT,
     Format,
     Shardable,
     WritesFolder,
     loss_notes,
-    stamped_metadata,
-    stated_layout,
-    supports_metadata,
 )
 from ..formats.sharded.locate import INDEX_SUFFIX
 from ..formats.sharded.read import SET_KEY
@@ -39,12 +35,12 @@ from ..tensor.note import Note, note_kind
 from ..tensor.snapshot import TensorSnapshot
 from ..tensor.tabular import Result
 from ..transforms.filter import PathFilter
-from ..transforms.layout import LAYOUTS, Layout
+from ..transforms.layout import Layout
 from .compile import listed, underflow_notes
 from .compile_file import compile_convert, compile_save, select_tensors
-from .ends import Input, input_of_file
-from .kinds import declared_layout
-from .metadata import metadata_for_save, written_layout
+from .ends import Input, input_of_file, input_of_snapshots
+from .kinds import declared_layout, states_layout
+from .metadata import metadata_for_save, metadata_of_named, written_layout
 from .options import AdapterLike, Pipeline
 from .plan import Plan
 from .stored import keep_stored, keeps_stored
@@ -194,7 +190,7 @@ def _save_shards(
 def plan_of(
     tensors: Any,
     chosen: Format,
-    metadata_for: Callable[[Layout | None], Mapping[str, str] | None],
+    metadata_for: Callable[[str | None], Mapping[str, str] | None],
     pipeline: Pipeline,
     options: Mapping[str, Any],
     *,
@@ -217,7 +213,7 @@ def plan_of(
 def _plan_of(
     tensors: Any,
     chosen: Format,
-    metadata_for: Callable[[Layout | None], Mapping[str, str] | None],
+    metadata_for: Callable[[str | None], Mapping[str, str] | None],
     pipeline: Pipeline,
     options: Mapping[str, Any],
     *,
@@ -225,10 +221,11 @@ def _plan_of(
 ) -> tuple[Plan, Mapping[str, str] | None]:
     if isinstance(tensors, Iterator):
         tensors = list(tensors)
-    named = _named_tensors(tensors, _TENSOR_TYPES if with_settings else _FLAT_TYPES)
+    named = _named_tensors(tensors, _TENSOR_TYPES if with_settings else _FLAT_TYPES, pipeline.layout)
     if named is None:
         left_out, is_unstated = _check_mapping(tensors, () if with_settings else _REFUSED_TYPES)
-        is_unstated = is_unstated and pipeline.rules is None and pipeline.recipe is None
+        is_ruled = pipeline.recipe is not None and pipeline.recipe.target_layout is not None
+        is_unstated = is_unstated and not pipeline.rules and not is_ruled
         plan = compile_save(tensors, None if is_unstated else pipeline.layout or written_layout(chosen), pipeline)
         if not plan.moves and not plan.fates and not with_settings and not pipeline.allow_empty:
             raise TypeError(
@@ -237,21 +234,20 @@ def _plan_of(
         plan.fates |= left_out_of(tensors) | left_out
         if is_unstated and (pipeline.adapter is None or pipeline.adapter.gives_layout is None):
             plan.layout = pipeline.layout
-            metadata = metadata_for(plan.layout)
-            return plan, _metadata_of_named(chosen, plan.layout, metadata, options, is_empty=not plan.moves)
+            return plan, metadata_of_named(chosen, plan, metadata_for(plan.layout), options)
         return plan, metadata_for_save(chosen, plan, metadata_for(plan.layout or "burn"), pipeline, options)
     if pipeline.rules is not None or pipeline.recipe is not None:
         raise TypeError("rules are for models: the kinds of named tensors are given to burnstore.convert")
-    filtered, own = Plan(), pipeline.layout or named.layout
+    filtered = Plan()
     source = replace(named, snapshots=select_tensors(filtered, list(named.snapshots), pipeline))
     plan = compile_convert(source, pipeline.replace(filter=None, keep_layout=True, target_layout=None), None)
-    plan.layout, plan.fates, plan.notes = own, filtered.fates | plan.fates, filtered.notes + plan.notes
+    plan.fates, plan.notes = filtered.fates | plan.fates, filtered.notes + plan.notes
     plan.fates |= getattr(tensors, "left_out", {}) if isinstance(tensors, list) else {}
     is_plain = type(tensors) is dict and all(type(tensor) is np.ndarray for tensor in tensors.values())
     if isinstance(tensors, Mapping) and not is_plain and not isinstance(tensors, Checkpoint):
         plan.fates |= hidden_tensors(tensors)
     keep_stored(plan, source.snapshots, chosen, is_cast=pipeline.cast is not None)
-    metadata = metadata_for(own)
+    metadata = metadata_for(plan.layout)
     if keeps_stored(plan) and QUANTIZATION_KEY in source.metadata:
         metadata = {**(metadata or {}), QUANTIZATION_KEY: source.metadata[QUANTIZATION_KEY]}
     if metadata is None and source.metadata:
@@ -264,48 +260,21 @@ def _plan_of(
     if source.scalars and "scalars" not in options:
         text = f"scalars of the file were not written: {listed(list(source.scalars))}"
         plan.notes.append(Note("metadata", text))
-    return plan, _metadata_of_named(chosen, own, metadata, options, is_empty=not source.snapshots)
+    return plan, metadata_of_named(chosen, plan, metadata, options)
 
 
-def _named_tensors(tensors: Any, types: tuple[type, ...]) -> Input | None:
-    """Return named tensors as an input; None if a model was given."""
+def _named_tensors(tensors: Any, types: tuple[type, ...], layout: Layout | None) -> Input | None:
+    """Return named tensors as an input, in the given layout or their own; None if a model was given."""
     if isinstance(tensors, Checkpoint):
         return input_of_file(tensors, own_names=True)
     if isinstance(tensors, Mapping):
         if any(not isinstance(value, types) for value in tensors.values()):
             return None
         snapshots = [_snapshot(name, tensor) for name, tensor in tensors.items()]
-        return Input("<tensors>", snapshots, _common_layout(snapshots))
+        return input_of_snapshots("<tensors>", snapshots, layout)
     if isinstance(tensors, (list, tuple)) and all(isinstance(item, TensorSnapshot) for item in tensors):
-        return Input("<snapshots>", tensors, _common_layout(tensors))
+        return input_of_snapshots("<snapshots>", tensors, layout)
     return None
-
-
-def _common_layout(snapshots: Sequence[TensorSnapshot]) -> Layout | None:
-    """Return the layout that snapshots of files and models came with; None if they differ or one has none."""
-    found = {snapshot.layout for snapshot in snapshots}
-    return next((known for known in LAYOUTS if found == {known}), None)
-
-
-def _metadata_of_named(
-    chosen: Format,
-    layout: Layout | None,
-    given: Mapping[str, str] | None,
-    options: Mapping[str, Any],
-    *,
-    is_empty: bool,
-) -> Mapping[str, str] | None:
-    """Return the metadata beside named tensors; a layout that is not stated is recorded as unknown."""
-    if not supports_metadata(chosen):
-        return given
-    own = written_layout(chosen)
-    if layout is None and own is not None and not is_empty and LAYOUT_KEY not in (given or {}):
-        metadata = dict(given) if given is not None else stamped_metadata(chosen, own, options)
-        return {**metadata, LAYOUT_KEY: UNSTATED_LAYOUT}
-    if layout is None or layout == own:
-        return given
-    metadata = dict(given or {})
-    return metadata if stated_layout(chosen, metadata) == layout else {**metadata, LAYOUT_KEY: layout}
 
 
 _REFUSED_TYPES = (bool, int, float, complex, str, bytes, np.generic)
@@ -383,11 +352,14 @@ def collect(
     >>> [snapshot.path for snapshot in collect({"encoder": {"weight": np.zeros(2)}, "steps": [np.zeros(1)]})]
     ['encoder.weight', 'steps.0']
     """
-    plan = compile_save(model, None, Pipeline(filter=filter, adapter=adapter, skip_enum_variants=skip_enum_variants))
+    chosen = Pipeline(filter=filter, adapter=adapter, skip_enum_variants=skip_enum_variants)
+    plan = compile_save(model, None, chosen)
     for note in plan.notes:
         if note.kind == "unmatched":
             warnings.warn(note, BurnstoreWarning, stacklevel=3)
-    snapshots = [move.snapshot.replace(layout=plan.layout) for move in plan.moves]
+    is_converted = chosen.adapter is not None and chosen.adapter.gives_layout is not None
+    layout = plan.layout if is_converted or states_layout(model) else None
+    snapshots = [move.snapshot.replace(layout=layout) for move in plan.moves]
     return Collected(snapshots, {**plan.fates, **left_out_of(model)})
 
 

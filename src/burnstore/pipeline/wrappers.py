@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from ..models.binding import Slot
 from ..tensor.data import Shape
 from ..transforms.shapes import weight_norm_hint
 
@@ -45,6 +46,20 @@ def strip_rules(missing: Collection[str], unused: Collection[str], names: Collec
     rule = strip_rule(missing, unused)
     if rule is not None:
         yield rule
+
+
+def wrapper_rule(names: Collection[str], slots: Sequence[Slot]) -> tuple[str, str] | None:
+    """Return the rename that strips a wrapper's segments from a source's names, if only they keep it from fitting."""
+    found = set(names)
+    if not any(segment in name.split(".") for name in found for segment in SEGMENTS):
+        return None
+    first: dict[int, str] = {}
+    for slot in slots:  # of tied tensors a file may have any
+        if slot.path not in found and any(name.endswith(slot.path) for name in found):
+            first.setdefault(slot.identity(), slot.path)
+    missing = list(first.values())
+    rules = strip_rules(missing, found - {slot.path for slot in slots}, found) if missing else iter(())
+    return next(rules, None)
 
 
 def wrapper_hint(missing: Collection[str], unused: Mapping[str, Shape]) -> str | None:

@@ -174,7 +174,9 @@ def test_a_path_that_is_no_text_is_shown_all_the_same(tmp_path: Path) -> None:
         ({"format": "pt"}, "torch", "format=pt"),
         ({"producer": "burn"}, "burn", "producer=burn"),
         ({"burnstore.layout": "torch", "producer": "burn"}, "torch", "burnstore.layout=torch"),
-        ({"burnstore.layout": "strange"}, None, "layout unknown: the metadata has burnstore.layout=strange"),
+        ({"burnstore.layout": "strange"}, "strange", "layout strange: the metadata has burnstore.layout=strange"),
+        ({"burnstore.layout": "unknown"}, None, "layout unknown: the metadata has burnstore.layout=unknown"),
+        ({"format": "mlx"}, "mlx", "layout mlx: the metadata has format=mlx"),
         ({}, None, "does not state"),
     ],
 )

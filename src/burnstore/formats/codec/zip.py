@@ -102,6 +102,7 @@ class Directory:
     sizes: Int64s
     headers: Int64s
     starts: Int64s
+    comment: bytes = b""
 
     def members(self) -> list[Member]:
         """Return the members one by one."""
@@ -127,7 +128,7 @@ def read_directory(
     ``any_names`` accepts names that are no paths, and ones that differ in case only. Deflated members may have
     ``most_inflated`` bytes in total, by default four times the file or 1 GiB.
     """
-    start, end, count = _find_directory(read_at, size)
+    start, end, count, comment = _find_directory(read_at, size)
     if count > MAX_MEMBERS:
         raise LimitError(f"a zip of {count} members, more than the limit of {MAX_MEMBERS}")
     if count * _CENTRAL.itemsize > end - start:
@@ -168,7 +169,7 @@ def read_directory(
     _refuse(too_long & (after == start), "reaches into the directory", names, after, TruncatedError)
     _refuse(too_long, "overlaps what follows it", names, after)
     methods, crcs = _int64(entries["method"], entries["crc"])
-    return Directory(names, methods, crcs, packed, sizes, headers, starts)
+    return Directory(names, methods, crcs, packed, sizes, headers, starts, comment)
 
 
 def _refuse(
@@ -180,8 +181,8 @@ def _refuse(
         raise error(f"the member {printable(names[row])!r} {problem}", offset=int(offsets[row]))
 
 
-def _find_directory(read_at: ReadAt, size: int) -> tuple[int, int, int]:
-    """Return where the directory starts and ends, and how many members it lists."""
+def _find_directory(read_at: ReadAt, size: int) -> tuple[int, int, int, bytes]:
+    """Return where the directory starts and ends, how many members it lists, and the comment of the archive."""
     tail_at = max(0, size - END.size - _MAX_COMMENT)
     tail = read_at(tail_at, size - tail_at)
     ends = []
@@ -221,7 +222,7 @@ def _find_directory(read_at: ReadAt, size: int) -> tuple[int, int, int]:
     if start + length != directory_end:
         found = f"the directory is at {start} to {start + length}, the end record begins at {directory_end}"
         raise CorruptError(found, offset=end_at)
-    return start, directory_end, count
+    return start, directory_end, count, bytes(tail[ends[0] + END.size :])
 
 
 def _places(directory: bytes, count: int, base: int) -> Int64s:

@@ -39,8 +39,8 @@ class NewMember:
         return len(self.head) + (0 if self.tensor is None else self.tensor.nbytes)
 
 
-def plan_zip(members: Sequence[NewMember]) -> WritePlan:
-    """Plan an archive of these members, in this order."""
+def plan_zip(members: Sequence[NewMember], comment: bytes = b"") -> WritePlan:
+    """Plan an archive of these members, in this order, with this comment."""
     chunks, current, headers, position = list[bytes](), bytearray(), list[int](), 0
     offsets: list[int] = []
     for member in members:
@@ -55,7 +55,7 @@ def plan_zip(members: Sequence[NewMember]) -> WritePlan:
         position += member.tensor.nbytes + len(_descriptor(member, 0))
         current = bytearray()
     chunks.append(bytes(current))
-    archive = _Around(members, headers, chunks, position + len(current))
+    archive = _Around(members, headers, chunks, position + len(current), comment)
     tensors = [member.tensor for member in members if member.tensor is not None]
     directory = archive.directory([0] * len(tensors))
     header = chunks[0] if tensors else chunks[0] + directory
@@ -70,6 +70,7 @@ class _Around:
     headers: Sequence[int]
     chunks: Sequence[bytes]
     end: int
+    comment: bytes
     with_tensor: list[NewMember] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -102,8 +103,8 @@ class _Around:
             entries += END_64.pack(b"PK\6\6", rest, _NEEDS_64, _NEEDS_64, 0, 0, count, count, length, start)
             entries += LOCATOR_64.pack(b"PK\6\7", 0, end, 1)
         short = min(count, FULL_16)
-        entries += END.pack(b"PK\5\6", 0, 0, short, short, min(length, FULL_32), min(start, FULL_32), 0)
-        return bytes(entries)
+        entries += END.pack(b"PK\5\6", 0, 0, short, short, min(length, FULL_32), min(start, FULL_32), len(self.comment))
+        return bytes(entries) + self.comment
 
 
 def _local_header(member: NewMember, at: int) -> bytes:

@@ -95,8 +95,7 @@ def read_file(source: Source, limits: Limits) -> Contents:
 def stated_layout(metadata: Mapping[str, str]) -> str | None:
     """Return the layout that a file's metadata states: ``gguf``, llama.cpp's names, where it names an architecture."""
     if LAYOUT_KEY in metadata:
-        stated = metadata[LAYOUT_KEY]
-        return stated if stated in ("burn", "torch") else UNSTATED_LAYOUT
+        return metadata[LAYOUT_KEY] or UNSTATED_LAYOUT
     return "gguf" if ARCHITECTURE_KEY in metadata else None
 
 

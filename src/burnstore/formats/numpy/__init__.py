@@ -5,7 +5,8 @@
     .npz    a zip: the member ``name.npy`` is the array ``name``; stored, or deflated (``savez_compressed``)
 
 No pickle is ever read: an array of objects is one. A ``.npy`` file has one tensor, called ``array``. Neither format
-states a layout or has metadata, parameter ids or scalars.
+has metadata, parameter ids or scalars. A ``.npz`` that burnstore writes states the layout of its tensors if that is
+known.
 
 The rules. Errors and tests cite them.
 
@@ -26,13 +27,18 @@ The rules. Errors and tests cite them.
            backslashes and ``..``, and unlike other names when case is ignored.
     NP-08  A shape has at most 64 axes unless `Limits` sets another, and its bytes fit a file.
     NP-09  A bool is stored as 0 or 1. Checked when a tensor is read.
+    NP-10  A zip whose comment is ``burnstore.layout=`` and a name states the layout of its tensors; NumPy ignores the
+           comment. Other comments are ignored. A ``.npy`` states none, and tensors of a known layout are not written
+           as one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from types import SimpleNamespace
 
+from ..base import LAYOUT_KEY
 from .reader import checks, describe_header, read
 from .writer import plan
 
@@ -44,4 +50,9 @@ npy = SimpleNamespace(
 )
 """The format of one array."""
 
-__all__ = ["checks", "describe_header", "holds_metadata", "name", "npy", "plan", "read"]
+__all__ = ["checks", "describe_header", "holds_metadata", "name", "npy", "plan", "read", "stated_layout"]
+
+
+def stated_layout(metadata: Mapping[str, str]) -> str | None:
+    """Return the layout that a file states: none, unless its comment (NP-10) names one."""
+    return metadata.get(LAYOUT_KEY)

@@ -8,6 +8,7 @@ import re
 import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from ...tensor.data import Shape
 from ...tensor.dtype import DType
 from ...tensor.note import Note
 from ...tensor.sources import Data, RangeData, SourceData
-from ..base import Check, Contents, Part, Table
+from ..base import LAYOUT_KEY, Check, Contents, Part, Table, layout_record
 from ..codec.zip import DEFLATED, Directory, Member, inflate_start, read_directory
 from ..columns import check_count, check_names, check_shape
 from ..pytorch.data import CheckedData, DeflatedData, StridedData
@@ -75,7 +76,13 @@ def read(source: Source, limits: Limits) -> Contents:
                 left_out.append(Note("left out", f"left out: {printable(short)!r}: {error.message}", short))
                 continue
         rows.append((short, found, member.start, _data(found, _values(found, source, member))))
-    return _contents(rows, limits, "zip of arrays", left_out)
+    return _contents(rows, limits, "zip of arrays", left_out, _layout(directory.comment))
+
+
+def _layout(comment: bytes) -> str | None:
+    """Return the layout that the comment of a zip states (NP-10)."""
+    key, equals, name = comment.decode("ascii", "replace").partition("=")
+    return layout_record(name, "NP-10") if key == LAYOUT_KEY and equals else None
 
 
 def _window(source: Source, member: Member) -> Callable[[int, int], bytes]:
@@ -195,7 +202,11 @@ def _data(found: _Array, stored: Data) -> Data | None:
 
 
 def _contents(
-    rows: Sequence[tuple[str, _Array, int, Data | None]], limits: Limits, variant: str, notes: Sequence[Note]
+    rows: Sequence[tuple[str, _Array, int, Data | None]],
+    limits: Limits,
+    variant: str,
+    notes: Sequence[Note],
+    layout: str | None = None,
 ) -> Contents:
     names = [row[0] for row in rows]
     check_names(names, limits, "NP-07", "NP-07")
@@ -211,7 +222,14 @@ def _contents(
         [None] * len(rows),
         {at: row[3] for at, row in enumerate(rows) if row[3] is not None},
     )
-    return Contents(table, variant=variant, data_offset=min(filter(None, offsets), default=0), notes=tuple(notes))
+    return Contents(
+        table,
+        metadata=MappingProxyType({} if layout is None else {LAYOUT_KEY: layout}),
+        variant=variant,
+        layout=layout,
+        data_offset=min(filter(None, offsets), default=0),
+        notes=tuple(notes),
+    )
 
 
 def checks(source: Source, contents: Contents, limits: Limits) -> Sequence[Check]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from ...errors import DTypeError, DuplicateNameError, FormatError, located
 from ...limits import Limits
 from ...tensor.snapshot import TensorSnapshot
-from ..base import WritePlan
+from ..base import LAYOUT_KEY, WritePlan, layout_to_record
 from ..codec.zip import is_plain_path
 from ..codec.zip_writer import NewMember, plan_zip
 from ..columns import check_count, check_names
@@ -25,9 +25,11 @@ def plan(
     *,
     single: bool = False,
 ) -> WritePlan:
-    """Plan a zip of these arrays in this order; with ``single`` the file of the only one."""
-    if metadata:
-        raise FormatError(f"NumPy's files have no place for metadata: {next(iter(metadata))!r}")
+    """Plan a zip of these arrays in this order; with ``single`` the file of the only one.
+
+    Of metadata only the layout has a place, in a zip (NP-10).
+    """
+    layout = layout_to_record(metadata, "a file of NumPy")
     limits = limits.or_defaults(header_bytes=MAX_HEADER, tensors=MAX_TENSORS)
     check_count(len(tensors), limits, "NP-05")
     heads = []
@@ -35,6 +37,8 @@ def plan(
         with located(tensor=tensor.path):
             heads.append(_header(tensor))
     if single:
+        if layout is not None:
+            raise FormatError("a .npy file cannot state a layout", rule="NP-10", hint="save .npz, which can")
         if len(tensors) != 1:
             raise FormatError(f"a .npy file has one array, not {len(tensors)}", hint="save .npz, which has any number")
         return WritePlan(heads[0], tensors, [len(heads[0])], len(heads[0]) + tensors[0].nbytes)
@@ -43,7 +47,8 @@ def plan(
     for tensor in tensors:
         _check_member(tensor.path, seen)
     members = zip(tensors, heads, strict=True)
-    return plan_zip([NewMember(tensor.path + SUFFIX, head, tensor) for tensor, head in members])
+    comment = b"" if layout is None else f"{LAYOUT_KEY}={layout}".encode()
+    return plan_zip([NewMember(tensor.path + SUFFIX, head, tensor) for tensor, head in members], comment)
 
 
 def _header(tensor: TensorSnapshot) -> bytes:

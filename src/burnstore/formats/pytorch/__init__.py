@@ -68,10 +68,15 @@ The rules. Errors and tests cite them; "stricter" marks what torch lets pass, "w
            a box is left out by name.
     PT-30  A partition of DeepSpeed ZeRO is part of the tensors of all ranks: its values are only read as the FP32
            weights of a folder with the partitions of all ranks, whose lengths fit the shapes of the parameters.
+    PT-31  The record ``burnstore.layout`` beside the pickle names the layout of the tensors, where burnstore wrote them
+           in another layout than PyTorch's, or does not know it; torch ignores the record.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from ..base import LAYOUT_KEY
 from .reader import checks, describe_header, read, read_pickled
 from .stream import PickledFile
 from .writer import plan
@@ -82,4 +87,9 @@ holds_metadata = False
 holds_ties = True
 
 __all__ = ["PickledFile", "checks", "describe_header", "holds_metadata", "holds_ties", "layout", "name", "plan", "read"]
-__all__ += ["read_pickled"]
+__all__ += ["read_pickled", "stated_layout"]
+
+
+def stated_layout(metadata: Mapping[str, str]) -> str:
+    """Return the layout that a file states: PyTorch's, if no record (PT-31) names another."""
+    return metadata.get(LAYOUT_KEY, layout)

@@ -16,6 +16,7 @@ from ...io.source import Source, expect_reads
 from ...limits import Limits
 from ...tensor.note import Note
 from ...tensor.sources import SourceData
+from ..base import LAYOUT_KEY
 from ..codec.zip import DEFLATED, Directory, read_directory
 from .data import DeflatedData, check_member, read_member
 from .stream import PickledFile, max_pickle_bytes, parse_whole, torch_dialect
@@ -115,6 +116,7 @@ class ZipFile:
             "format_version": self.text(".format_version"),
             "storage_alignment": self.text(".storage_alignment"),
             "byteorder": self.text("byteorder"),
+            LAYOUT_KEY: self.text(LAYOUT_KEY),
         }
         return {"root": self.root, **{name: text for name, text in records.items() if text is not None}}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from ...tensor.data import Shape
 from ...tensor.dtype import DType
 from ...tensor.facts import Piece
 from ...tensor.sources import Data, SourceData
-from ..base import Contents, Table, mark_pieces
+from ..base import LAYOUT_KEY, Contents, Table, layout_record, mark_pieces
 from .calls import NumpyArray
 from .data import DenseData, PickledArray, StridedData, UnsavedData, dense_kind, is_sparse
 from .graph import Found
@@ -132,10 +133,12 @@ class Rows:
         _check_names(names)
         offsets = np.array(offset_list, np.int64)
         table = Table(names, dtypes, shapes, offset_list, sizes, [None] * len(names), self._computed)
+        recorded = self._file.facts.get(LAYOUT_KEY)
         return Contents(
             mark_pieces(table, self._source, self._pieces) if self._pieces else table,
             variant=_VARIANTS[self._file.container],
-            layout="torch",
+            metadata=MappingProxyType({} if recorded is None else {LAYOUT_KEY: recorded}),
+            layout="torch" if recorded is None else layout_record(recorded, "PT-31"),
             data_offset=int(offsets[offsets > 0].min(initial=self._source.size)) if names else 0,
             notes=tuple(found.notes),
             shared=_shared(names, storages),

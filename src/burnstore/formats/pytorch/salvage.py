@@ -16,6 +16,7 @@ from ...io.source import Source
 from ...limits import Limits
 from ...tensor.note import Note
 from ...tensor.sources import SourceData
+from ..base import LAYOUT_KEY
 from ..codec.zip import DEFLATED, DESCRIPTOR_MAGIC, LOCAL_MAGIC, STORED, Member
 from .archive import PICKLE, ZipFile
 from .data import DeflatedData, check_member, read_member
@@ -148,7 +149,11 @@ def _read(source: Source, limits: Limits, members: dict[str, Member], root: str)
         intact = _attach(source, storage, members.get(f"{root}data/{storage.key}"), big_endian=big_endian)
         if intact < storage.nbytes:
             broken[storage.key] = intact
-    file = PickledFile("zip", found.value, found.globals, found.protocol, storages, big_endian, {"root": root})
+    facts = {"root": root}
+    layout = members.get(root + LAYOUT_KEY)
+    if layout is not None:
+        facts[LAYOUT_KEY] = read_member(source, layout).decode("ascii", "replace")
+    file = PickledFile("zip", found.value, found.globals, found.protocol, storages, big_endian, facts)
     return replace(file, pickle_bytes=pickle.size or 0), broken
 
 

@@ -11,11 +11,11 @@ import struct
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
-from ...errors import DTypeError, FormatError, located
+from ...errors import DTypeError, located
 from ...limits import Limits
 from ...tensor.dtype import DType
 from ...tensor.snapshot import TensorSnapshot
-from ..base import WritePlan
+from ..base import LAYOUT_KEY, WritePlan, layout_to_record
 from ..codec.zip_writer import NewMember, plan_zip
 from ..columns import check_count, check_names
 from .stream import MAX_PICKLE_BYTES, MAX_TENSORS
@@ -59,9 +59,11 @@ def plan(
     *,
     ties: Mapping[str, str] | None = None,
 ) -> WritePlan:
-    """Plan a file of torch with a dict of these tensors, in this order; ``ties`` maps further names to them."""
-    if metadata:
-        raise FormatError(f"a file of torch has no place for metadata: {next(iter(metadata))!r}")
+    """Plan a file of torch with a dict of these tensors, in this order; ``ties`` maps further names to them.
+
+    Of metadata only the layout has a place (PT-31).
+    """
+    layout = layout_to_record(metadata, "a file of torch")
     limits = limits.or_defaults(header_bytes=MAX_PICKLE_BYTES, tensors=MAX_TENSORS)
     names = [*(tensor.path for tensor in tensors), *(ties or ())]
     check_count(len(names), limits, "PT-17")
@@ -76,6 +78,7 @@ def plan(
     members = [
         NewMember(f"{_ROOT}/data.pkl", pickle.finished()),
         NewMember(f"{_ROOT}/byteorder", b"little"),
+        *([] if layout is None else [NewMember(f"{_ROOT}/{LAYOUT_KEY}", layout.encode())]),
         *(NewMember(f"{_ROOT}/data/{number}", b"", tensor) for number, tensor in enumerate(tensors)),
         NewMember(f"{_ROOT}/version", b"3\n"),
     ]

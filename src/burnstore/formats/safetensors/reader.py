@@ -31,6 +31,12 @@ SHARDING_KEY = "DCP_SHARDING_INFO"
 """The metadata key under which torch's distributed checkpoints state the place of each tensor in the whole one."""
 
 
+_FRAMEWORKS = "tf flax jax keras mlx np paddle mindspore oneflow mxnet tinygrad candle onnx coreml ggml haiku equinox"
+_LAYOUTS_OF_FORMATS = {"pt": "torch", **{name: name for name in _FRAMEWORKS.split()}}
+_LAYOUTS_OF_FORMATS |= {"torch": "torch", "pytorch": "torch", "tensorflow": "tf", "numpy": "np", "burn": "burn"}
+"""The layout that each value of the metadata's ``format`` states; other values state none."""
+
+
 def read(source: Source, limits: Limits, *, shards: Sequence[str] | None = None) -> Contents:
     """Read the contents of a SafeTensors file, of all files that an index names, or of the ``shards`` in its folder."""
     limits = limits.or_defaults(header_bytes=MOST_HEADER_BYTES, tensors=MOST_TENSORS)
@@ -57,7 +63,7 @@ def _with_ties(contents: Contents) -> Contents:
     stored = set(table.names) if ties else set()
     ties = {kept: found for kept, every in ties.items() if (found := [name for name in every if name not in stored])}
     # `save_model` states nothing else unless it is asked to; other metadata may name a tensor by chance.
-    is_chance = layout is None and sum(map(len, ties.values())) < len(metadata)
+    is_chance = layout != "torch" and sum(map(len, ties.values())) < len(metadata)
     if not ties or is_chance:
         return contents
     rows = [row for row, name in enumerate(table.names) for _ in (name, *ties.get(name, ()))]
@@ -142,12 +148,13 @@ def stated_layout(metadata: Mapping[str, str]) -> str | None:
 
     ``format: pt`` is what `safetensors.torch` writes, ``producer: burn`` what Burn's store does. Burn writes that also
     where an adapter gave the tensors PyTorch's form, and no file states that; burnstore's own key decides before both.
+    ``format`` may also name another framework (``mlx``, ``flax``), whose layout is neither PyTorch's nor unknown.
     """
     if LAYOUT_KEY in metadata:
-        return metadata[LAYOUT_KEY] if metadata[LAYOUT_KEY] in ("burn", "torch") else None
-    if metadata.get("format") == "pt":
-        return "torch"
-    return "burn" if metadata.get("producer") == "burn" else None
+        return metadata[LAYOUT_KEY] or None
+    if metadata.get("producer") == "burn" and metadata.get("format") != "pt":
+        return "burn"
+    return _LAYOUTS_OF_FORMATS.get(metadata.get("format", "").lower())
 
 
 def describe_header(head: bytes, size: int) -> list[Part]:

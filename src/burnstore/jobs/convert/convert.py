@@ -49,13 +49,13 @@ from ...pipeline.options import (
     Pipeline,
     RenameLike,
     RulesLike,
-    layout_named,
     pipeline_of,
     refuse_unused,
 )
 from ...pipeline.plan import Plan, moves_from_json
 from ...pipeline.stored import keep_stored
 from ...pipeline.ties import ties_of
+from ...pipeline.unify import unify
 from ...pipeline.write import Assembled, assemble, check_apart, files_read
 from ...progress import Progress, ProgressLike, progress_from
 from ...tensor.dtype import DType
@@ -211,7 +211,7 @@ def convert(
         with gc_paused():
             is_copy = writer.name == "gguf" and all(file.format == "gguf" for file in sources)
             inputs: Sequence[Input] = [input_of_file(file, own_names=is_copy) for file in sources]
-            wanted = opened.enter_context(like_target(like, inputs[0], chosen))
+            wanted = opened.enter_context(like_target(like, inputs[0], chosen, is_whole=not chosen.allow_partial))
             check_apart(read, how.target, shards=max_shard_size is not None, beside=how.receipt)
             plan, inputs = plan_of_files(inputs, chosen, writer, wanted)
             if mapping is not None and mapping.by_list:
@@ -262,8 +262,11 @@ def gathered(inputs: Sequence[Input], pipeline: Pipeline) -> Input:
     from ...pipeline.kinds import MODULES_KEY, record_text
     from ...pipeline.metadata import merged_record
 
+    notes: list[Note] = []
+    if pipeline.layout is not None:
+        inputs = [replace(each, layout=each.layout_given(pipeline.layout, notes)) for each in inputs]
     stated = {each.name: each.layout for each in inputs}
-    if len(set(stated.values())) > 1 and pipeline.layout is None:
+    if len(set(stated.values())) > 1:
         listed = ", ".join(f"{name}: {layout or 'none'}" for name, layout in stated.items())
         raise ModelError(
             f"the sources have different layouts ({listed})",
@@ -291,7 +294,11 @@ def gathered(inputs: Sequence[Input], pipeline: Pipeline) -> Input:
         inputs[0].layout,
         inputs[0].format,
         metadata,
-        notes=[note.about(printable(each.name)) for each in inputs for note in each.notes],
+        notes=[
+            *notes,
+            *unify(stated.items(), "overlay").notes,
+            *(note.about(printable(each.name)) for each in inputs for note in each.notes),
+        ],
     )
 
 
@@ -568,9 +575,7 @@ def replay(
         tensors = [
             {**file, **{each.path: each for each in own.snapshots}} for file, own in zip(sources, inputs, strict=True)
         ]
-        plan = Plan(
-            layout=None if stated.layout is None else layout_named(stated.layout), source_layout=inputs[0].layout
-        )
+        plan = Plan(layout=stated.layout, source_layout=inputs[0].layout)
         with located(path=as_path(receipt)):
             most = max(_MOST_GROWTH * sum(source.nbytes for source in sources), _SMALL_REPLAY)
             plan.moves = list(moves_from_json([each.move for each in stated.tensors], tensors, most_filled=most))

@@ -23,6 +23,7 @@ from typing import Any
 
 from ...checkpoint import Checkpoint, open_checkpoint
 from ...errors import BurnstoreError, CorruptError, located
+from ...formats.base import is_layout_name
 from ...io.atomic import atomic_file
 from ...io.documents import Bounds, read_json
 from ...io.opening import open_source, read_whole
@@ -33,7 +34,6 @@ from ...limits import Limits
 from ...pipeline.write import check_apart
 from ...tensor.snapshot import TensorSnapshot
 from ...tensor.tabular import Result
-from ...transforms.layout import LAYOUTS
 from ...transforms.operations import operation_from_json
 
 RECEIPT_SUFFIX = ".receipt.json"
@@ -358,7 +358,7 @@ def _steps(value: Any) -> list[Any]:
 
 
 def _layout(value: Any) -> str | None:
-    if value not in (None, *LAYOUTS):
+    if value is not None and not is_layout_name(value):
         raise ValueError(f"expected a layout, found {value!r:.80}")
     return None if value is None else str(value)
 

@@ -24,6 +24,7 @@ from ...pipeline.kinds import kinds_of_classes, recorded_modules, view_of_kinds,
 from ...pipeline.load import model_target
 from ...pipeline.options import AdapterLike, FilterLike, Pipeline, RenameLike, RulesLike, pipeline_of, refuse_unused
 from ...pipeline.plan import Move, Plan
+from ...pipeline.unify import convertible
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
 from ...tensor.note import Note
@@ -259,7 +260,7 @@ def _explained_conversion(
     source: Input, path: str, format: str | None, like: Any, pipeline: Pipeline, known: dict[str, Any]
 ) -> Explanation:
     chosen = format_for_path(path, format)
-    with like_target(like, source, pipeline) as target:
+    with like_target(like, source, pipeline, is_whole=not pipeline.allow_partial) as target:
         plan, _ = plan_of_files([source], pipeline, chosen, target)
     plan.check_not_empty(allow_empty=pipeline.allow_empty or bool(source.scalars), path=path)
     sizes = {each.path: each.nbytes for each in source.snapshots}
@@ -361,10 +362,14 @@ def _evidence(file: Checkpoint, given: Layout | None) -> list[str]:
     return found
 
 
-def _change(file: Checkpoint, layout: Layout | None, wanted: Layout) -> LayoutChange:
+def _change(file: Checkpoint, stated: str | None, wanted: Layout) -> LayoutChange:
     """Return what a conversion into that layout needs."""
+    layout = convertible(stated)
     if layout == wanted:
         return LayoutChange(wanted, True, "nothing, the file has this layout")
+    if layout is None and stated is not None:
+        needed = f"another program: {stated}'s layout is not converted; layout= says that the tensors have another"
+        return LayoutChange(wanted, False, needed)
     if layout is None:
         return LayoutChange(wanted, False, "pass layout= to state which layout the file has")
     recorded = recorded_modules(file.metadata)

@@ -26,7 +26,7 @@ from ...io.workers import Workers, checked_workers
 from ...limits import Limits
 from ...models.bindings import binding_for
 from ...pipeline.compile import underflow_notes
-from ...pipeline.compile_file import compile_convert
+from ...pipeline.compile_file import compile_convert, resolve_layout
 from ...pipeline.ends import Input, input_of_file, with_layouts_given
 from ...pipeline.kinds import kinds_by_rules, kinds_of_classes, layout_of
 from ...pipeline.metadata import checked_metadata, metadata_for_files, written_layout
@@ -43,12 +43,13 @@ from ...pipeline.options import (
 )
 from ...pipeline.plan import Move, Plan
 from ...pipeline.ties import ties_of
+from ...pipeline.unify import convertible, hides_transpose, unify
 from ...pipeline.write import assemble, check_apart
 from ...progress import ProgressLike, progress_from
 from ...tensor.dtype import DType
 from ...tensor.note import Note
 from ...tensor.tabular import Result
-from ...transforms.layout import Layout, ModuleKind
+from ...transforms.layout import ModuleKind
 from ...transforms.operations import Combine
 from ..convert.convert import like_target, opened_files
 from .combine import Combined, Conflicts, Contribution, MergedTensor, Method, checked_blend, combine, listed
@@ -184,7 +185,8 @@ def merge(
         opened_files(paths, limits, keys) as files,
     ):
         check_apart([*files, *paths, like, rules], target, shards=max_shard_size is not None)
-        inputs = [_stated(input_of_file(file), each) for file, each in zip(files, given, strict=True)]
+        notes: list[Note] = []
+        inputs = [_stated(input_of_file(file), each, notes) for file, each in zip(files, given, strict=True)]
         changed: dict[str, list[int]] = {}
         if method == "lora":
             folded, changed = _folded(inputs[0], files, given, blend.weights, common, like)
@@ -194,9 +196,9 @@ def merge(
             if adapters and len(adapters) < len(paths):  # Adapters may be blended with each other.
                 hint = 'fold it with method="lora", after its base'
                 raise MergeError("a PEFT adapter among sources that are not adapters", path=adapters[0], hint=hint)
-        notes: list[Note] = []
         inputs = with_layouts_given(inputs, common.layout, notes)
-        layouts = _common_layout(inputs, chosen, common)
+        inputs = [_resolved(source, each, common, like) for source, each in zip(inputs, given, strict=True)]
+        layouts = _common_layout(inputs, chosen, common, notes, is_blend=method in ("linear", "slerp"))
         plans = [_compiled(source, each, common, layouts, like) for source, each in zip(inputs, given, strict=True)]
         for plan in plans:
             plan.check_constants()
@@ -303,32 +305,50 @@ def _several(sources: Sequence[Path | MergeSource]) -> list[Path | MergeSource]:
     return several
 
 
-def _stated(source: Input, given: MergeSource) -> Input:
+def _stated(source: Input, given: MergeSource, notes: list[Note]) -> Input:
     """Return a source with the layout that the caller gives, and its name in its notes."""
-    stated = source.layout if given.layout is None else layout_named(given.layout)
+    stated = source.layout_given(None if given.layout is None else layout_named(given.layout), notes)
     return replace(source, layout=stated, notes=[note.about(printable(source.name)) for note in source.notes])
 
 
-def _common_layout(inputs: Sequence[Input], chosen: Format, common: Pipeline) -> Layout | None:
+def _own_pipeline(given: MergeSource, common: Pipeline) -> Pipeline:
+    """Return the options of one source: the common ones, with its own filter and renames."""
+    options = {name: value for name in ("filter", "rename") if (value := getattr(given, name)) is not None}
+    return common.replace(layout=None, **options)
+
+
+def _resolved(source: Input, given: MergeSource, common: Pipeline, like: Any) -> Input:
+    """Return a source that does not state its layout with the one that ``like`` proves, as a load would decide it."""
+    is_stated = source.layout is not None or _ruled_layout(common) is not None
+    if is_stated or like is None or common.keep_layout or not source.snapshots:
+        return source
+    own = _own_pipeline(given, common)
+    with located(path=source.name), like_target(like, source, own, is_whole=False) as target:
+        layout, notes = resolve_layout(source, own, target)
+        return replace(source, layout=layout, notes=[*source.notes, *notes])
+
+
+def _ruled_layout(common: Pipeline) -> str | None:
+    """Return the layout that rules for tensors give to what they make; None if they do not state it."""
+    return None if common.recipe is None else common.recipe.target_layout
+
+
+def _common_layout(
+    inputs: Sequence[Input], chosen: Format, common: Pipeline, notes: list[Note], *, is_blend: bool
+) -> str | None:
     """Return the layout that the merged tensors are to have."""
     inputs = [source for source in inputs if source.snapshots] or inputs  # a file without tensors does not count
-    found = {source.layout for source in inputs}
-    for source in inputs:
-        if source.layout is None and len(found) > 1:
-            other = next(each for each in inputs if each.layout is not None)
-            raise ModelError(
-                f"the file does not state its layout; {printable(other.name)} has {other.layout}'s",
-                path=source.name,
-                hint=f'pass layout="{other.layout}" if it has the same',
-            )
+    sides = [(source.name, _ruled_layout(common) or source.layout) for source in inputs]
+    tensors = [{each.path: each for each in source.snapshots} for source in inputs if source.layout is None]
+    is_clear = not any(hides_transpose(one, other) for at, one in enumerate(tensors) for other in tensors[:at])
+    met = unify(sides, "blend" if is_blend else "overlay", keep=common.keep_layout, is_clear=is_blend and is_clear)
+    notes += met.notes
     wanted = common.target_layout or written_layout(chosen)
-    if len(found) > 1:
-        return wanted or inputs[0].layout
-    stated = found.pop()
-    is_same = stated is None and common.target_layout is None and all(each.format == chosen.name for each in inputs)
+    is_same = met.layout is None and common.target_layout is None
+    is_same = is_same and all(each.format == chosen.name for each in inputs)
     if common.keep_layout or wanted is None or is_same:  # an unknown layout stays unknown
-        return stated
-    if stated is None:
+        return met.layout
+    if met.layout is None:
         raise ModelError(
             f"no source states its layout, and {chosen.name} has {wanted}'s",
             hint=Ways('layout="torch"', 'layout="burn"', "keep_layout=True to copy names and axes unchanged"),
@@ -336,13 +356,14 @@ def _common_layout(inputs: Sequence[Input], chosen: Format, common: Pipeline) ->
     return wanted
 
 
-def _compiled(source: Input, given: MergeSource, common: Pipeline, layout: Layout | None, like: Any) -> Plan:
+def _compiled(source: Input, given: MergeSource, common: Pipeline, layout: str | None, like: Any) -> Plan:
     """Return the plan that converts one source into the common layout, with its own filter and renames."""
     with located(path=source.name):
-        options = {name: value for name in ("filter", "rename") if (value := getattr(given, name)) is not None}
-        own = common.replace(layout=None, keep_layout=layout is None, target_layout=layout, **options)
-        with like_target(like if layout != source.layout else None, source, own, is_whole=False) as target:
-            return compile_convert(source, own, layout, target)
+        is_kept = not source.snapshots or layout == (_ruled_layout(common) or source.layout)
+        own = _own_pipeline(given, common)
+        own = own.replace(keep_layout=is_kept, target_layout=None if is_kept else convertible(layout))
+        with like_target(like, source, own, is_whole=False) as target:
+            return compile_convert(source, own, None, target)
 
 
 def _merged_plan(plans: Sequence[Plan], combined: Combined, method: str) -> Plan:
