@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 from .errors import expect
 
@@ -53,22 +51,15 @@ class Limits:
         )
 
 
-_FLAGS = {"overwrite", "durable", "verify", "resume", "map", "normalize", "in_place", "zero_copy", "ignore_dtype"}
-_FLAGS |= {"digests", "stats", "guess", "keep_layout", "allow_empty", "strict"}
+def check_options(*, limits: Limits | None = None, **flags: bool) -> None:
+    """Raise TypeError for a flag that is no bool (``overwrite="no"`` would replace a file), or other limits.
 
-
-def check_options(arguments: Mapping[str, Any]) -> None:
-    """Raise TypeError for an option of an entry point (of its ``locals()``) that is on or off, and is no bool.
-
-    ``overwrite="no"`` would replace a file. ``limits`` must be Limits.
-
-    >>> check_options({"overwrite": "no"})
+    >>> check_options(overwrite="no")
     Traceback (most recent call last):
     TypeError: overwrite must be a bool, got str
     """
-    for name in _FLAGS:
-        if not isinstance(arguments.get(name, False), bool):
-            raise TypeError(f"{name} must be a bool, got {type(arguments[name]).__name__}")
-    limits = arguments.get("limits")
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be a bool, got {type(value).__name__}")
     if limits is not None and not isinstance(limits, Limits):
         raise TypeError(f"limits must be a Limits, got {type(limits).__name__}")

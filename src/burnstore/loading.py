@@ -8,7 +8,7 @@ from typing import Any
 
 from .checkpoint import Checkpoint, open_checkpoint
 from .errors import entry_point
-from .limits import Limits
+from .limits import Limits, check_options
 from .models.result import ApplyResult
 from .pipeline.ends import input_of_file
 from .pipeline.load import load_input
@@ -72,7 +72,21 @@ def load(
     """
     if isinstance(model, (str, os.PathLike)):
         raise TypeError("load takes the model first, then the file: load(model, source)")
-    chosen = pipeline_of(locals())
+    check_options(limits=limits, in_place=in_place, zero_copy=zero_copy)
+    chosen = pipeline_of(
+        pipeline,
+        filter=filter,
+        rename=rename,
+        layout=layout,
+        rules=rules,
+        adapter=adapter,
+        cast=cast,
+        part=part,
+        allow_partial=allow_partial,
+        validate=validate,
+        strict=strict,
+        allow_empty=allow_empty,
+    )
     refuse_unused(chosen, "load", "keep_layout", "target_layout")
     if isinstance(source, Store):
         if chosen != Pipeline() or top_level_key is not None or device is not None or zero_copy or not in_place:

@@ -12,7 +12,7 @@ from .formats.registry import format_for_path, format_named
 from .io.atomic import refuse_existing
 from .io.gc_pause import gc_paused
 from .io.paths import as_path, with_options
-from .limits import Limits
+from .limits import Limits, check_options
 from .pipeline.options import AdapterLike, FilterLike, Pipeline, RenameLike, RulesLike, pipeline_of, refuse_unused
 from .pipeline.save import SaveResult, WriteOptions, plan_of, save_plan
 from .progress import ProgressLike, progress_from
@@ -78,7 +78,17 @@ def save(
     if isinstance(tensors, (str, os.PathLike)):
         raise TypeError("save takes the model first, then the file: save(model, path)")
     path = as_path(with_options(storage_options, path)[0])
-    chosen_pipeline = pipeline_of(locals())
+    check_options(limits=limits, overwrite=overwrite, durable=durable)
+    chosen_pipeline = pipeline_of(
+        pipeline,
+        filter=filter,
+        rename=rename,
+        layout=layout,
+        rules=rules,
+        adapter=adapter,
+        cast=cast,
+        allow_empty=allow_empty,
+    )
     refuse_unused(chosen_pipeline, "save", "part", "keep_layout", "target_layout", "guess")
     with located(path=path), progress_from(progress) as report:
         chosen = format_for_path(path, format)
@@ -110,7 +120,7 @@ def serialize(
     layout: str | None = None,
     rules: RulesLike | None = None,
     adapter: AdapterLike | None = None,
-    cast: Any = None,
+    cast: DType | str | None = None,
     allow_empty: bool = False,
     limits: Limits | None = None,
     pipeline: Pipeline | None = None,
@@ -127,7 +137,17 @@ def serialize(
     chosen = format_named(format)
     refuse_unknown("serialize", format_options, serialize, chosen.plan)
     how = WriteOptions(limits=limits, format_options=format_options)
-    chosen_pipeline = pipeline_of(locals())
+    check_options(limits=limits)
+    chosen_pipeline = pipeline_of(
+        pipeline,
+        filter=filter,
+        rename=rename,
+        layout=layout,
+        rules=rules,
+        adapter=adapter,
+        cast=cast,
+        allow_empty=allow_empty,
+    )
     with gc_paused():
         plan, texts = plan_of(tensors, chosen, _metadata(metadata), chosen_pipeline, how.for_format)
     result, written = save_plan(plan, None, chosen, texts, how)

@@ -120,7 +120,7 @@ def migrate(
     ...     done.kind, done.tensors, done.nbytes, sorted(bs.open(f"{folder}/new.bpk"))
     ('module', 2, 36, ['bias', 'weight'])
     """
-    check_options(locals())
+    check_options(limits=limits, allow_empty=allow_empty, overwrite=overwrite, durable=durable)
     old, new = os.fsdecode(source), os.fsdecode(destination)
     options = _Options(like, scheduler, undecided, overwrite, durable, limits, _renaming(rename, rules), allow_empty)
     if not os.path.isdir(old):

@@ -147,14 +147,14 @@ def raise_if_refused(result: ApplyResult, pipeline: Pipeline, hint: str | None =
         )
     if pipeline.strict and result.unused:
         raise LoadError(
-            f"Unused tensors: {len(result.unused)}\n{result}",
+            f"Unused tensors: {len(result.unused)}\n{result.text(refused=True)}",
             result=result,
-            hint=hint or "load without strict if the file may have tensors that the model does not take",
+            hint=hint or "leave strict= out if the file may have tensors that the model does not take",
         )
     left = result.missing or result.skipped or result.unused or pipeline.filter is not None
     if left and not result.applied and not result.errors and not pipeline.allow_empty:
         raise LoadError(
-            f"Nothing to load: {_why_nothing(result)}\n{result}",
+            f"Nothing to load: {_why_nothing(result)}\n{result.text(refused=True)}",
             result=result,
             hint=hint or "correct the filter, the rename or the file; allow_empty=True permits a load of nothing",
         )

@@ -19,12 +19,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from dataclasses import replace as _replace
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast, get_args
 
 import numpy as np
 
 from ..errors import DTypeError, PatternError, located, quoted
-from ..limits import check_options
 from ..tensor.dtype import DType
 from ..tensor.snapshot import TensorSnapshot
 from ..transforms.adapters import ADAPTERS, FloatCastAdapter, FunctionAdapter, ModuleAdapter
@@ -35,6 +34,9 @@ from ..transforms.patterns import compile_pattern
 from ..transforms.recipe import Recipe
 from ..transforms.remap import KeyRemapper, OnCollision
 from .rules import Rules, rules_of
+
+if TYPE_CHECKING:  # type checkers know it; Python has it from 3.11 on
+    from typing_extensions import Unpack
 
 Pattern = str | re.Pattern[str]
 FilterLike = Pattern | PathFilter | Predicate | Iterable[Pattern | PathFilter | Predicate]
@@ -223,6 +225,33 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
 """The check of every option, which also turns what a caller writes into what the stages use."""
 
 
+class PipelineOptions(TypedDict, total=False):
+    """Every option as a caller may write it; `Pipeline` has each as the stages use it."""
+
+    rename: RenameLike | None
+    on_collision: OnCollision
+    indices: bool | None
+    indices_except: Pattern | Iterable[Pattern]
+    skip_enum_variants: bool | None
+    layout: str | None
+    target_layout: str | None
+    keep_layout: bool
+    rules: RulesLike | None
+    recipe: Recipe | None
+    invert: bool
+    guess: bool
+    record_modules: bool
+    adapter: AdapterLike | None
+    filter: FilterLike | None
+    cast: DType | str | None
+    part: Part | None
+    allow_partial: bool
+    validate: bool
+    strict: bool
+    allow_empty: bool
+    unmatched: Unmatched
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
     """All options of moving tensors, checked where they are given. Immutable; `replace` returns a changed copy.
@@ -290,32 +319,7 @@ class Pipeline:
 
     if TYPE_CHECKING:  # what a caller may write; `__post_init__` turns it into what the stages use
 
-        def __init__(
-            self,
-            *,
-            rename: RenameLike | None = None,
-            on_collision: OnCollision = "error",
-            indices: bool | None = None,
-            indices_except: Pattern | Iterable[Pattern] = (),
-            skip_enum_variants: bool | None = None,
-            layout: str | None = None,
-            target_layout: str | None = None,
-            keep_layout: bool = False,
-            rules: RulesLike | None = None,
-            recipe: Recipe | None = None,
-            invert: bool = False,
-            guess: bool = False,
-            record_modules: bool = True,
-            adapter: AdapterLike | None = None,
-            filter: FilterLike | None = None,
-            cast: DType | str | None = None,
-            part: Part | None = None,
-            allow_partial: bool = False,
-            validate: bool = True,
-            strict: bool = False,
-            allow_empty: bool = False,
-            unmatched: Unmatched = "note",
-        ) -> None: ...
+        def __init__(self, **options: Unpack[PipelineOptions]) -> None: ...
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -356,9 +360,9 @@ class Pipeline:
                 f"layout={self.layout!r} contradicts {type(self.adapter).__name__}, which takes {given}'s layout"
             )
 
-    def replace(self, **options: Any) -> Pipeline:
+    def replace(self, **options: Unpack[PipelineOptions]) -> Pipeline:
         """Return a pipeline with some options changed."""
-        return _replace(self, **options)
+        return _replace(self, **cast("dict[str, Any]", options))
 
     def with_defaults(self, **options: Any) -> Pipeline:
         """Return a pipeline in which options that were not given have these values."""
@@ -370,18 +374,15 @@ class Pipeline:
         return _replace(self, **unset) if unset else self
 
 
-def pipeline_of(arguments: Mapping[str, Any]) -> Pipeline:
-    """Return the pipeline that the arguments of an entry point (its ``locals()``) stand for.
+def pipeline_of(pipeline: Pipeline | None, **options: Unpack[PipelineOptions]) -> Pipeline:
+    """Return the pipeline of an entry point: ``pipeline=`` with the options that were passed as keywords.
 
-    That is ``pipeline=``, or one of the arguments that are named as options; an option in both is an error.
+    None stands for an option that was not passed; one in both is an error.
 
-    >>> pipeline_of({"model": None, "pipeline": None, "cast": "f16", "layout": None}).cast
+    >>> pipeline_of(None, cast="f16", layout=None).cast
     DType.F16
     """
-    check_options(arguments)
-    pipeline = arguments.get("pipeline")
-    named = {each.name: arguments.get(each.name) for each in fields(Pipeline)}
-    given = {name: value for name, value in named.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if pipeline is None:
         return Pipeline(**given)
     if not isinstance(pipeline, Pipeline):

@@ -175,7 +175,21 @@ def convert(
     ...         done.source_layout, done.layout, f["fc.weight"].shape
     ('torch', 'burn', (3, 4))
     """
-    chosen = pipeline_of(locals()).with_defaults(unmatched="error")
+    check_options(limits=limits, map=map, overwrite=overwrite, durable=durable, verify=verify, resume=resume)
+    chosen = pipeline_of(
+        pipeline,
+        filter=filter,
+        rename=rename,
+        layout=layout,
+        target_layout=target_layout,
+        keep_layout=keep_layout,
+        rules=rules,
+        invert=invert,
+        guess=guess,
+        adapter=adapter,
+        cast=cast,
+        allow_empty=allow_empty,
+    ).with_defaults(unmatched="error")
     paths, target, like = with_options(storage_options, _paths(source), target, like)
     refuse_unused(chosen, "convert", "part", "strict")
     how = _WriteOptions(
@@ -541,7 +555,7 @@ def replay(
     ...     filecmp.cmp(f"{folder}/a.safetensors", f"{folder}/b.safetensors", shallow=False)
     True
     """
-    check_options(locals())
+    check_options(limits=limits, allow_empty=allow_empty, overwrite=overwrite, durable=durable)
     stated = read_receipt(receipt)
     with located(path=as_path(receipt)):
         for each in stated.sources:

@@ -22,7 +22,7 @@ from ...checkpoint import Checkpoint, open_checkpoint
 from ...errors import BurnstoreError, entry_point, printable
 from ...io.paths import with_options
 from ...io.workers import Workers, checked_workers
-from ...limits import Limits
+from ...limits import Limits, check_options
 from ...models.bindings import digests_of_left_out
 from ...models.plain import NOT_PERSISTENT
 from ...pipeline.align import Aligned, align, opened_inputs
@@ -92,7 +92,17 @@ def diff(
     """
     allowed = _tolerance(tolerance, relative_tolerance)
     checked_workers(executor)
-    chosen = pipeline_of(locals())
+    check_options(limits=limits, ignore_dtype=ignore_dtype)
+    chosen = pipeline_of(
+        pipeline,
+        filter=filter,
+        rename=rename,
+        layout=layout,
+        rules=rules,
+        guess=guess,
+        keep_layout=keep_layout,
+        allow_empty=allow_empty,
+    )
     a, b, like = with_options(storage_options, a, b, like)
     refuse_unused(chosen, "diff", "adapter", "cast", "part", "target_layout", "strict")
     with opened_inputs(a, b, limits, top_level_key) as (first, second), progress_from(progress) as report:

@@ -15,7 +15,7 @@ from ...checkpoint import Checkpoint, open_checkpoint
 from ...errors import LoadError, ModelError, entry_point, printable
 from ...formats.registry import format_for_path
 from ...io.paths import as_path, is_path, with_options
-from ...limits import Limits
+from ...limits import Limits, check_options
 from ...models.result import ApplyResult
 from ...pipeline.compile import compile_load, is_cast
 from ...pipeline.ends import UNKNOWN_LAYOUT, Input, Target, input_of_file, layout_evidence, target_of_file
@@ -205,7 +205,25 @@ def explain(
         raise ValueError(f"rate must be a positive number of bytes per second, got {rate!r}")
     if into is not None and target is not None:
         raise TypeError("into= and target= exclude each other: explain a load, or a conversion")
-    chosen = pipeline_of(locals())
+    check_options(limits=limits, in_place=in_place)
+    chosen = pipeline_of(
+        pipeline,
+        filter=filter,
+        rename=rename,
+        layout=layout,
+        target_layout=target_layout,
+        keep_layout=keep_layout,
+        rules=rules,
+        invert=invert,
+        guess=guess,
+        adapter=adapter,
+        cast=cast,
+        part=part,
+        allow_partial=allow_partial,
+        validate=validate,
+        strict=strict,
+        allow_empty=allow_empty,
+    )
     source, into, target, like = with_options(storage_options, source, into, target, like)
     if target is not None:
         chosen = refuse_unused(chosen, "explain of a conversion", "part", "strict").with_defaults(unmatched="error")

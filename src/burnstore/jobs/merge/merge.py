@@ -23,7 +23,7 @@ from ...formats.registry import format_for_path
 from ...io.atomic import refuse_existing
 from ...io.paths import as_path, is_path, with_options
 from ...io.workers import Workers, checked_workers
-from ...limits import Limits
+from ...limits import Limits, check_options
 from ...models.bindings import binding_for
 from ...pipeline.compile import underflow_notes
 from ...pipeline.compile_file import compile_convert, resolve_layout
@@ -171,7 +171,16 @@ def merge(
     given = [replace(each, path=path) for each, path in zip(given, paths, strict=True)]
     chosen = format_for_path(target, format)
     refuse_unknown("merge", format_options, merge, chosen.plan)
-    common = pipeline_of({**locals(), "cast": None}).with_defaults(unmatched="error")
+    check_options(limits=limits, normalize=normalize, overwrite=overwrite, durable=durable, verify=verify)
+    common = pipeline_of(
+        pipeline,
+        layout=layout,
+        target_layout=target_layout,
+        keep_layout=keep_layout,
+        rules=rules,
+        guess=guess,
+        allow_empty=allow_empty,
+    ).with_defaults(unmatched="error")
     refuse_unused(common, "merge", "part", "strict")
     if common.filter is not None or common.rename is not None:
         raise TypeError("pass filter and rename for each source, with MergeSource(path, filter=..., rename=...)")

@@ -177,7 +177,15 @@ def report(
     >>> found.found, found.html[:15]
     (False, '<!DOCTYPE html>')
     """
-    check_options(locals())
+    check_options(
+        limits=limits,
+        overwrite=overwrite,
+        stats=stats,
+        allow_empty=allow_empty,
+        ignore_dtype=ignore_dtype,
+        guess=guess,
+        keep_layout=keep_layout,
+    )
     compared_by = {
         "tolerance": tolerance,
         "relative_tolerance": relative_tolerance,

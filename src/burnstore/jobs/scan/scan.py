@@ -109,7 +109,7 @@ def scan(
     >>> found.verdict, found.findings[0].name, found.findings[0].called
     ('dangerous', 'os.system', True)
     """
-    check_options(locals())
+    check_options(limits=limits, allow_empty=allow_empty)
     (shown,) = with_options(storage_options, path)
     if is_folder(shown):
         files = tuple(scan_files(shown, limits=limits))

@@ -167,7 +167,7 @@ def verify(
     >>> file.is_whole, file.ok, file.tensors[0].nan_count, [each.ok for each in whole.files]
     (True, False, 1, [False, True])
     """
-    check_options(locals())
+    check_options(limits=limits, digests=digests, allow_empty=allow_empty)
     (shown,) = with_options(storage_options, path)
     results = verify_each(
         shown, digest, digests, allow_empty=allow_empty, executor=executor, progress=progress, limits=limits
