@@ -436,3 +436,10 @@ def test_a_vocabulary_beside_a_model_is_data_and_nothing_that_only_begins_like_o
         assert bs.scan(tmp_path).verdict == "error"
     (tmp_path / "tokenizer.model").write_bytes(program)
     assert bs.scan(tmp_path).verdict == "dangerous"
+
+
+def test_large_arrays_that_are_compressed_well_are_clean_without_being_unpacked(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "a.npz", a=np.zeros(40 << 20, np.uint8), b=np.ones(3))
+    assert bs.scan(tmp_path / "a.npz").is_clean
+    np.savez_compressed(tmp_path / "a.npz", a=np.array([ran], object), b=np.zeros(40 << 20, np.uint8))
+    assert bs.scan(tmp_path / "a.npz").verdict == "suspicious"

@@ -254,19 +254,9 @@ class Inspector:
 
     def _inspect_array(self, source: Source, member: str, level: int) -> bool:
         """Follow the pickle of an array of objects; an array of anything else is data."""
-        head = source.read_at(0, min(12, source.size))
-        fixed = 10 if head[6:7] == b"\x01" else 12
-        begin = fixed + int.from_bytes(head[8:fixed], "little")
-        dtype, nbytes = np.dtype(object), 0
-        # A header that cannot be parsed counts as that of objects.
-        with contextlib.suppress(ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError):
-            text = source.read_at(fixed, min(begin, source.size, _MAX_ARRAY_HEADER) - fixed).decode("latin-1")
-            header = ast.literal_eval(text.strip())
-            nbytes = math.prod(map(operator.index, header["shape"]))
-            dtype = np.lib.format.descr_to_dtype(header["descr"])
-        if dtype.hasobject:
+        begin, end = _array_bounds(source)
+        if end is None:
             return begin < source.size and self._inspect_pickles(source, b"", member, level, begin)
-        end = begin + max(nbytes, 0) * dtype.itemsize
         if end < source.size:  # A second numpy.load of an open file reads on.
             self._pending.append((_PartOfSource(source, end, source.size - end), f"{member}[{end}]", level))
         return begin <= source.size
@@ -312,8 +302,9 @@ class Inspector:
                 place = f"{member}/{name}" if member else name
                 self.findings.append(Finding(DANGEROUS, printable(name), True, place, 0, "native code"))
             # numpy.load takes a storage for an array if it begins like one.
-            if stored.size and (name not in raw or _head(source, stored) == _NUMPY):
-                if stored.size > max(self._bytes_left, 0):  # before it is unpacked
+            is_read = stored.size and (name not in raw or _head(source, stored) == _NUMPY)
+            if is_read and not _is_plain_array(source, stored):
+                if (stored.size or 0) > max(self._bytes_left, 0):  # before it is unpacked
                     raise LimitError("the files inside this one are too large in total", rule="PT-17")
                 self._inspect_member(_content(source, stored), name, member, level)
         return True
@@ -552,6 +543,35 @@ def _is_zip_for_python(source: Source) -> bool:
         return False
     archive = _open_zip(source)
     return archive is not None and bool(archive.infolist())
+
+
+def _array_bounds(source: Source) -> tuple[int, int | None]:
+    """Return where the values of an array of NumPy begin and end; None for objects, which are a pickle.
+
+    A header that cannot be parsed counts as that of objects.
+    """
+    head = source.read_at(0, min(12, source.size))
+    fixed = 10 if head[6:7] == b"\x01" else 12
+    begin = fixed + int.from_bytes(head[8:fixed], "little")
+    with contextlib.suppress(ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError):
+        text = source.read_at(fixed, min(begin, source.size, _MAX_ARRAY_HEADER) - fixed).decode("latin-1")
+        header = ast.literal_eval(text.strip())
+        count = math.prod(map(operator.index, header["shape"]))
+        dtype = np.lib.format.descr_to_dtype(header["descr"])
+        return begin, None if dtype.hasobject else begin + max(count, 0) * dtype.itemsize
+    return begin, None
+
+
+def _is_plain_array(source: Source, member: Member) -> bool:
+    """Return whether a deflated member is nothing but an array of numbers, which needs no unpacking."""
+    if member.method != DEFLATED or _head(source, member) != _NUMPY:
+        return False
+    packed = source.read_at(member.start, min(member.packed, _STEP))
+    try:
+        first = zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, _STEP)
+    except zlib.error:
+        return False
+    return _array_bounds(BytesSource(first, share=True))[1] == member.size
 
 
 def _content(source: Source, member: Member) -> Source:
