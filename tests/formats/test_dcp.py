@@ -92,13 +92,13 @@ def test_every_verb_takes_the_folder(tmp_path: Path) -> None:
     source = SAVED / "dcp"
     for name in ("m.safetensors", "m.pt"):
         bs.convert(source, tmp_path / name)
-        assert bs.diff(source, tmp_path / name).equal
+        assert bs.diff(source, tmp_path / name).is_equal
     bs.convert(source, tmp_path / "m.bpk", keep_layout=True)
     assert bs.diff(source, tmp_path / "m.bpk", layout="torch") is not None
     assert len(bs.inspect(source).tensors) == 7
     assert bs.verify(source).ok and bs.verify(SAVED).ok is not None
     bs.merge([source, tmp_path / "m.safetensors"], tmp_path / "both.safetensors", method="linear", weights=[0.5, 0.5])
-    assert bs.diff(tmp_path / "both.safetensors", tmp_path / "m.safetensors").equal
+    assert bs.diff(tmp_path / "both.safetensors", tmp_path / "m.safetensors").is_equal
     bs.convert(source, tmp_path / "r.safetensors", receipt=True)
     bs.replay(tmp_path / "r.safetensors.receipt.json", tmp_path / "again.safetensors")
     assert (tmp_path / "r.safetensors").read_bytes() == (tmp_path / "again.safetensors").read_bytes()
@@ -353,7 +353,7 @@ def test_torch_reads_what_is_written(tmp_path: Path) -> None:
     for name, value in tensors.items():
         assert torch.equal(state[name], value)
     assert bs.verify(tmp_path / "out").ok
-    assert bs.diff(tmp_path / "out", SAVED / "expected.safetensors").equal
+    assert bs.diff(tmp_path / "out", SAVED / "expected.safetensors").is_equal
 
 
 def test_a_folder_is_written_by_its_suffix_and_by_save(tmp_path: Path) -> None:

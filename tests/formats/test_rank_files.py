@@ -55,15 +55,15 @@ def test_opened_together_they_are_the_whole_tensors(folder: Path, way: str) -> N
 def test_every_verb_takes_them(folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "model.safetensors"
     bs.convert(folder, target, receipt=True)
-    assert bs.diff(folder, target).equal and bs.verify(folder).ok
+    assert bs.diff(folder, target).is_equal and bs.verify(folder).ok
     bs.replay(f"{target}.receipt.json", tmp_path / "again.safetensors")
     assert (tmp_path / "again.safetensors").read_bytes() == target.read_bytes()
     bs.convert(sorted(folder.iterdir()), tmp_path / "listed.safetensors")
     assert (tmp_path / "listed.safetensors").read_bytes() == target.read_bytes()
     bs.convert(folder, tmp_path / "out.dcp")
-    assert bs.diff(tmp_path / "out.dcp", target).equal
+    assert bs.diff(tmp_path / "out.dcp", target).is_equal
     bs.convert(folder, tmp_path / "shards.safetensors", max_shard_size=200)
-    assert bs.diff(tmp_path / "shards.safetensors.index.json", target).equal
+    assert bs.diff(tmp_path / "shards.safetensors.index.json", target).is_equal
     assert len(bs.inspect(folder).tensors) == 7
     with pytest.raises(BurnstoreError):
         bs.merge(sorted(folder.iterdir()), tmp_path / "merged.safetensors")
