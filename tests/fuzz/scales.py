@@ -181,13 +181,13 @@ def outcomes(subject: str, seed: int, mutants: int, until: float) -> Iterator[tu
     """Yield the outcome of each mutant, and the foreign exception if there was one."""
     for number in range(mutants):
         raw = SUBJECTS[subject](seed, number)
-        start = time.monotonic()
+        start = time.process_time()
         try:
             found = judge(raw)
         except Exception as error:
             yield number, f"{type(error).__name__}: {error}", error
             continue
-        slow = time.monotonic() - start > 1
+        slow = time.process_time() - start > 1
         yield number, found, TimeoutError("more than a second") if slow else None
         if time.monotonic() > until:
             return

@@ -244,6 +244,29 @@ def written(file: Path, **options: Any) -> Kind:
     return Kind(file, arrays, net, states_kinds=file.suffix == ".bpk", in_model=_state(net()))
 
 
+def gguf(file: Path) -> Kind:
+    from gguf import GGMLQuantizationType, GGUFWriter, quants
+
+    values = np.linspace(-1, 1, 4 * 32, dtype=np.float32).reshape(4, 32)
+    blocks = quants.quantize(values, GGMLQuantizationType.Q8_0)
+    writer = GGUFWriter(file, "toy")
+    writer.add_tensor("fc.weight", blocks, raw_dtype=GGMLQuantizationType.Q8_0)
+    writer.add_tensor("fc.bias", values[0])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return Kind(file, {"fc.weight": quants.dequantize(blocks, GGMLQuantizationType.Q8_0), "fc.bias": values[0]})
+
+
+def fp8(file: Path) -> Kind:
+    from safetensors.torch import save_file
+
+    codes, scales = torch.randn(4, 3).to(torch.float8_e4m3fn), torch.rand(4, 1)
+    save_file({"0.weight": codes, "0.weight_scale": scales}, file, metadata={"format": "pt"})
+    return Kind(file, {"0.weight": (codes.float() * scales).numpy()})
+
+
 def record(file: Path) -> Kind:
     save_file(bs.nn.Linear(3, 4), file.with_suffix(""), NamedMpkFileRecorder())
     return Kind(file)
@@ -278,6 +301,8 @@ KINDS: dict[str, Callable[[Path], Kind]] = {
     "frozen TorchScript": lambda at: frozen(at / "a.pt"),
     "quantized tensors, `.pt`": lambda at: quantized(at / "a.pt"),
     "`.npz`": lambda at: written(at / "a.npz", layout="torch"),
+    "`.gguf` in blocks": lambda at: gguf(at / "a.gguf"),
+    "FP8 with scales, `.safetensors`": lambda at: fp8(at / "a.safetensors"),
     "`.npy`": lambda at: array(at / "a.npy"),
     "Burn, `.bpk`": lambda at: written(at / "a.bpk"),
     "Burn's record, `.mpk`": lambda at: record(at / "a.mpk"),

@@ -74,7 +74,7 @@ TYPES = {
 
 NUMBERS = {kind.name: number for number, kind in TYPES.items()}
 
-_TILE = 1 << 16  # elements: 256 KiB of floats, and as much again for the steps
+_TILE = 1 << 17  # elements: 512 KiB of floats, and as much again for the steps
 _LOW4 = np.uint64(0x0F0F0F0F0F0F0F0F)
 _LOW2 = np.uint64(0x0303030303030303)
 _LOW1 = np.uint64(0x0101010101010101)

@@ -60,6 +60,7 @@ from ...pipeline.write import Assembled, assemble, check_apart, files_read
 from ...progress import Progress, ProgressLike, progress_from
 from ...tensor.dtype import DType
 from ...tensor.note import Note
+from ...tensor.snapshot import TensorSnapshot
 from ...tensor.tabular import Result
 from ...transforms.guess import Guess
 from ..map.map import MapResult, Qkv, Rope, map_names
@@ -593,7 +594,7 @@ def replay(
         with located(path=as_path(receipt)):
             most = max(_MOST_GROWTH * sum(source.nbytes for source in sources), _SMALL_REPLAY)
             plan.moves = list(moves_from_json([each.move for each in stated.tensors], tensors, most_filled=most))
-            _check_replayed(plan, stated, sources, chosen)
+            _check_replayed(plan, stated, sources, tensors, chosen)
         options = {**scalar_options(inputs, chosen, plan, stated.options), **stated.options}
         done = _converted(plan, _Written(stated.metadata, options), sources, chosen, how, report)
     if len(done.files) == 1 and file_digest(done.files[0]).sha256 != stated.files[0].sha256:
@@ -606,7 +607,13 @@ _MOST_GROWTH, _MOST_READS = 64, 1024
 _SMALL_REPLAY = 64 << 20
 
 
-def _check_replayed(plan: Plan, stated: Receipt, sources: Sequence[Checkpoint], chosen: Format) -> None:
+def _check_replayed(
+    plan: Plan,
+    stated: Receipt,
+    sources: Sequence[Checkpoint],
+    tensors: Sequence[Mapping[str, TensorSnapshot]],
+    chosen: Format,
+) -> None:
     """Refuse a plan of a receipt whose work has no relation to its sources, before anything is read or written.
 
     A cast makes a tensor at most 64 times larger, and a tensor that is cut into parts is read once for each at worst.
@@ -621,7 +628,7 @@ def _check_replayed(plan: Plan, stated: Receipt, sources: Sequence[Checkpoint], 
     given = sum(source.nbytes for source in sources)
     made = sum(move.snapshot.nbytes for move in plan.moves)
     read = sum(
-        0 if origin.source is None else sources[origin.input][origin.source].nbytes
+        0 if origin.source is None else tensors[origin.input][origin.source].nbytes
         for move in plan.moves
         for origin in move.origins
     )
