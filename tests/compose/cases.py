@@ -493,7 +493,7 @@ def load_case(random: Random) -> Case:
         if way == "apply":
             with bs.open(file.data) as opened:
                 partial = given.get("allow_partial", False)
-                how = {**given, "allow_partial": partial, "validate": True}
+                how = {**given, "allow_partial": partial, "validate": True, "allow_empty": False}
                 done = bs.apply(target.model, list(opened.values()), **how)
         elif declares is not None:
             with bs.open(file.data, like=burn_model(declares)) as opened:
@@ -636,7 +636,7 @@ def convert_case(random: Random) -> Case:
         options.rules = _rules(random, model, options.layout or own)
     elif way == "guess":
         options.guess = True
-    if chance() < 0.2:
+    if chance() < (0.6 if own is None and way == "like-torch" else 0.2):
         options.filter = patterns(random, list(model.burn if format == "burnpack" else model.torch))
     given = keywords(random, options, "rename", "layout", "target_layout", "cast", "rules")
 

@@ -77,8 +77,42 @@ def _bools_unchecked(raw: Any, dtype: Any, shape: Any) -> Any:
     return np.ndarray(shape, np.dtype("u1"), raw).view(np.bool_)
 
 
-def _given_or_stated(self: Any, given: Any, notes: Any) -> Any:
+def _given_or_stated(self: Any, given: Any, notes: Any, adapter: Any = None) -> Any:
     return given or self.layout
+
+
+def _as_given(chosen: Any, metadata: Any, layout: Any, **_: Any) -> Any:
+    """Write the metadata as the caller passes it, whatever the layout is."""
+    return metadata, layout
+
+
+def _models_own(target: Any, snapshots: Any, pipeline: Any) -> Any:
+    return _ENDS.Input("<snapshots>", snapshots, target.layout)
+
+
+def _first_layout(name: str, snapshots: Any, given: Any = None) -> Any:
+    """Take the layout of the first tensor for that of all."""
+    return _ENDS.Input(name, snapshots, given or (snapshots[0].layout if snapshots else None))
+
+
+def _rules_unheard(snapshots: Any, *_: Any) -> Any:
+    return _NAMES.Named(snapshots, {}, [], {})
+
+
+def _unresolved(source: Any, *_: Any) -> Any:
+    return source
+
+
+def _silent_plan(*given: Any, **options: Any) -> Any:
+    """Plan a save, and forget what was left out."""
+    plan, metadata = _PLAN_OF(*given, **options)
+    plan.fates = {}
+    return plan, metadata
+
+
+_ENDS = importlib.import_module("burnstore.pipeline.ends")
+_NAMES = importlib.import_module("burnstore.pipeline.names")
+_PLAN_OF = importlib.import_module("burnstore.stores.base").plan_of
 
 
 def _unstated_as_burn(self: Any, *_: Any) -> str:
@@ -97,13 +131,13 @@ _GRAPH = importlib.import_module("burnstore.formats.pytorch.graph")
 _OBJECT_EDGES = _GRAPH._object_edges
 
 
-def _without_filter(self: Any, rows: Any) -> Any:
+def _without_filter(self: Any, rows: Any, known: Any) -> Any:
     return rows
 
 
-def _without_last(self: Any, rows: Any) -> Any:
+def _without_last(self: Any, rows: Any, known: Any) -> Any:
     """Apply the filter, and lose a tensor of several."""
-    kept = _FILTERED(self, rows)
+    kept = _FILTERED(self, rows, known)
     return kept[:-1] if len(kept) > 2 else kept
 
 
@@ -177,6 +211,19 @@ HOLES: dict[str, Patch] = {
         "formats.record.binary:Reading.document": _up_to_the_declared
     },
     "parts of a tensor that lacks others are dropped": {"transforms.view:_add_whole": _parts_used},
+    "a .pt does not record another layout": {"formats.pytorch.writer:layout_to_record": _nothing},
+    "a .npz does not record its layout": {"formats.numpy.writer:layout_to_record": _nothing},
+    "metadata of the caller drops the layout": {"pipeline.metadata:with_layout": _as_given},
+    "two unknown layouts are the same in arithmetic": {"jobs.merge.merge:hides_transpose": lambda one, other: False},
+    "a list of two layouts is written as the first's": {"pipeline.save:input_of_snapshots": _first_layout},
+    "another framework's layout is taken as unstated": {
+        "formats.safetensors.reader:_LAYOUTS_OF_FORMATS": {"pt": "torch"}
+    },
+    "apply takes snapshots as the model's layout": {"pipeline.execute:_input_for": _models_own},
+    "a filter hides that a file is Burn's": {"pipeline.compile_file:check_not_burn": _nothing},
+    "save ignores rules for tensors": {"pipeline.compile_file:follow_rules": _rules_unheard},
+    "merge does not prove the layout of a source": {"jobs.merge.merge:_resolved": _unresolved},
+    "a store does not say what it left out": {"stores.base:plan_of": _silent_plan},
 }
 
 CHECKS: dict[str, Patch] = {

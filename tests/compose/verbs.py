@@ -209,7 +209,11 @@ def parity_case(random: Random) -> Case:
     chance = random.random
     asked: dict[str, Any] = {} if options.rename is None else {"rename": options.rename}
     asked |= {"layout": random.choice(LAYOUTS)} if chance() < 0.2 else {}
-    asked |= {"filter": patterns(random, list(target.place.tensors))} if chance() < 0.2 else {}
+    if chance() < 0.2:  # a conversion filters by the names of its target: those of the model only in its layout
+        asked["filter"] = patterns(random, list(target.place.tensors))
+        way = random.choice(
+            ["store", "convert to pt"] if target.place.layout == "torch" else ["convert to bpk", "merge"]
+        )
     asked |= {"cast": "bf16"} if chance() < 0.15 else {}
 
     def act(folder: str) -> Outcome:
