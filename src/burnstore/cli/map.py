@@ -1,4 +1,4 @@
-"""``burnstore map``: find which tensor of a checkpoint is which tensor of a Burn model."""
+"""``burnstore map``: match a checkpoint's tensors to a Burn model's."""
 
 from __future__ import annotations
 

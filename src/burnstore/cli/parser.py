@@ -27,7 +27,7 @@ VERBS = {
     "report": "write a page to look at in a browser",
     "migrate": "convert old records of Burn",
     "config": "show the configuration in a PyTorch file",
-    "map": "find which tensor of a checkpoint is which of a Burn model",
+    "map": "match a checkpoint's tensors to a Burn model's",
     "outline": "print Rust code that saves the outline of a Burn model",
     "skeleton": "print the Rust source of a Burn module for a torch model",
     "scan": "check whether files would run code when loaded",

@@ -195,7 +195,7 @@ def moves_from_json(document: Any, sources: Sources, *, most_filled: int) -> Ite
                 isinstance(source, (str, type(None))) and type(at) is int and 0 <= at < len(sources)
                 for source, at, _ in origins
             ):
-                raise ValueError("names are strings and inputs are counted")
+                raise ValueError("expected [name or null, input index, operations]")
             bound = tuple(Origin(source, tuple(map(operation_from_json, steps)), at) for source, at, steps in origins)
             operations = tuple(map(operation_from_json, given["operations"]))
             most = max([len(operations), *(len(each.operations) for each in bound)])

@@ -104,7 +104,7 @@ def assemble(
     snapshots must be ones that can be pickled: of files, not of functions.
     """
     if (digests or expected is not None) and not verify:
-        raise TypeError("digests are those of what was proved: they need verify=True")
+        raise TypeError("digests require verify=True")
     path, limits = as_path(path), limits or Limits()
     if expected is not None and {tensor.path for tensor in tensors} != set(expected):
         raise CorruptError("tensor names differ from the expected set", path=path)
@@ -113,7 +113,7 @@ def assemble(
         options["ties"] = ties
     if not are_threads(checked_workers(workers)):
         _check_portable(tensors)
-    # One flush at the end brings everybody's bytes to disk, if everybody is of this machine.
+    # One fsync suffices when all writers are local.
     apart = durable and not are_local(workers)
     with located(path=path), persistent(workers) as kept:
         builder = _Builder(chosen, limits, kept, durable, apart, verify, digests, expected)
@@ -361,13 +361,13 @@ class _Builder:
         for batch, (wrong, found, zeroed) in zip(batches, run_tasks(prover, batches, self.workers), strict=True):
             self.underflowed.update(zeroed)
             if wrong is not None:
-                return wrong, "what was written is not what was read"
+                return wrong, "the file read back differs from the source"
             names = [tensor.path for tensor, _ in batch]
             self.digest_of.update(zip(names, found, strict=False))  # none, where they are not wanted
             if self.expected is not None:
                 for name, digest in zip(names, found, strict=True):
                     if self.expected.get(name) != digest:
-                        return name, "its values are not the expected ones"
+                        return name, "SHA-256 differs from the receipt"
             report.advance(sum(tensor.nbytes for tensor, _ in batch))
         return None
 

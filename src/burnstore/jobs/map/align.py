@@ -277,7 +277,7 @@ def _decide(
     pairings = assign(fitting)
     partners = dict(pair[:2] for pair in pairings)
     alone = {pair for pair in fitting if pair[0] not in partners or pair[1] not in partners.values()}
-    # A pair that stands for want of another would follow from a wrong one: then nothing of its group is decided.
+    # A pair chosen by elimination would follow from a wrong one: then nothing of its group is decided.
     doubtful = {
         pair.group
         for pair in pairings
