@@ -39,6 +39,9 @@ examples:
   burnstore convert model.safetensors half.safetensors --cast bf16 --rename '^encoder\\.=>' --filter '^fc\\.'
   burnstore convert huge.pt huge.safetensors --shard 5GB --resume --receipt
   burnstore convert --replay model.bpk.receipt.json again.bpk  repeat a conversion, and require the same digests
+  burnstore convert s3://a/m.pt s3://b/m.bpk --plan job.json   a job for many machines; then, on each of them,
+  burnstore convert --plan job.json --part 3/64                a share of it, and once, at the end,
+  burnstore convert --plan job.json --finish                   the target, proved
 
 exit codes:
   0  ok: the target is written and verified
@@ -78,12 +81,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     described = "record sources, options and digests (default: DST.receipt.json)"
     add_option(how, "receipt", nargs="?", const=True, help=described)
+    how.add_argument("--plan", metavar="JOB", help="with SRC and DST: compile the conversion into this file, a job")
+    how.add_argument("--part", metavar="I/N", help="with --plan JOB: do share I of N of the job")
+    how.add_argument("--finish", action="store_true", help="with --plan JOB: put the shares together, prove, publish")
     how.add_argument("--replay", metavar="RECEIPT", help="repeat the conversion of a receipt, and require its digests")
     add_options(parser, "allow_empty", "overwrite", "jobs", "quiet", "json")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Convert, and print a summary."""
+    if arguments.part is not None or arguments.finish:
+        return _run_job(arguments)
     *sources, target = arguments.paths or [arguments.replay or ""]
     if arguments.replay and len(arguments.paths) > 1:
         return misuse("--replay takes at most a target", "convert")
@@ -101,6 +109,35 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(document)
     return code
+
+
+def _run_job(arguments: argparse.Namespace) -> int:
+    """Do a share of a job, or finish it."""
+    from ..jobs.convert.parts import finish_job, run_part  # not at import: few conversions are jobs
+
+    if arguments.plan is None or arguments.paths or (arguments.part is not None and arguments.finish):
+        return misuse("--part I/N and --finish take --plan JOB and nothing else", "convert")
+    part, slash, of = (arguments.part or "1/1").partition("/")
+    if not (slash and part.isdecimal() and of.isdecimal() and 1 <= int(part) <= int(of)):
+        return misuse(f"{arguments.part!r} is not a part such as 3/64", "convert")
+    try:
+        with shown_progress(base_name(arguments.plan), quiet=arguments.quiet) as progress:
+            if arguments.finish:
+                done = finish_job(arguments.plan, executor=arguments.jobs, progress=progress)
+                document, lines = done.to_dict(), list(_summary(done))
+            else:
+                made = run_part(arguments.plan, int(part), int(of), progress=progress)
+                document = {"done": list(made.done), "already": list(made.already), "units": made.units}
+                lines = [f"part {part} of {of}: {len(made.done)} of {counted(made.units, 'unit')} done now"]
+                lines += [f"  {len(made.already)} were done before"] if made.already else []
+    except (*JOB_ERRORS, ValueError, TypeError) as error:
+        print_error(error, arguments.plan)
+        document, lines = {"error": error_facts(error, arguments.plan)}, []
+    if arguments.json:
+        print_json(document)
+    elif lines:
+        print("\n".join(lines))
+    return ERROR if "error" in document else OK
 
 
 def _convert_each(sources: list[str], folder: str, arguments: argparse.Namespace) -> int:
@@ -142,7 +179,10 @@ def _outcome(arguments: argparse.Namespace) -> tuple[int, dict[str, Any]]:
             print("\n".join(_evidence(error.guess)))
         print_error(error, subject)
         return ERROR, {"error": error_facts(error, subject)}
-    if not arguments.json:
+    if not arguments.json and arguments.plan is not None:
+        what = f"a job of {counted(done.tensors, 'tensor')}, {size(done.nbytes)}"
+        print(f"{escape(arguments.plan)}: {what}; do its parts with --part I/N, then --finish")
+    elif not arguments.json:
         print("\n".join(_summary(done)))
     return OK, done.to_dict()
 
@@ -178,6 +218,7 @@ def _convert(arguments: argparse.Namespace, progress: Any) -> ConvertResult:
         verify=not arguments.no_verify,
         receipt=arguments.receipt or False,
         resume=arguments.resume,
+        plan=arguments.plan,
         executor=arguments.jobs,
         progress=progress,
         pipeline=pipeline_from(arguments, record_modules=not arguments.no_record),

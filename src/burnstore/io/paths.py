@@ -143,6 +143,14 @@ def identity_of(path: str) -> tuple[Any, ...] | None:
     return source.identity if isinstance(source, InFolder) else None
 
 
+def content_stamp(source: Any) -> str:
+    """Return what changes with the content of an open file: the ETag of a remote one, the time of a local one."""
+    stamp = getattr(source, "stamp", None)
+    if stamp is not None:
+        return str(stamp.tag or stamp.modified)
+    return str(source._stamp[3]) if isinstance(source, FileSource) else ""
+
+
 def real_path(path: str) -> str:
     """Return a path without links; the address of a remote file."""
     return path.url if isinstance(path, Location) else os.path.realpath(path)

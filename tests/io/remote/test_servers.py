@@ -194,6 +194,25 @@ class TestS3:
         with pytest.raises(SaveError, match="same file"):
             bs.convert("s3://bucket/verbs/a.bpk", "s3://bucket/verbs/a.bpk", overwrite=True, storage_options=options)
 
+    def test_a_job_from_bucket_to_bucket(self, s3: int, tmp_path: Path) -> None:
+        from burnstore.jobs.convert.parts import finish_job, run_part
+
+        options = s3_options(s3)
+        bs.save(LARGE, "s3://bucket/job/a.safetensors", storage_options=options)
+        bs.convert(
+            "s3://bucket/job/a.safetensors",
+            "s3://bucket/job/b.safetensors",
+            cast="f64",
+            plan=tmp_path / "job.json",
+            storage_options=options,
+        )
+        assert servers.SECRET not in (tmp_path / "job.json").read_text()
+        for part in (2, 1, 1):
+            run_part(tmp_path / "job.json", part, 2, storage_options=options)
+        finish_job(tmp_path / "job.json", storage_options=options)
+        with bs.open("s3://bucket/job/b.safetensors", storage_options=options) as file:
+            assert np.array_equal(file["b"].numpy(), LARGE["b"].astype(np.float64))
+
     def test_no_fault_gives_wrong_bytes(self, s3: int, proxy: FaultProxy) -> None:
         data = packed(LARGE)
         bs.save(LARGE, "s3://bucket/faults.safetensors", storage_options=s3_options(s3), overwrite=True)

@@ -86,7 +86,7 @@ def start_opening(target: Target) -> Future[RemoteSource]:
 
     async def open_it() -> RemoteSource:
         stamp, head = await _fetch(target, 0, HEAD_BYTES, None, patience)
-        return RemoteSource(target, stamp, head)
+        return RemoteSource(target, stamp, head.take())
 
     return submit(open_it)
 
@@ -119,14 +119,26 @@ def _read_whole(target: Target) -> Source:
     return spool.source(location, (open_target, (target,)))
 
 
-async def _fetch(
-    target: Target, start: int, stop: int, stamp: Stamp | None, patience: Patience
-) -> tuple[Stamp, memoryview]:
+class _Body:
+    """The bytes of an answer, to be taken once: futures and tasks refer to each other and would keep them alive."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self, data: memoryview) -> None:
+        self._data: memoryview | None = data
+
+    def take(self) -> memoryview:
+        data, self._data = self._data, None
+        assert data is not None
+        return data
+
+
+async def _fetch(target: Target, start: int, stop: int, stamp: Stamp | None, patience: Patience) -> tuple[Stamp, _Body]:
     """Return the bytes of a range; without a stamp those that exist of it, and the stamp of the file."""
     obstore, location = require_obstore(), target.location
     denied: list[Exception] = []
 
-    async def attempt() -> tuple[Stamp, memoryview]:
+    async def attempt() -> tuple[Stamp, _Body]:
         client, key = target.client()
         options: dict[str, Any] = {"range": (start, stop)}
         if stamp is not None and target.conditional and stamp.condition is not None:
@@ -142,7 +154,7 @@ async def _fetch(
                 raise _changed(location, stamp, found)
             expected = (stop if stamp is not None else min(stop, found.size)) - start
             if len(body) == expected and tuple(answer.range) == (start, start + expected):
-                return found, body
+                return found, _Body(body)
             failure = RetryError(
                 TruncatedError(f"expected {expected} bytes, the server sent {len(body)}", path=location, offset=start)
             )
@@ -158,7 +170,7 @@ async def _fetch(
     return await persist(attempt, patience, stop - start, slow)
 
 
-async def _empty(target: Target, failure: Exception) -> tuple[Stamp, memoryview]:
+async def _empty(target: Target, failure: Exception) -> tuple[Stamp, _Body]:
     client, key = target.client()
     try:
         stamp = stamp_of(await require_obstore().head_async(client, key))
@@ -166,7 +178,7 @@ async def _empty(target: Target, failure: Exception) -> tuple[Stamp, memoryview]
         raised = failure_of(error, target.location, opened=False)
     else:
         if stamp.size == 0:
-            return stamp, memoryview(b"")
+            return stamp, _Body(memoryview(b""))
         raised = failure
     raise raised
 
@@ -263,7 +275,7 @@ class RemoteSource:
         if not wanted:
             return
         todo = deque(_requests(wanted))
-        running: dict[Future[tuple[Stamp, memoryview]], _Request] = {}
+        running: dict[Future[tuple[Stamp, _Body]], _Request] = {}
         try:
             while todo or running:
                 while todo and len(running) < MAX_CONCURRENT:
@@ -271,7 +283,7 @@ class RemoteSource:
                     running[self._start(request.start, request.stop)] = request
                 for future in wait(running, _POLL_SECONDS, FIRST_COMPLETED).done:
                     # The caller's thread copies: after an interrupt no other thread writes into these buffers.
-                    running.pop(future).deliver(future.result()[1])
+                    running.pop(future).deliver(future.result()[1].take())
                 check_stopped()
         finally:
             for future in running:
@@ -288,11 +300,11 @@ class RemoteSource:
             future.cancel()
         self._ahead = {}
 
-    def _start(self, start: int, stop: int) -> Future[tuple[Stamp, memoryview]]:
+    def _start(self, start: int, stop: int) -> Future[tuple[Stamp, _Body]]:
         return submit(lambda: _fetch(self._target, start, stop, self._stamp, self._patience))
 
     def _get(self, start: int, stop: int) -> memoryview:
-        return result_of(self._start(start, stop))[1]
+        return result_of(self._start(start, stop))[1].take()
 
     def _held(self, offset: int, length: int) -> memoryview | None:
         for start, block in self._blocks:

@@ -30,7 +30,7 @@ from ...errors import (
     printable,
     refuse_unknown,
 )
-from ...formats.base import Format, loss_notes
+from ...formats.base import Format, WritesFolder, loss_notes
 from ...formats.registry import format_for_path
 from ...formats.sharded.locate import INDEX_SUFFIX
 from ...formats.sharded.write import Journal, byte_count
@@ -64,6 +64,7 @@ from ...tensor.snapshot import TensorSnapshot
 from ...tensor.tabular import Result
 from ...transforms.guess import Guess
 from ..map.map import MapResult, Qkv, Rope, map_names
+from .job import Job, job_sources, units_of, without_secrets
 from .receipt import RECEIPT_SUFFIX, Receipt, ReceiptSource, ReceiptTensor, file_digest, files_of, read_receipt
 from .training import training_plan
 
@@ -126,6 +127,7 @@ def convert(
     verify: bool = True,
     receipt: bool | Path = False,
     resume: bool = False,
+    plan: Path | None = None,
     executor: Workers = None,
     limits: Limits | None = None,
     progress: ProgressLike | None = None,
@@ -162,6 +164,9 @@ def convert(
     records what was read, done and written, see `check_receipt` and `replay`. ``max_shard_size`` (``"5GB"``) writes
     shards with an index; with ``resume=True`` such a conversion continues an interrupted one, and keeps its shards if
     it fails.
+
+    ``plan`` is the path of a job to write instead of the target; `burnstore.jobs.convert.parts` does its shares on any
+    machine, and finishes it.
 
     At most the largest tensor and some megabytes are in memory. ``executor`` runs the work: threads of this process
     (None), processes (their number), or an object with ``submit``, such as a Dask client; for the latter two, files
@@ -203,6 +208,7 @@ def convert(
         verify=verify,
         receipt=_receipt_path(receipt, as_path(target)),
         resume=resume,
+        job=None if plan is None else as_path(plan, storage_options),
         executor=executor,
         limits=limits,
         options=format_options,
@@ -228,14 +234,14 @@ def convert(
             inputs: Sequence[Input] = [input_of_file(file, own_names=is_copy) for file in sources]
             wanted = opened.enter_context(like_target(like, inputs[0], chosen, is_whole=not chosen.allow_partial))
             check_apart(read, how.target, shards=max_shard_size is not None, beside=how.receipt)
-            plan, inputs = plan_of_files(inputs, chosen, writer, wanted)
+            compiled, inputs = plan_of_files(inputs, chosen, writer, wanted)
             if mapping is not None and mapping.by_list:
-                plan.notes.append(Note("names", mapping.list_note))
+                compiled.notes.append(Note("names", mapping.list_note))
             written = _Written(
-                metadata_for_files(writer, inputs, plan, kept, chosen),
-                {**scalar_options(inputs, writer, plan, format_options), **format_options},
+                metadata_for_files(writer, inputs, compiled, kept, chosen),
+                {**scalar_options(inputs, writer, compiled, format_options), **format_options},
             )
-        return _converted(plan, written, sources, writer, how, report)
+        return _converted(compiled, written, sources, writer, how, report)
 
 
 def _mapped(
@@ -364,6 +370,7 @@ class _WriteOptions:
     verify: bool = True
     receipt: str | None = None
     resume: bool = False
+    job: str | None = None
     executor: Workers = None
     limits: Limits | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -375,6 +382,8 @@ class _WriteOptions:
             raise ValueError("receipt needs verify=True: a receipt states only what was proved")
         if self.resume and self.max_shard_size is None:
             raise ValueError("resume needs max_shard_size: only a conversion into shards can be resumed")
+        if self.job is not None and (self.receipt is not None or self.resume or self.executor is not None):
+            raise ValueError("plan= only compiles the conversion: leave out receipt, resume and executor")
         chosen = format_for_path(self.target, self.format)
         with located(path=self.target):
             chosen.plan([], {}, self.limits or Limits())
@@ -392,17 +401,19 @@ def _converted(
     report: Progress | None,
 ) -> ConvertResult:
     moves = []
-    if how.receipt is not None:  # what cannot be stored is refused before any work
+    if how.receipt is not None or how.job is not None:  # what cannot be stored is refused before any work
         moves = [move.to_json() for move in plan.moves]
         for key, value in how.options.items():
             if not isinstance(value, (str, int, float, bool)):
                 raise UnsupportedError(
-                    f"a receipt cannot hold the option {key}", hint="pass plain values, or no receipt"
+                    f"a receipt cannot hold the option {key}, nor can a job", hint="pass plain values, or no receipt"
                 )
     plan.check_not_empty(allow_empty=how.allow_empty or bool(written.options.get("scalars")), path=how.target)
     plan.check_constants()
     snapshots = [move.snapshot for move in plan.moves]
     ties = ties_of(plan, snapshots, chosen, written.metadata)
+    if how.job is not None:
+        return _planned(plan, written, sources, chosen, how, moves)
     sharded = how.max_shard_size is not None
     done = assemble(
         snapshots,
@@ -440,6 +451,49 @@ def _converted(
         plan.guess,
         plan.fates,
     )
+
+
+def _planned(
+    plan: Plan,
+    written: _Written,
+    sources: Sequence[Checkpoint],
+    chosen: Format,
+    how: _WriteOptions,
+    moves: Sequence[Mapping[str, Any]],
+) -> ConvertResult:
+    """Write the job of a conversion instead of its target."""
+    if isinstance(chosen, WritesFolder):
+        raise UnsupportedError(f"a job writes one file or shards; a checkpoint of {chosen.name} is a folder")
+    assert how.job is not None
+    snapshots = [move.snapshot for move in plan.moves]
+    job = Job(
+        id=os.urandom(16).hex(),
+        sources=job_sources(sources),
+        target=without_secrets(how.target),
+        format=chosen.name,
+        layout=plan.layout,
+        source_layout=plan.source_layout,
+        max_shard_size=how.max_shard_size,
+        metadata=dict(written.metadata),
+        options={key: value for key, value in written.options.items() if key != "scalars"},
+        overwrite=how.overwrite,
+        durable=how.durable,
+        verify=how.verify,
+        allow_empty=how.allow_empty,
+        left_out={name: str(reason) for name, reason in plan.fates.items()},
+        tensors=tuple(
+            {**move, "dtype": str(each.dtype), "shape": list(each.shape)}
+            for move, each in zip(moves, snapshots, strict=True)
+        ),
+        units=units_of(snapshots),
+    )
+    for source in job.sources:
+        for file in source.files:
+            without_secrets(file.path)
+    job.save(how.job, overwrite=how.overwrite)
+    nbytes = sum(each.nbytes for each in snapshots)
+    layouts = plan.source_layout, plan.layout
+    return ConvertResult(len(snapshots), nbytes, *layouts, False, plan.notes, [how.job], left_out=plan.fates)
 
 
 @contextmanager

@@ -1,0 +1,347 @@
+"""Do a share of a job, and finish it.
+
+    convert(source, target, plan="job.json")     compile: nothing is written but the job
+    run_part("job.json", 3, 64)                  a share: any order, any machine, twice is harmless
+    finish_job("job.json")                       put the units together, prove the result and publish it
+    run_job(client, "job.json")                  all of that with a cluster of Dask or Ray
+
+A unit that is done is a file or object beside the target, written whole or not at all and compared with its source. A
+share that was lost is done again by calling it again: units that are there are not made a second time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from ...checkpoint import Checkpoint
+from ...errors import BurnstoreError, CorruptError, MissingDependencyError, ReadError, located
+from ...formats.base import Format
+from ...formats.registry import format_named
+from ...formats.sharded.write import Journal
+from ...io.atomic import atomic_file, remove_empty_folder, remove_files, stale_scratch_files
+from ...io.opening import open_source
+from ...io.paths import as_path, base_name, exists, is_remote, size_of
+from ...io.source import same_bytes
+from ...io.workers import Workers
+from ...limits import Limits
+from ...pipeline.ends import input_of_file
+from ...pipeline.options import layout_named
+from ...pipeline.plan import Plan, moves_from_json
+from ...pipeline.ties import ties_of
+from ...pipeline.write import assemble
+from ...progress import ProgressLike, progress_from
+from ...tensor.snapshot import TensorSnapshot
+from ...tensor.sources import SourceData
+from .convert import ConvertResult, opened_files, scalar_options
+from .job import Job, read_job, read_job_bytes
+
+Path = str | os.PathLike[str]
+
+_MOST_GROWTH = 64  # A cast makes a tensor at most that many times larger.
+_SMALL = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PartResult:
+    """What a share did: the numbers of the units that it made, and of those that were there already."""
+
+    done: tuple[int, ...]
+    already: tuple[int, ...]
+    units: int
+    """The units of the whole job."""
+
+
+def run_part(
+    job: Path | bytes,
+    part: int,
+    of: int,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    limits: Limits | None = None,
+    progress: ProgressLike | None = None,
+) -> PartResult:
+    """Do share ``part`` of ``of`` (counted from 1) of a job; every ``of``-th unit belongs to it.
+
+    Units that are done already are left alone, so the call may be repeated, and shares may overlap. Raises CorruptError
+    if a source was changed after the job was planned.
+    """
+    if not 1 <= part <= of:
+        raise ValueError(f"expected a part from 1 to {of}, got {part}")
+    stated = _stated(job, storage_options)
+    mine = range(part - 1, len(stated.units), of)
+    with _reopened(stated, limits) as (snapshots, _, _, _), progress_from(progress) as report:
+        if not is_remote(stated.target):
+            os.makedirs(stated.stage, exist_ok=True)
+        total = sum(_unit_bytes(stated, number, snapshots) for number in mine)
+        done: list[int] = []
+        already: list[int] = []
+        before = 0
+        for number in mine:
+            nbytes = _unit_bytes(stated, number, snapshots)
+            path = stated.unit_path(number)
+            if exists(path) and size_of(path) == nbytes:
+                already.append(number)
+            else:
+                _make_unit(stated, number, snapshots, path, nbytes)
+                done.append(number)
+            before += nbytes
+            if report is not None and nbytes:
+                report(before, total)
+        return PartResult(tuple(done), tuple(already), len(stated.units))
+
+
+def finish_job(
+    job: Path | bytes,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    executor: Workers = None,
+    limits: Limits | None = None,
+    progress: ProgressLike | None = None,
+) -> ConvertResult:
+    """Put the units of a job together into its target, prove it, publish it, and remove the units.
+
+    The target has the bytes that `convert` would have written. ReadError if a unit is missing; the target is then
+    unchanged.
+    """
+    stated = _stated(job, storage_options)
+    with _reopened(stated, limits) as (snapshots, sources, plan, chosen), ExitStack() as opened:
+        units = []
+        for number in range(len(stated.units)):
+            units.append(_opened_unit(stated, number, _unit_bytes(stated, number, snapshots)))
+            opened.callback(units[-1].close)
+        staged = []
+        for unit, (first, count) in zip(units, stated.units, strict=True):
+            at = 0
+            for snapshot in snapshots[first : first + count]:
+                staged.append(_held_elsewhere(snapshot, SourceData(unit, at, snapshot.nbytes)))
+                at += snapshot.nbytes
+        plan.check_not_empty(allow_empty=stated.allow_empty, path=stated.target)
+        inputs = [input_of_file(file) for file in sources]
+        options = {**scalar_options(inputs, chosen, plan, stated.options), **stated.options}
+        ties = ties_of(plan, snapshots, chosen, stated.metadata)
+        sharded = stated.max_shard_size is not None
+        with progress_from(progress) as report:
+            written = assemble(
+                staged,
+                stated.target,
+                chosen,
+                metadata=stated.metadata,
+                ties=ties,
+                overwrite=stated.overwrite,
+                durable=stated.durable,
+                verify=stated.verify,
+                max_shard_size=stated.max_shard_size,
+                journal=Journal(stated.target, resume=False, durable=stated.durable) if sharded else None,
+                workers=executor,
+                limits=limits,
+                progress=report,
+                **options,
+            )
+        nbytes = sum(each.nbytes for each in snapshots if each.path not in ties)
+    remove_job_files(stated)
+    return ConvertResult(
+        len(snapshots),
+        nbytes,
+        plan.source_layout,
+        plan.layout,
+        stated.verify,
+        plan.notes,
+        written.files,
+        left_out=dict(stated.left_out),
+    )
+
+
+def run_job(
+    executor: Any,
+    job: Path,
+    *,
+    parts: int = 64,
+    attempts: int = 3,
+    storage_options: Mapping[str, Any] | None = None,
+    limits: Limits | None = None,
+    progress: ProgressLike | None = None,
+) -> ConvertResult:
+    """Do all shares of a job with a cluster, and finish it here.
+
+    ``executor`` is a client of Dask, the module `ray` or ``"ray"``, or any object with ``submit``. Workers get the job
+    itself and reach its files as this process does: with ``storage_options``, or by their own environment. A share
+    whose worker was lost is done again, up to ``attempts`` times; an error of burnstore ends the job.
+    """
+    document = read_job_bytes(as_path(job, storage_options))
+    submit = _submitter(executor)
+    running: dict[int, Any] = {}
+    failures = dict.fromkeys(range(1, parts + 1), 0)
+    try:
+        for part in failures:
+            running[part] = submit(_share, document, part, parts, storage_options)
+        with progress_from(progress) as report:
+            for part in failures:
+                while True:
+                    try:
+                        running[part].result()
+                        break
+                    except BurnstoreError:
+                        raise
+                    except Exception as error:  # a worker that was killed, or a connection to it that was lost
+                        failures[part] += 1
+                        if failures[part] >= attempts:
+                            raise BurnstoreError(
+                                f"part {part} of {parts} was lost {attempts} times: {type(error).__name__}",
+                                hint="give the workers more memory, or run the job again: what is done is kept",
+                            ) from error
+                        running[part] = submit(_share, document, part, parts, storage_options)
+                if report is not None:
+                    report(part, parts)
+    finally:
+        for future in running.values():
+            future.cancel()
+    return finish_job(document, storage_options=storage_options, limits=limits)
+
+
+def _share(document: bytes, part: int, parts: int, storage_options: Mapping[str, Any] | None) -> None:
+    run_part(document, part, parts, storage_options=storage_options)
+
+
+def _submitter(executor: Any) -> Callable[..., Any]:
+    """Return the function that starts a call on a cluster and returns a future."""
+    if executor == "ray" or getattr(executor, "__name__", None) == "ray":
+        try:
+            import ray  # type: ignore[import-not-found]
+        except ImportError:
+            raise MissingDependencyError("this executor needs the package ray", hint="pip install ray") from None
+        task = ray.remote(_share)
+
+        class RayFuture:
+            """A call of Ray with the methods of a future."""
+
+            def __init__(self, reference: Any) -> None:
+                self._reference = reference
+
+            def result(self) -> Any:
+                return ray.get(self._reference)
+
+            def cancel(self) -> None:
+                ray.cancel(self._reference)
+
+        return lambda function, *arguments: RayFuture(task.remote(*arguments))
+    if hasattr(executor, "get_executor"):  # a Dask client: its own submit takes equal calls for the same one
+        return partial(executor.get_executor(pure=False).submit)
+    if not hasattr(executor, "submit"):
+        raise TypeError(f'expected "ray", a client of Dask or an executor, got {type(executor).__name__}')
+    return partial(executor.submit)
+
+
+def remove_job_files(job: Job) -> None:
+    """Remove the units of a job."""
+    names = [base_name(job.unit_path(number)) for number in range(len(job.units))]
+    if not is_remote(job.stage):  # what killed processes left
+        names += [base_name(path) for path in stale_scratch_files(job.stage, older_than=0)]
+    remove_files(job.stage, names)
+    remove_empty_folder(job.stage)
+
+
+def _stated(job: Path | bytes, storage_options: Mapping[str, Any] | None) -> Job:
+    given = job if isinstance(job, bytes) else as_path(job, storage_options)
+    return _with_options(read_job(given), storage_options)
+
+
+def _with_options(job: Job, storage_options: Mapping[str, Any] | None) -> Job:
+    """Return the job with the options to reach its files."""
+    if not storage_options:
+        return job
+    sources = tuple(
+        replace(
+            source,
+            path=as_path(source.path, storage_options),
+            files=tuple(replace(file, path=as_path(file.path, storage_options)) for file in source.files),
+        )
+        for source in job.sources
+    )
+    return replace(job, sources=sources, target=as_path(job.target, storage_options))
+
+
+@contextmanager
+def _reopened(job: Job, limits: Limits | None) -> Iterator[tuple[list[TensorSnapshot], list[Checkpoint], Plan, Format]]:
+    """Open the sources of a job; yield its tensors, the open files, the plan and the format."""
+    for source in job.sources:
+        for file in source.files:
+            file.check()
+    paths = [source.path for source in job.sources]
+    with opened_files(paths, limits, [source.top_level_key for source in job.sources]) as sources:
+        inputs = [input_of_file(file) for file in sources]
+        tensors = [
+            {**file, **{each.path: each for each in own.snapshots}} for file, own in zip(sources, inputs, strict=True)
+        ]
+        plan = Plan(
+            layout=None if job.layout is None else layout_named(job.layout),
+            source_layout=None if job.source_layout is None else layout_named(job.source_layout),
+        )
+        given = [{name: each[name] for name in ("name", "from", "operations")} for each in job.tensors]
+        most = max(_MOST_GROWTH * sum(source.nbytes for source in sources), _SMALL)
+        plan.moves = list(moves_from_json(given, tensors, most_filled=most))
+        for each, move in zip(job.tensors, plan.moves, strict=True):
+            if (str(move.snapshot.dtype), list(move.snapshot.shape)) != (each["dtype"], each["shape"]):
+                raise CorruptError("the job states another dtype or shape than its moves give", tensor=each["name"])
+        yield [move.snapshot for move in plan.moves], sources, plan, format_named(job.format)
+
+
+def _unit_bytes(job: Job, number: int, snapshots: list[TensorSnapshot]) -> int:
+    first, count = job.units[number]
+    return sum(each.nbytes for each in snapshots[first : first + count])
+
+
+def _make_unit(job: Job, number: int, snapshots: list[TensorSnapshot], path: str, nbytes: int) -> None:
+    """Write the bytes of a unit's tensors one after the other, and compare them with the sources."""
+    first, count = job.units[number]
+    mine = snapshots[first : first + count]
+    with atomic_file(path, overwrite=True, durable=job.durable, size=nbytes) as scratch:
+        for snapshot in mine:
+            with located(tensor=snapshot.path):
+                for chunk in snapshot.chunks():
+                    scratch.write(chunk)
+    if not job.verify:
+        return
+    source = open_source(path)
+    try:
+        at = 0
+        for snapshot in mine:
+            for chunk in snapshot.chunks():
+                written = bytearray(len(chunk))
+                source.read_into([(at, memoryview(written))])
+                if not same_bytes(chunk, written):
+                    raise CorruptError("the file read back differs from the source", path=path, tensor=snapshot.path)
+                at += len(chunk)
+    finally:
+        source.close()
+
+
+def _opened_unit(job: Job, number: int, nbytes: int) -> Any:
+    path = job.unit_path(number)
+    hint = f"run the parts of the job first; unit {number + 1} of {len(job.units)} is not done"
+    try:
+        source = open_source(path)
+    except FileNotFoundError:
+        raise ReadError("a unit of the job is missing", path=path, hint=hint) from None
+    if source.size != nbytes:
+        source.close()
+        raise ReadError(f"expected a unit of {nbytes} bytes, found {source.size}", path=path, hint=hint)
+    return source
+
+
+def _held_elsewhere(snapshot: TensorSnapshot, data: SourceData) -> TensorSnapshot:
+    return TensorSnapshot(
+        snapshot.path,
+        snapshot.dtype,
+        snapshot.shape,
+        data,
+        nbytes=snapshot.nbytes,
+        param_id=snapshot._param_id,
+        container_stack=snapshot._container_stack,
+        layout=snapshot._layout,
+        facts=snapshot._facts,
+    )
