@@ -506,7 +506,10 @@ def open_checkpoint(
         return _open_files(paths, format, zero_copy, limits, options)
     _check_storage_options(storage_options, remote=False)
     if not isinstance(source, (bytes, bytearray, memoryview)):
-        raise TypeError(f"expected a path, bytes or a file object, got {type(source).__name__}")
+        raise TypeError(
+            f"expected a path, bytes or a file object, got {type(source).__name__}; save a model first, "
+            "with burnstore.save, or collect its tensors with burnstore.collect"
+        )
     return _opened(BytesSource(source, share=zero_copy), format, limits, options)
 
 

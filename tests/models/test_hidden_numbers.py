@@ -204,3 +204,9 @@ def test_other_parts_of_checkpoints_are_compared_before_they_are_called_equal(tm
     assert 'top_level_key=""' in found.uncompared[0]
     assert [tensor.status for tensor in found.tensors] == ["equal"]
     assert bs.diff(tmp_path / "a.pt", tmp_path / "c.pt", top_level_key="state_dict").is_equal
+
+
+@pytest.mark.parametrize("verb", [bs.verify, bs.report, bs.open])
+def test_verbs_of_files_refuse_a_model_and_name_the_way(verb: Any) -> None:
+    with pytest.raises(TypeError, match="save a model first"):
+        verb(Net())

@@ -33,7 +33,7 @@ from ...formats.base import Check
 from ...formats.registry import format_for_path
 from ...formats.sharded.locate import INDEX_SUFFIX, locate
 from ...formats.sharded.read import weight_map_at
-from ...io.paths import as_path, folder_of, is_folder, join, size_of, walk, with_options
+from ...io.paths import as_path, folder_of, is_folder, is_path, join, size_of, walk, with_options
 from ...io.source import Source
 from ...io.workers import MemoryBudget, Workers, checked_workers, in_batches, run_tasks
 from ...limits import Limits, check_options
@@ -168,6 +168,11 @@ def verify(
     (True, False, 1, [False, True])
     """
     check_options(limits=limits, digests=digests, allow_empty=allow_empty)
+    if not is_path(path) and not isinstance(path, bytes):
+        raise TypeError(
+            f"verify takes the path of a file or folder, got {type(path).__name__}; save a model first, and "
+            "compare the file with it: verify(save(model, path).path), diff(model, path)"
+        )
     (shown,) = with_options(storage_options, path)
     results = verify_each(
         shown, digest, digests, allow_empty=allow_empty, executor=executor, progress=progress, limits=limits
