@@ -533,7 +533,7 @@ def torchao_file(folder: Path, kind: str, tensors: Tensors, **data: Any) -> Path
 def test_torchaos_tensors_are_decoded_or_refused_by_name(tmp_path: Path) -> None:
     codes, scale = fp8(16, 32), torch.rand(16, 1)
     folder = torchao_file(tmp_path / "f", "Float8Tensor", {"0._weight_qdata": codes, "0._weight_scale": scale},
-                          block_size=[1, 32], dtype="torch.bfloat16")  # fmt: skip
+                          block_size=[1, 32], dtype={"_type": "torch.dtype", "_data": "bfloat16"})  # fmt: skip
     with bs.open(folder) as file:
         assert list(file) == ["0.weight"]
         assert same_bits(file["0.weight"].torch(), (codes.float() * scale).bfloat16())

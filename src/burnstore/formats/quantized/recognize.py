@@ -467,7 +467,9 @@ class _Finder:
         if zeros is not None and math.prod(zeros.shape) != math.prod(scale.shape):
             raise _RefusedError(f"zero points of {list(zeros.shape)} for scales of {list(scale.shape)}", "QW-04")
         used = [codes, scale, *([zeros] if zeros is not None else [])]
-        stated = _TORCH_DTYPES.get(str(data.get("dtype")).removeprefix("torch."))
+        named_dtype = data.get("dtype")
+        name = named_dtype.get("_data") if isinstance(named_dtype, dict) else named_dtype
+        stated = _TORCH_DTYPES.get(str(name).removeprefix("torch."))
         scheme = Scheme(label, tuple(part.name for part in used), f"torchao, {_described(codes.shape, grid, found)}")
         options = (found, False, grid)
         return self._found(whole, used, "scaled", options, stated or _float_of(scale), codes.shape, scheme)
