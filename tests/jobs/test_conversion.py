@@ -238,7 +238,7 @@ def test_what_was_written_is_read_back(torch_file: Path, tmp_path: Path, monkeyp
         return real(path, **options)
 
     monkeypatch.setattr(assembly, "open_checkpoint", damage_and_open)
-    with pytest.raises(bs.errors.CorruptError, match="not what was read"):
+    with pytest.raises(bs.errors.CorruptError, match="read back differs from the source"):
         bs.convert(torch_file, tmp_path / "x.bpk", like=Net())
     assert not (tmp_path / "x.bpk").exists()
     bs.convert(torch_file, tmp_path / "y.bpk", like=Net(), verify=False)

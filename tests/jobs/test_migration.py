@@ -211,7 +211,7 @@ def test_a_new_file_that_differs_is_noticed(tmp_path: Path, monkeypatch: pytest.
     for kept in (False, True):
         if kept:
             (tmp_path / "new.bpk").write_bytes(b"mine")
-        with pytest.raises(bs.errors.CorruptError, match="not what was read") as caught:
+        with pytest.raises(bs.errors.CorruptError, match="read back differs from the source") as caught:
             bs.migrate(of("0.21.0", "tiny", "namedmpk", "full"), tmp_path / "new.bpk", overwrite=True)
         assert caught.value.tensor == "fc.bias"
         assert os.listdir(tmp_path) == (["new.bpk"] if kept else [])

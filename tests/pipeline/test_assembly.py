@@ -225,7 +225,7 @@ def test_a_bit_that_flips_before_the_proof_is_found(
         return real(path, **options)
 
     monkeypatch.setattr(assembly, "open_checkpoint", flip_and_open)
-    with pytest.raises(bs.errors.CorruptError, match="not what was read") as caught:
+    with pytest.raises(bs.errors.CorruptError, match="read back differs from the source") as caught:
         assemble(tensors, old, BURNPACK, metadata={}, overwrite=True)
     assert (caught.value.tensor, caught.value.path) == (name, str(old))
     untouched(old)
@@ -241,7 +241,7 @@ def test_a_dtype_that_is_written_down_as_another_of_its_width_is_found(
     real = writer.spelling_of
     monkeypatch.setattr(writer, "spelling_of", lambda dtype: written if real(dtype) == meant else real(dtype))
     data = bs.TensorData(bytes(8), bs.DType.parse(meant), (8 // (bs.DType.parse(meant).bits // 8),))
-    with pytest.raises(bs.errors.CorruptError, match="not what was read") as caught:
+    with pytest.raises(bs.errors.CorruptError, match="read back differs from the source") as caught:
         assemble([TensorSnapshot.from_data("w", data)], old, SAFETENSORS, metadata={}, overwrite=True)
     assert caught.value.tensor == "w"
     untouched(old)
@@ -264,7 +264,7 @@ def test_a_writer_that_loses_a_portion_is_found(
             real(self, offset, buffer)
 
     monkeypatch.setattr(atomic.PortionWriter, "write_at", lossy)
-    with pytest.raises(bs.errors.CorruptError, match="not what was read"):
+    with pytest.raises(bs.errors.CorruptError, match="read back differs from the source"):
         assemble(tensors, old, BURNPACK, metadata={}, overwrite=True)
     untouched(old)
 
