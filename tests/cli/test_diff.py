@@ -43,15 +43,16 @@ def test_differences_are_shown_as_a_table(folder: Path, capsys: Captured) -> Non
     code, out, err = told(capsys, "a.bpk", "b.bpk")
     assert (code, err) == (1, "")
     lines = [line.rstrip() for line in out.splitlines()]
-    assert lines[:6] == [
+    assert lines[:7] == [
         "a.bpk -> b.bpk",
         "  5 tensors: 1 equal, 1 moved, 1 changed, 1 added, 1 removed",
+        "  note: a.bpk and b.bpk do not state their layout: compared as stored",
         "  scalar step: none -> 7 (Int)",
         "  metadata epochs: 3 -> 4",
         "  metadata by: none -> me\\x1b[2J",
         "",
     ]
-    assert [" ".join(line.split()) for line in lines[6:]] == [
+    assert [" ".join(line.split()) for line in lines[7:]] == [
         "STATUS NAME DTYPE SHAPE DIFFERING MAX ABS MAX ULP REL L2 COSINE REMARK",
         "moved old -> new F32 [3] - - - - - -",
         "changed w F32 [2,2] 1/4 0.5 1048576 0.09129 0.998295 largest at [1,1]",

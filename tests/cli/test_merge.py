@@ -40,6 +40,7 @@ def test_an_overlay_is_the_default_and_every_tensor_is_told(folder: Path, capsys
         "extra      2",
         "",
         "out.bpk: 3 tensors, 16 B, unknown layout, verified",
+        "  note: a.bpk and c.bpk do not state their layout: taken as stored",
     ]
     assert values("out.bpk") == {"encoder.w": [1, 2], "head.w": [4], "extra": [5]}
 
