@@ -528,7 +528,7 @@ def _has_pieces(file: Checkpoint) -> bool:
 
 
 def _paths(source: Path | Sequence[Path]) -> list[str]:
-    if hasattr(source, "read"):  # a stream is a sequence of lines
+    if hasattr(source, "read") and not is_path(source):  # a stream without positions
         raise TypeError(f"expected a path or several, got {type(source).__name__}")
     several = [source] if is_path(source) else list(source)  # type: ignore[arg-type]  # is_path is no type guard
     if not several:
