@@ -72,10 +72,6 @@ def run(cases: int, seed: int) -> int:
     return foreign
 
 
-def test_a_few_mutants_give_errors_of_our_own() -> None:
-    assert run(150, 0) == 0
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=10_000)
