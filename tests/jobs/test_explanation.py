@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import burnstore as bs
-from burnstore import checkpoint, nn
+from burnstore import nn
 from burnstore.errors import LoadError, ModelError
+from burnstore.io import opening
 from burnstore.io.source import FileSource
 from burnstore.jobs.explain.explain import LayoutChange, TensorPlan
 
@@ -136,7 +137,7 @@ def test_no_tensor_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suff
     with bs.open(path) as f:
         first = f.data_offset
     Watched.seen.clear()
-    monkeypatch.setattr(checkpoint, "FileSource", Watched)
+    monkeypatch.setattr(opening, "FileSource", Watched)
     assert bs.explain(path, model).is_clean
     assert bs.explain(path, path).is_clean
     assert bs.explain(path).changes

@@ -336,7 +336,7 @@ def test_a_receipt_is_read_as_strictly_as_a_file(tmp_path: Path) -> None:
         (tmp_path / "r.json").write_text(json.dumps(case))
         with pytest.raises(CorruptError, match="not a receipt"):
             assert not read_receipt(tmp_path / "r.json"), f"accepted: {case}"
-    (tmp_path / "r.json").write_text(json.dumps(_with(good, ("target", "layout"), "x")))
+    (tmp_path / "r.json").write_text(json.dumps(_with(good, ("target", "layout"), "a layout")))
     with pytest.raises(CorruptError, match="expected a layout"):
         read_receipt(tmp_path / "r.json")
 

@@ -95,6 +95,9 @@ def values_for(verb: str) -> dict[str, Any]:
         "rate": 1.0,
         "invert": True,
         "map": True,
+        "rope": "halves",
+        "qkv": "parts",
+        "storage_options": {"timeout": 5.0},
     }
     if verb in ("load", "explain-into"):
         common |= {"format": "safetensors", "rename": ["^norm=>other"]}
@@ -115,7 +118,7 @@ class Bench:
         bs.save(TORCH, folder / "a.safetensors", layout="torch")
         other = {name: array + 1 for name, array in TORCH.items()}
         bs.save(other, folder / "b.safetensors", layout="torch")
-        self.values = values_for(verb)
+        self.values = {**values_for(verb), "plan": folder / "out" / "job.json"}
         function: Any = {"explain-into": bs.explain, "explain-target": bs.explain}.get(verb) or getattr(bs, verb)
         names = inspect.signature(function).parameters.values()
         self.options = [each.name for each in names if each.kind is each.KEYWORD_ONLY and each.name != "target"]
@@ -161,6 +164,8 @@ class Bench:
         for path in sorted(out.rglob("*")):
             if path.name.endswith(".receipt.json"):
                 yield (path.name,)
+            elif path.name == "job.json":
+                yield path.name, self._plain(path.read_text(encoding="utf-8"))
             elif path.suffix == ".safetensors" and path.is_file():
                 with bs.open(path) as file:
                     tensors = {name: (str(file[name].dtype), file[name].numpy().tobytes()) for name in file}
@@ -181,6 +186,10 @@ REFUSED: dict[str, set[frozenset[str]]] = {
         EXCLUDED,
         frozenset({"receipt", "adapter"}),  # a receipt cannot hold a function
         frozenset({"receipt", "verify"}),  # it states what was proved
+        frozenset({"plan", "receipt"}),  # a job that is only compiled proves nothing yet
+        frozenset({"plan", "resume"}),
+        frozenset({"plan", "adapter"}),  # a job cannot hold a function
+        frozenset({"rename", "rules"}),  # rules see the new names, and these match none of them
     },
     "merge": {EXCLUDED},
     "explain-target": {NAMES_OF_LIKE, EXCLUDED},

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...checkpoint import Checkpoint, open_checkpoint
-from ...errors import LoadError, ModelError, entry_point, printable
+from ...errors import LoadError, ModelError, entry_point, located, printable
 from ...formats.registry import format_for_path
 from ...io.paths import as_path, is_path, with_options
 from ...limits import Limits, check_options
@@ -252,8 +252,9 @@ def explain(
             with open_checkpoint(into) as other:
                 slots = target_of_file(other, given, chosen)
                 return _explained(given, slots, chosen, known, as_path(into), in_place=in_place)
-        slots = model_target(into, given, chosen)
-        return _explained(given, slots, chosen, known, type(into).__name__, in_place=in_place)
+        with located(path=given.name):  # an error names the file, as that of a load does
+            slots = model_target(into, given, chosen)
+            return _explained(given, slots, chosen, known, type(into).__name__, in_place=in_place)
 
 
 def _explained(
