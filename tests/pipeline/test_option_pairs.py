@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import itertools
+import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -165,7 +166,8 @@ class Bench:
             if path.name.endswith(".receipt.json"):
                 yield (path.name,)
             elif path.name == "job.json":
-                yield path.name, self._plain(path.read_text(encoding="utf-8"))
+                job = json.loads(self._plain(path.read_text(encoding="utf-8")))
+                yield path.name, repr({key: value for key, value in job.items() if key != "id"})
             elif path.suffix == ".safetensors" and path.is_file():
                 with bs.open(path) as file:
                     tensors = {name: (str(file[name].dtype), file[name].numpy().tobytes()) for name in file}
