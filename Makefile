@@ -17,7 +17,7 @@ INSTALLED := .venv/installed
 DEMO := .venv-demo
 PIP := -m pip install --disable-pip-version-check
 
-.PHONY: demo test test-rest test-all docs architecture lint types contracts wheel bench fuzz fuzz-safetensors fuzz-scales fuzz-pytorch fuzz-pickles fuzz-compose kill soak-shards architectures classes everyday interop \
+.PHONY: demo test test-rest test-all docs architecture lint types contracts wheel bench fuzz fuzz-safetensors fuzz-scales fuzz-dcp fuzz-pytorch fuzz-pickles fuzz-compose kill soak-shards architectures classes everyday interop \
   interop-all matrix bench-burn fuzz-interop clean
 
 # The main job, in an environment of its own with the package and its dependencies: no torch, nothing for tests.
@@ -69,6 +69,9 @@ fuzz-safetensors: $(INSTALLED)
 fuzz-scales: $(INSTALLED)
 	$(BIN)/python -m tests.fuzz.scales --format gguf --mutants $(MUTANTS) --seed $(SEED) --minutes $(MINUTES)
 	$(BIN)/python -m tests.fuzz.scales --format quantized --mutants $(MUTANTS) --seed $(SEED) --minutes $(MINUTES)
+
+fuzz-dcp: $(INSTALLED)
+	$(BIN)/python -m tests.fuzz.dcp --cases $(CASES) --seed $(SEED)
 
 fuzz-pytorch: $(INSTALLED)
 	$(BIN)/python -m tests.fuzz.pytorch --mutants $(MUTANTS) --seed $(SEED) --minutes $(MINUTES) --jobs 2
