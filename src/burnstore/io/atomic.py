@@ -149,7 +149,8 @@ def folder_locked(directory: str, *, seconds: float = 10) -> Iterator[None]:
         yield
     finally:
         if fd is not None:
-            os.close(fd)
+            with suppress(OSError):  # nothing was written through it, and the lock ends all the same
+                os.close(fd)
 
 
 def _lock_folder(directory: str, end: float) -> int | None:
