@@ -16,7 +16,7 @@ from ...errors import ChangedError, MissingDependencyError, ReadError, Unsupport
 from .location import WEB_SCHEMES, Location
 from .requests import Patience, RetryError, persist, run
 
-_OWN_OPTIONS = ("timeout", "retries", "whole", "cache", "cache_bytes", "headers")
+_OWN_OPTIONS = ("timeout", "retries", "whole", "headers")
 """The options that are not obstore's: ``timeout`` is in seconds without a byte, ``retries`` counts further attempts."""
 
 _S3FS_NAMES = {
@@ -137,7 +137,7 @@ def _web_client(url: str, location: Location, headers: Mapping[str, str] | None)
     known = (*_OWN_OPTIONS, "client_options")
     unknown = [name for name in location.options if name not in known]
     if unknown:
-        raise _unknown_option(location, unknown[0], "timeout, retries, whole, cache, cache_bytes, headers")
+        raise _unknown_option(location, unknown[0], ", ".join(_OWN_OPTIONS))
     bare, credentials = _without_credentials(url)
     own = {**credentials, **location.options.get("headers", {}), **(headers or {})}
     return _made(location, lambda options: store.HTTPStore.from_url(bare, **options), bare, own)
