@@ -13,7 +13,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BurnstoreError, ModelError, PatternError, ReadError, UnsupportedError, located, printable, quoted
-from ..io.documents import read_json
 from ..io.opening import read_whole
 from ..io.paths import folder_of, is_file, is_folder, is_remote, join
 from ..transforms.patterns import compile_pattern
@@ -300,7 +299,7 @@ def _attribute(owner: Any, name: str, module: str) -> Any:
 def _configuration(kind: Any, path: str) -> Any:
     if not is_remote(path):
         return kind.from_json_file(path)
-    from ..io.documents import Bounds
+    from ..io.documents import Bounds, read_json
 
     bounds = Bounds(constants=True)
     return kind.from_dict(read_json(read_whole(path, bounds.nbytes), bounds, into=dict[str, Any]))
@@ -341,6 +340,8 @@ def _configured(factory: Callable[..., Any], beside: Iterable[str]) -> Callable[
             try:
                 if is_configured:
                     return partial(factory, _configuration(kind, path))
+                from ..io.documents import read_json  # not at import: few commands read JSON
+
                 return partial(from_config, read_json(read_whole(path, _LONGEST_CONFIG), into=dict[str, Any]))
             except Exception as error:
                 raise ModelError(f"{path} is not its configuration: {_message(error)}") from error
