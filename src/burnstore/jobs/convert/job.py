@@ -179,7 +179,11 @@ def read_job(job: str | os.PathLike[str] | bytes) -> Job:
             return _job(document)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             why = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else error
-            raise CorruptError(f"not a job: {why}", hint="write one with convert(..., plan=...), or --plan") from error
+            raise CorruptError(
+                f"not a job: {why}",
+                hint="write one with burnstore convert SRC DST --plan JOB, "
+                "or burnstore.convert(source, target, plan=job)",
+            ) from error
 
 
 def _job(document: Mapping[str, Any]) -> Job:
