@@ -139,10 +139,18 @@ def test_an_example_runs_as_it_stands(
         assert main(shlex.split("convert model.pt model.bpk --guess --receipt")) == 0
     for target in _targets(arguments):
         target.unlink(missing_ok=True)
+    if arguments[:2] == ["convert", "--plan"]:  # a later step of the job that the first example compiles
+        assert main(shlex.split("convert huge.pt huge.safetensors --plan job.json")) == 0
+    if arguments[-1] == "--finish":
+        assert main(shlex.split("convert --plan job.json --part 1/1")) == 0
     code = main([word for each in arguments for word in sorted(map(str, folder.glob(each))) or [each]])
     shown = capsys.readouterr()
     # 1 is a finding, such as a difference of the files here; 2 would be an error.
     assert code in (0, 1), shown.out + shown.err
+    if arguments[-1] == "--finish":
+        assert bs.diff("huge.pt", "huge.safetensors").equal
+    elif "--plan" in arguments:
+        assert code == 0 and Path("job.json").exists() and not Path("huge.safetensors").exists()
 
 
 def _targets(arguments: list[str]) -> Iterator[Path]:

@@ -39,7 +39,7 @@ examples:
   burnstore convert model.safetensors half.safetensors --cast bf16 --rename '^encoder\\.=>' --filter '^fc\\.'
   burnstore convert huge.pt huge.safetensors --shard 5GB --resume --receipt
   burnstore convert --replay model.bpk.receipt.json again.bpk  repeat a conversion, and require the same digests
-  burnstore convert s3://a/m.pt s3://b/m.bpk --plan job.json   a job for many machines; then, on each of them,
+  burnstore convert huge.pt huge.safetensors --plan job.json   a job for many machines; then, on each of them,
   burnstore convert --plan job.json --part 3/64                a share of it, and once, at the end,
   burnstore convert --plan job.json --finish                   the target, proved
 
