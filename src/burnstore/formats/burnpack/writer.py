@@ -76,7 +76,7 @@ def _release(metadata: Mapping[str, str] | None, burn_version: str | None) -> tu
             warnings.warn(
                 f"the metadata states Burn {release.version}, so the file is written in that release's unaligned form, "
                 'which no newer Burn opens; pass burn_version="0.22" to write a current one',
-                stacklevel=5,  # up to the caller of save: _release, plan, _planned, save
+                stacklevel=6,  # up to the caller of save: _release, plan, save_plan, save, entry_point
             )
         return release, stored
     release = named_release(burn_version)
