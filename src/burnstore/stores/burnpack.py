@@ -39,7 +39,7 @@ class BurnpackStore(Store):
         return self
 
     def clear_metadata(self: S) -> S:
-        """Write no metadata, neither set so far nor default."""
+        """Write no metadata, neither set so far nor default; a layout other than Burn's is still stated."""
         self._metadata = {}
         return self
 

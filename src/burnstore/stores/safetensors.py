@@ -49,7 +49,7 @@ class SafetensorsStore(Store):
         return self
 
     def clear_metadata(self: S) -> S:
-        """Write no metadata, neither set so far nor default; a layout other than Burn's is still stated."""
+        """Write no metadata, neither set so far nor default, apart from the layout of the tensors."""
         self._metadata = {}
         self._stamped = False
         return self
