@@ -68,7 +68,8 @@ def test_a_failure_removes_all_shards_and_with_resume_keeps_what_is_complete(
     before = {name: (tmp_path / name).stat().st_ino for name in kept}
     with pytest.raises(bs.errors.AlreadyExistsError, match="interrupted here") as caught:
         sharded(tensors, target, resume=False)
-    assert "--resume" in str(caught.value)
+    journal = "m.safetensors.burnstore-resume.json"
+    assert caught.value.hint == f"resume it with resume=True, or delete {journal} to start over"
     done = sharded(tensors, target, resume=True, digests=True)
     assert {name: (tmp_path / name).stat().st_ino for name in kept} == before
     assert len(done.digests) == len(tensors)

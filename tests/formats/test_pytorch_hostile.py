@@ -19,6 +19,7 @@ from burnstore.formats.pytorch.tensors import check_view, is_contiguous
 from fuzz import torch_bytes as tb
 
 RAW = np.arange(6, dtype="<f4").tobytes()
+NOISE = np.random.default_rng(0).bytes(1 << 20)
 ONE = tb.storage(tb.text("0"), 6)
 Made = Callable[[], bytes]
 
@@ -303,7 +304,11 @@ CASES: dict[str, tuple[Made, str]] = {
     "an encrypted member": (lambda: edited(GOOD, "data/0", flags=0x0809), "PT-03"),
     "headers that disagree": (lambda: edited(GOOD, "data/0", local_name="archive/data/1"), "PT-02"),
     "a member above": (lambda: tb.zipped([*GOOD, tb.Member("../x", b"")]), "PT-04"),
-    "a bomb": (lambda: tb.zipped([*GOOD, tb.Member("archive/bomb", bytes(1 << 20), method=8)]), "PT-07"),
+    "a bomb": (lambda: tb.zipped([*GOOD, tb.Member("archive/bomb", bytes(1 << 20), method=8, size=2 << 20)]), "PT-07"),
+    "a bomb of 1 GiB": (
+        lambda: tb.zipped([*GOOD, tb.Member("archive/bomb", NOISE, method=8, size=(1 << 30) + 1)]),
+        "PT-07",
+    ),
     "a cut zip": (lambda: tb.zipped(GOOD)[:-1], "PT-02"),
     # the legacy stream
     "protocol 1002": (lambda: legacy_of().replace(b"M\xe9\x03.", b"M\xea\x03.", 1), "PT-10"),
@@ -380,6 +385,11 @@ def test_a_file_that_contradicts_itself_is_refused_by_its_rule(make: Made, rule:
         f.numpy()
     assert caught.value.rule == rule, str(caught.value)
     assert caught.value.path == "<bytes>"
+
+
+def test_zeros_that_are_compressed_as_far_as_deflate_can_are_no_bomb() -> None:
+    with bs.open(tb.zipped([*GOOD, tb.Member("archive/zeros", bytes(1 << 20), method=8)])) as f:
+        assert f["t"].to_bytes() == RAW
 
 
 def test_other_bytes_are_not_a_pytorch_checkpoint() -> None:

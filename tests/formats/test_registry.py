@@ -197,7 +197,7 @@ def test_bytes_that_two_formats_claim_are_refused_until_one_is_named() -> None:
     register_format("rival", f"{__name__}:RICH", suffixes=[".rival"], signature=b"TOY")
     with pytest.raises(UnknownFormatError, match="more than one format: toy, rival") as caught:
         bs.open(data)
-    assert caught.value.hint == "pass format=..."
+    assert caught.value.hint == 'state which: burnstore.open(path, format="toy")'
     with bs.open(data, format="toy") as f:
         assert list(f) == ["t"]
 

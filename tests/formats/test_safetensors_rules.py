@@ -300,10 +300,12 @@ def test_a_bool_that_is_neither_is_refused_when_it_is_read() -> None:
         (None, None),
         ({"format": "pt"}, "torch"),
         ({"format": "safetensors", "producer": "burn", "version": "0.22.1"}, "burn"),
-        ({"format": "mlx"}, None),
+        ({"format": "mlx"}, "mlx"),
+        ({"format": "TensorFlow"}, "tf"),
+        ({"format": "of another world"}, None),
         ({"format": "pt", "burnstore.layout": "burn"}, "burn"),
         ({"producer": "burn", "burnstore.layout": "torch"}, "torch"),
-        ({"format": "pt", "burnstore.layout": "of another world"}, None),
+        ({"format": "pt", "burnstore.layout": "of another world"}, "of another world"),
     ],
 )
 def test_the_layout_is_what_the_texts_say(metadata: dict[str, str] | None, layout: str | None) -> None:

@@ -40,6 +40,7 @@ _REASONS = {
     "ST-07": "unknown dtype an object",
     "ST-08": "axes, more|overflow",
     "ST-13": "a name of more",
+    "ST-15": "DCP_SHARDING_INFO|a piece of .* exceeds|JSON|comes twice|surrogate",
 }
 
 
