@@ -306,6 +306,17 @@ def test_a_square_matrix_without_evidence_needs_its_kind(tmp_path: Path, others:
     assert not any("square" in note for note in done.notes)
     model = torch.nn.Module()
     model.fc = torch.nn.Linear(6, 6)
+    if others:
+        with pytest.raises(
+            bs.errors.ModelError, match=f"tensor '{next(iter(others))}': Module, given as like, has no such tensor"
+        ):
+            folded(tmp_path, like=model, overwrite=True)
+        assert torch.allclose(torch.load(tmp_path / "a.pt")["fc.weight"], weight + delta.T)  # as it was
+    for name, tensor in others.items():
+        owner, _, leaf = name.partition(".")
+        if not hasattr(model, owner):
+            model.add_module(owner, torch.nn.Module())
+        model.get_submodule(owner).register_parameter(leaf, torch.nn.Parameter(tensor.clone()))
     found, _ = folded(tmp_path, like=model, overwrite=True)
     assert torch.allclose(found, weight + delta)
 
