@@ -178,6 +178,7 @@ class Bench:
 
 
 NAMES_OF_LIKE = frozenset({"like", "rename"})  # the rename gives a name that like does not have
+NAMES_OF_RULES = frozenset({"rename", "rules"})  # rules see the new names, and these match none of them
 EXCLUDED = frozenset({"keep_layout", "target_layout"})
 STRICT = {frozenset({"strict", "allow_partial"}), frozenset({"strict", "validate"})}  # one refuses, one tolerates
 REFUSED: dict[str, set[frozenset[str]]] = {
@@ -185,16 +186,16 @@ REFUSED: dict[str, set[frozenset[str]]] = {
     "explain-into": STRICT,
     "convert": {
         NAMES_OF_LIKE,
+        NAMES_OF_RULES,
         EXCLUDED,
         frozenset({"receipt", "adapter"}),  # a receipt cannot hold a function
         frozenset({"receipt", "verify"}),  # it states what was proved
         frozenset({"plan", "receipt"}),  # a job that is only compiled proves nothing yet
         frozenset({"plan", "resume"}),
         frozenset({"plan", "adapter"}),  # a job cannot hold a function
-        frozenset({"rename", "rules"}),  # rules see the new names, and these match none of them
     },
     "merge": {EXCLUDED},
-    "explain-target": {NAMES_OF_LIKE, EXCLUDED},
+    "explain-target": {NAMES_OF_LIKE, NAMES_OF_RULES, EXCLUDED},
 }
 """Pairs that are refused although each option alone is not."""
 

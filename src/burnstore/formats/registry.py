@@ -255,12 +255,14 @@ def _begins_like_dcp(head: bytes) -> bool:
 def _begins_like_npz(head: bytes) -> bool:
     """Match a zip whose first member is called ``*.npy``, and an empty one, which NumPy writes for no arrays.
 
-    A name that is longer than the first bytes is an array's: torch names the members itself.
+    An empty one may have a comment that states the layout, as burnstore writes it. A name that is longer
+    than the first bytes is an array's: torch names the members itself.
     """
     end = 30 + int.from_bytes(head[26:28], "little")
     is_array = head[30:end].endswith(b".npy") or end > len(head) >= HEAD_BYTES
+    is_empty = len(head) == 22 or head[22:].startswith(b"burnstore.layout=")
     return not _begins_like_safetensors(head) and (
-        (head[:4] == b"PK\3\4" and is_array) or (head[:4] == b"PK\5\6" and len(head) == 22)
+        (head[:4] == b"PK\3\4" and is_array) or (head[:4] == b"PK\5\6" and is_empty)
     )
 
 
