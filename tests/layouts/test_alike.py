@@ -93,6 +93,72 @@ def test_options_count_wherever_a_module_has_them() -> None:
     assert kind_of(nn.Linear(2, 2)) == LINEAR
 
 
+class Doubled(nn.Conv1d):
+    """One whose weight is not the one that is kept."""
+
+    def __getattr__(self, name: str) -> Any:
+        value = super().__getattr__(name)
+        return value * 2 if name == "weight" else value
+
+
+class Replaced(nn.Conv1d):
+    """One that gives another weight than the one that is kept."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "weight":
+            return super().__getattr__(name).abs()
+        return super().__getattr__(name)
+
+
+class BelowDoubled(Doubled):
+    """One that passes on what its base changes."""
+
+    def __getattr__(self, name: str) -> Any:
+        return super().__getattr__(name)
+
+
+class Scaled(nn.Linear):
+    """One that computes with another weight."""
+
+    def forward(self, x: Any) -> Any:
+        return nn.functional.linear(x, self.weight * 2, self.bias)
+
+
+class BelowScaled(Scaled):
+    """One that calls the forward of a class that is not the layer."""
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x) + 1
+
+
+class Around(nn.Linear):
+    """One that calls the layer's own forward."""
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x) + 1
+
+
+class BelowAround(Around):
+    """One that calls a forward that calls the layer's own."""
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x) * 2
+
+
+@pytest.mark.parametrize("kind", [Doubled, Replaced, BelowDoubled])
+def test_a_module_that_changes_the_tensors_it_is_asked_for_is_of_no_known_kind(kind: Any) -> None:
+    assert kind_of(kind(2, 2, 3)) == ModuleKind(
+        f"{kind.__name__}, which derives from Conv1d and has a forward of its own"
+    )
+
+
+def test_every_forward_that_is_run_counts() -> None:
+    for kind in (Scaled, BelowScaled):
+        unknown = ModuleKind(f"{kind.__name__}, which derives from Linear and has a forward of its own")
+        assert kind_of(kind(2, 2)) == unknown
+    assert kind_of(Around(2, 2)) == kind_of(BelowAround(2, 2)) == LINEAR
+
+
 def test_a_module_whose_tensors_may_come_from_elsewhere_is_of_no_known_kind() -> None:
     unknown = ModuleKind("Opaque, which derives from Conv1d and has a forward of its own")
     assert kind_of(Opaque(nn.Conv1d(2, 2, 3))) == unknown

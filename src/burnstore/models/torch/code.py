@@ -75,9 +75,9 @@ def use_of_tensors(kind: type, layer: str) -> Use:
     ours = set(dir(base)) - set(dir(torch_package().nn.Module)) - _ELSEWHERE
     computing = [name for name in methods if name in _COMPUTING or name in _TENSORS or name in ours]
     computing = [name for name in computing if callable(methods[name]) or isinstance(methods[name], property)]
-    if set(computing) == {"__getattr__"}:  # asked for what the object does not have
-        reading = _read(methods["__getattr__"], layer)
-        return "other" if reading is None or reading.changes else "layer"
+    defined = {name: [vars(cls)[name] for cls in classes if name in vars(cls)] for name in methods}
+    if set(computing) == {"__getattr__"}:  # asked for what the object's dictionary does not have: tensors, too
+        return "layer" if all(_passes_tensors_on(each, layer) for each in defined["__getattr__"]) else "other"
     if not computing:
         return "layer"
     if any(name in _TENSORS or name.startswith("__") for name in computing):
@@ -85,21 +85,25 @@ def use_of_tensors(kind: type, layer: str) -> Use:
     reached, pending = set(computing), list(computing)
     is_used = False
     while pending:
-        reading = _read(methods[pending.pop()], layer)
-        if reading is None or reading.changes:
-            return "other"
-        is_used = is_used or reading.uses
-        pending += [name for name in reading.called if name in methods and name not in reached]
-        reached.update(reading.called)
+        for method in defined[pending.pop()]:
+            reading = _read(method, layer)
+            if reading is None or reading.changes:
+                return "other"
+            is_used = is_used or reading.uses
+            pending += [name for name in reading.called if name in methods and name not in reached]
+            reached.update(reading.called)
+            if not reading.defers:
+                break  # no other class's method of this name is run
     return "around" if is_used else "other"
 
 
 class _Reading:
-    """What one method does: whether it uses the layer, whether it changes tensors first, and which methods it calls."""
+    """What one method does: whether it uses the layer or changes tensors first, and which methods it calls."""
 
     def __init__(self) -> None:
         self.uses = False
         self.changes = False
+        self.defers = False  # to the method of a class that it derives from
         self.called: set[str] = set()
 
 
@@ -115,6 +119,8 @@ def _read(method: Any, layer: str) -> _Reading | None:
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id in ("getattr", "setattr", "vars", "eval", "exec"):
             reading.changes = True
+        if isinstance(node, ast.Name) and node.id == "super":
+            reading.defers = True
         if isinstance(node, ast.Attribute) and node.attr in _HIDING:
             reading.changes = True
         if isinstance(node, ast.Call) and _is_of_layer(node.func):
@@ -126,6 +132,42 @@ def _read(method: Any, layer: str) -> _Reading | None:
             reading.uses = reading.uses or use == "function"
             reading.changes = reading.changes or use == "other"
     return reading
+
+
+def _passes_tensors_on(method: Any, layer: str) -> bool:
+    """Return whether a ``__getattr__`` gives tensors as they are: what it answers itself is no tensor, by its name.
+
+    PyTorch keeps parameters and buffers outside the object's dictionary, so that ``self.weight`` asks ``__getattr__``.
+    """
+    reading = _read(method, layer)
+    if reading is None or reading.changes:
+        return False
+    function = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(method)))).body[0]
+    if not isinstance(function, ast.FunctionDef) or function.decorator_list or len(function.args.args) != 2:
+        return False
+    name = function.args.args[1].arg
+    pending: list[ast.AST | None] = list(function.body)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Return):
+            pending.append(node.value)
+        elif isinstance(node, (ast.If, ast.IfExp)) and _is_asked_for_no_tensor(node.test, name):
+            pending += node.orelse if isinstance(node, ast.If) else [node.orelse]
+        elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)) and (
+            node is None or ast.unparse(node) != f"super().__getattr__({name})"
+        ):
+            return False
+    return True
+
+
+def _is_asked_for_no_tensor(test: ast.expr, name: str) -> bool:
+    """Match ``name == "padding_mode"``."""
+    if not isinstance(test, ast.Compare) or not isinstance(test.left, ast.Name) or test.left.id != name:
+        return False
+    asked = test.comparators[0]
+    if len(test.ops) != 1 or not isinstance(test.ops[0], ast.Eq) or not isinstance(asked, ast.Constant):
+        return False
+    return isinstance(asked.value, str) and not asked.value.startswith((*_TENSORS, "out_proj"))
 
 
 def _is_of_layer(function: ast.expr) -> bool:
