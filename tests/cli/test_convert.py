@@ -114,6 +114,15 @@ def test_every_option_reaches_the_library(here: Path, capsys: pytest.CaptureFixt
     assert main(["convert", "x.bpk", "w", "--format", "safetensors", "--target-layout", "torch", "--overwrite"]) == 0
 
 
+def test_an_interrupted_conversion_is_resumed_by_the_option_of_the_command_line(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("set.safetensors.burnstore-resume.json").write_text("{}")
+    assert main(["convert", "model.safetensors", "set.safetensors", "--shard", "60"]) != 0
+    told = capsys.readouterr().err
+    assert "resume it with --resume, or delete set.safetensors.burnstore-resume.json to start over" in told
+
+
 def test_json_is_one_document(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["convert", "model.safetensors", "x.bpk", "--guess", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
