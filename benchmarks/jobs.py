@@ -315,7 +315,7 @@ def make_weights(job: Job) -> None:
         arrays = data.big_model(job.params["bytes"])
         for at, array in enumerate(arrays.values()):
             array[...] = np.resize(np.roll(block, 7919 * at), array.shape).astype(array.dtype)
-        bs.save(arrays, target, durable=False)
+        bs.save(arrays, target, layout="burn", durable=False)
 
 
 def merge_burnstore(job: Job) -> None:
