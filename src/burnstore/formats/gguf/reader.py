@@ -37,7 +37,7 @@ def read(source: Source, limits: Limits, *, shards: Sequence[str] | None = None)
     if shards is None:
         return read_file(source, limits)
     whole = sharded.read_set(source, shards, limits, read_file)
-    notes = [note for note in whole.notes if note_kind(note) != "part" and "'split." not in note]
+    notes = [note for note in whole.notes if note_kind(note) != "part" and not _is_about_splitting(note)]
     own = read_file(source, limits).metadata  # the first file has the model's metadata
     announced = own.value(SPLIT_TENSORS) if isinstance(own, GgufMetadata) else None
     if isinstance(announced, int) and announced != len(whole.table.names):
@@ -47,6 +47,11 @@ def read(source: Source, limits: Limits, *, shards: Sequence[str] | None = None)
         )
     metadata = {key: text for key, text in own.items() if not key.startswith("split.")}
     return replace(whole, metadata=metadata, notes=notes, layout=stated_layout(metadata))
+
+
+def _is_about_splitting(note: str) -> bool:
+    """Return whether a note is about metadata that numbers the files, which differs between them by design."""
+    return isinstance(note, Note) and note.kind == "metadata" and (note.subject or "").startswith("split.")
 
 
 def read_file(source: Source, limits: Limits) -> Contents:
