@@ -48,10 +48,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--tier", choices=("quick", "rest", "all"), default="all", help=explained)
 
 
+# Tests name their own servers: a bucket's key or an offline hub of this machine must not decide what they see, nor what
+# another test set (those of transformers switch the hub off).
+_STORE_SETTINGS = ("HF_", "TRANSFORMERS_OFFLINE", "AWS_", "AZURE_", "GOOGLE_")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow(reason): not part of `make test`; `make test-rest` runs it")
     config.addinivalue_line("markers", "matrix(every): one case in so many is part of `make test`, the others are slow")
     config.stash[_LEFT_OUT] = {}
+    for name in [name for name in os.environ if name.startswith(_STORE_SETTINGS)]:
+        del os.environ[name]
     if config.pluginmanager.hasplugin("xdist"):
         config.pluginmanager.register(_Workers(), "counts-of-workers")
 
@@ -166,7 +173,8 @@ def run_python() -> RunPython:
     """Run code in another process, with arguments in ``sys.argv``; what it printed, or a failure with its stderr."""
 
     def run(code: str, *arguments: object, python: str = sys.executable, **environment: str) -> str:
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("COV_", "PYTEST_"))}
+        dropped = ("COV_", "PYTEST_", *_STORE_SETTINGS)
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
         home = str(Path(burnstore.__file__).parent.parent)
         done = subprocess.run(
             [python, "-W", "error", "-c", code, *map(str, arguments)],

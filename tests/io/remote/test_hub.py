@@ -20,7 +20,9 @@ TENSORS = some_tensors(60, 400)
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[HubServer]:
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    # The hub's client reads the variable once, at its import, and the tests of transformers set it.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     bs.save(some_tensors(20), tmp_path / "model.safetensors", max_shard_size="5kB")
     files = {f"sharded/{path.name}": path.read_bytes() for path in tmp_path.iterdir()}
     server = HubServer("org/model", {"model.safetensors": packed(TENSORS), "config.json": b"{}", **files}, TOKEN)
