@@ -98,6 +98,34 @@ class _BarDisplay:
             self._bar = None
 
 
+class Advance:
+    """Add up the bytes of a job's steps, and report them as one number.
+
+    >>> advance = Advance(lambda done, total: print(done, "of", total), 10)
+    >>> advance(3), advance.finish()
+    3 of 10
+    10 of 10
+    (None, None)
+    """
+
+    __slots__ = ("_done", "_progress", "_total")
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self._done = 0
+
+    def __call__(self, nbytes: int) -> None:
+        """Report that this many more bytes are done."""
+        self._done += nbytes
+        if self._progress is not None and nbytes:
+            self._progress(self._done, self._total)
+
+    def finish(self) -> None:
+        """Report what no step counted, such as a header and padding."""
+        self(self._total - self._done)
+
+
 _phase: ContextVar[str] = ContextVar("burnstore_phase", default="")
 
 

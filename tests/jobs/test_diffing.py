@@ -15,6 +15,7 @@ import pytest
 
 import burnstore as bs
 from burnstore import nn
+from burnstore.io import workers as workers_module
 from burnstore.jobs.diff import compare as comparison_module
 from burnstore.tensor.quantization import QuantizedTensor, QuantScheme, QuantStore, encode
 
@@ -274,7 +275,7 @@ def test_one_and_the_same_file_is_not_read(folder: Path, link: bool, monkeypatch
     if link:
         other = folder / "b.bpk"
         os.link(folder / "a.bpk", other)
-    for name in ("read_all", "ByteStream"):
+    for name in ("read_together", "ByteStream"):
         monkeypatch.setattr(comparison_module, name, None)
     found = bs.diff(folder / "a.bpk", other)
     assert found.is_equal and len(found.equal) == 4 and found.second == str(other)
@@ -473,8 +474,14 @@ def test_pieces_and_blocks_make_no_difference(large: Path, monkeypatch: pytest.M
         "h": "dtype changed",
         "moved": "moved",
     }
-    for name, value in (("_TASK_BYTES", 9000), ("_BLOCK_BYTES", 1000), ("_BLOCK_ELEMENTS", 1024), ("_SMALL", 100)):
-        monkeypatch.setattr(comparison_module, name, value)
+    for module, name, value in (
+        (comparison_module, "TASK_BYTES", 9000),
+        (comparison_module, "_BLOCK_BYTES", 1000),
+        (comparison_module, "_BLOCK_ELEMENTS", 1024),
+        (workers_module, "TASK_BYTES", 9000),
+        (workers_module, "GATHERED_BYTES", 100),
+    ):
+        monkeypatch.setattr(module, name, value)
     cut = bs.diff(*paths, tolerance=1e-3)
     for one, other in zip(whole.tensors, cut.tensors, strict=True):
         assert one.status == other.status

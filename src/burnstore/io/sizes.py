@@ -13,6 +13,12 @@ TASK_THREADS = min(8, os.cpu_count() or 1)
 MAX_SUBMITTED = 256
 """The tasks that are submitted to a caller's executor at a time: enough for a large cluster, and soon cancelled."""
 
+TASK_BYTES = 32 << 20
+"""The bytes of a task: enough to pay for opening a file, few enough to distribute tasks evenly."""
+
+SPARE_BYTES = 64 << 20
+"""The memory that the tasks of a job may use together beyond the tensor that needs most."""
+
 SYSCALL_BYTES = 16 << 20
 """The most that one system call moves: Ctrl-C is answered between two of them, and threads share them."""
 

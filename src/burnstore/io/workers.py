@@ -1,9 +1,14 @@
-"""Run the independent tasks of one job with threads, processes or a cluster.
+"""Run the independent tasks of one job with threads, processes or a cluster: the engine of every job.
 
 A job (convert, diff, verify, merge) is one function and many tasks, each complete in itself: where to read, what to do,
 where to write. An executor only needs `submit`, as those of `concurrent.futures` have. For processes and clusters the
 function and the tasks are pickled: snapshots travel as the name and place of their bytes, and every worker opens the
 file. For a cluster a task stays packed until a worker runs it, since its scheduler may not have the files.
+
+    in_batches, in_runs   small items together: those of one task, and within it those of one read
+    run_batches           each batch with its result, in order, and the bytes that are done
+    run_tasks             the same for tasks that are batches already
+    MemoryBudget          what the tasks may hold together
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ import numpy as np
 
 from ..errors import BurnstoreError
 from .parallel import Stop
-from .sizes import MAX_SUBMITTED, TASK_THREADS
+from .sizes import GATHERED_BYTES, MAX_SUBMITTED, SHARED_BITS, SPARE_BYTES, TASK_BYTES, TASK_THREADS
 from .source import Array
 
 Task = TypeVar("Task")
@@ -56,6 +61,30 @@ def run_tasks(function: Callable[[Task], Result], tasks: Iterable[Task], workers
         return
     with _executor(workers, len(todo)) as (executor, most):
         yield from _in_order(function, todo, executor, most)
+
+
+def run_batches(
+    function: Callable[[list[Item]], Result],
+    items: Iterable[Item],
+    nbytes: Callable[[Item], int],
+    workers: Workers = None,
+    *,
+    advance: Callable[[int], None] | None = None,
+    most: int | None = None,
+) -> Iterator[tuple[list[Item], Result]]:
+    """Yield batches of neighbours, each with the function's result for it, in order, as `run_tasks` does.
+
+    A batch has at most ``most`` bytes (by default `burnstore.io.sizes.TASK_BYTES`), or one item. ``advance`` gets the
+    bytes of a batch after the caller used its result.
+
+    >>> list(run_batches(sum, [3, 3, 3, 9], lambda size: size, most=6))
+    [([3, 3], 6), ([3], 3), ([9], 9)]
+    """
+    batches = list(in_batches(items, nbytes, TASK_BYTES if most is None else most))
+    for batch, result in zip(batches, run_tasks(function, batches, workers), strict=True):
+        yield batch, result
+        if advance is not None:
+            advance(sum(map(nbytes, batch)))
 
 
 def checked_workers(workers: Workers) -> Workers:
@@ -108,6 +137,23 @@ def in_batches(items: Iterable[Item], nbytes: Callable[[Item], int], most: int) 
         size += own
     if batch:
         yield batch
+
+
+def in_runs(items: Iterable[Item], nbytes: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """Yield large items alone, small ones together with their neighbours: what is read or written in one piece.
+
+    >>> [len(run) for run in in_runs([10, 20, 1 << 20, 30], lambda size: size)]
+    [2, 1, 1]
+    """
+    small: list[Item] = []
+    for item in items:
+        if nbytes(item) < GATHERED_BYTES:
+            small.append(item)
+            continue
+        yield from in_batches(small, nbytes, 1 << SHARED_BITS)
+        small = []
+        yield [item]
+    yield from in_batches(small, nbytes, 1 << SHARED_BITS)
 
 
 def _in_order(
@@ -242,6 +288,11 @@ class MemoryBudget:
     A reservation larger than the budget is granted while no other exists. Each process that unpickles a budget has its
     own.
     """
+
+    @classmethod
+    def for_each_of(cls, held: Iterable[int]) -> MemoryBudget:
+        """Return a budget for tensors that hold this many bytes each: the largest of them fits, with some megabytes."""
+        return cls(max(held, default=0) + SPARE_BYTES)
 
     def __init__(self, nbytes: int) -> None:
         self._total = self._free = nbytes

@@ -18,8 +18,8 @@ import numpy as np
 
 from ..errors import BurnstoreError, CorruptError, DTypeError, UnsupportedError, located
 from ..io.sizes import CHUNK_BYTES
-from ..io.workers import Workers, in_batches, run_tasks
-from ..progress import Progress
+from ..io.workers import Workers, run_batches
+from ..progress import Advance, Progress
 from ..tensor.data import Array, Shape, array_from_bytes
 from ..tensor.dtype import DType, Kind
 from ..tensor.plain import Plain
@@ -126,14 +126,11 @@ def accumulate(
     """
     plan = plan_reads(snapshots)
     pieces = [(at, piece) for at in plan.alone for piece in _pieces(snapshots[at])]
-    tasks = list(in_batches(pieces, lambda numbered: numbered[1].nbytes, CHUNK_BYTES))
-    total, done = sum(snapshots[at].nbytes for at in plan.alone), 0
+    advance = Advance(progress, sum(snapshots[at].nbytes for at in plan.alone))
+    gather, size = functools.partial(_accumulate_pieces, new), lambda numbered: numbered[1].nbytes
     found: list[tuple[int, Gathered | BurnstoreError]] = []
-    for task, results in zip(tasks, run_tasks(functools.partial(_accumulate_pieces, new), tasks, workers), strict=True):
+    for _, results in run_batches(gather, pieces, size, workers, advance=advance, most=CHUNK_BYTES):
         found += results
-        done += sum(piece.nbytes for _, piece in task)
-        if progress is not None:
-            progress(done, total)
     by_place: dict[int, Gathered | BurnstoreError] = {
         at: _merge_parts(part for _, part in parts) for at, parts in groupby(found, itemgetter(0))
     }

@@ -40,30 +40,23 @@ from ..io.workers import (
     are_local,
     are_threads,
     checked_workers,
-    in_batches,
+    in_runs,
     persistent,
-    run_tasks,
+    run_batches,
 )
 from ..limits import Limits
-from ..progress import Progress, phase
+from ..progress import Advance, Progress, phase
 from ..tensor.data import check_bools
 from ..tensor.dtype import DType
-from ..tensor.snapshot import TensorSnapshot, read_all
+from ..tensor.snapshot import TensorSnapshot, read_together
 from ..tensor.sources import ComputedData, SourceData
 from ..transforms.precision import underflowed
 
 if TYPE_CHECKING:
     from ..tensor.quantization import QuantScheme
 
-# The bytes of a task: enough to pay for opening a file, few enough to distribute tasks evenly.
-_TASK_BYTES = 32 << 20
-# Smaller tensors are read and written together with their neighbours.
-_SMALL = 256 << 10
-_TOGETHER = 8 << 20
 # What is read at a time, so that it is still in a core's cache when it is compared or written.
 _PIECE = 512 << 10
-# How much tensors that are made whole may take together beyond the largest of them.
-_SPARE = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +234,7 @@ class _Builder:
         """Write and prove one file."""
         placed = list(zip(plan.tensors, plan.offsets, strict=True))
         room = _room_for(plan)
-        report = _Report(progress, plan.size * (2 if self.verify else 1))
+        report = Advance(progress, plan.size * (2 if self.verify else 1))
         if is_remote(path):
             self._upload(plan, path, room, report, overwrite=overwrite)
             return
@@ -249,7 +242,6 @@ class _Builder:
             place = scratch.shared(plan.size)
             with place.opened(durable=False) as portion:
                 portion.write_at(0, plan.header)
-            batches = list(in_batches(placed, lambda item: item[0].nbytes, _TASK_BYTES))
             around = plan.around
             first_crcs = None
             if around is not None:
@@ -257,10 +249,9 @@ class _Builder:
             writer = _Writer(place, room, self.flush_apart, first_crcs)
             with phase("write"):
                 crcs: list[int] = []
-                for batch, (found, zeroed) in zip(batches, run_tasks(writer, batches, self.workers), strict=True):
+                for _, (found, zeroed) in run_batches(writer, placed, _nbytes, self.workers, advance=report):
                     crcs += found
                     self.underflowed.update(zeroed)
-                    report.advance(sum(tensor.nbytes for tensor, _ in batch))
             if plan.around is not None:
                 with place.opened(durable=False) as portion:
                     for number, (tensor, offset) in enumerate(placed):
@@ -288,8 +279,8 @@ class _Builder:
         """Write and prove a checkpoint that is a folder: the proof reads it by the file that is published last."""
 
         def prove(metadata: str) -> None:
-            room = MemoryBudget(max((tensor.bytes_held for tensor in tensors), default=0) + _SPARE)
-            report = _Report(None, sum(tensor.nbytes for tensor in tensors))
+            room = MemoryBudget.for_each_of(tensor.bytes_held for tensor in tensors)
+            report = Advance(None, sum(tensor.nbytes for tensor in tensors))
             with phase("verify"), open_checkpoint(metadata, limits=self.limits, top_level_key="") as written:
                 wrong = self._first_wrong(tensors, written, room, report)
             if wrong is not None:
@@ -307,7 +298,7 @@ class _Builder:
             prove=prove if self.verify else None,
         )
 
-    def _upload(self, plan: WritePlan, path: str, room: MemoryBudget, report: _Report, *, overwrite: bool) -> None:
+    def _upload(self, plan: WritePlan, path: str, room: MemoryBudget, report: Advance, *, overwrite: bool) -> None:
         """Write an object of a store from front to back, and prove it by reading it back."""
         with atomic_file(path, overwrite=overwrite, durable=self.durable, size=plan.size) as upload, phase("write"):
             upload.prove = False  # type: ignore[attr-defined]  # the tensors are compared below
@@ -315,7 +306,7 @@ class _Builder:
                 nbytes = sum(memoryview(buffer).nbytes for buffer in buffers)
                 upload.write(*buffers)
                 buffers.clear()  # or a tensor would stay in memory while the next one is made
-                report.advance(nbytes)
+                report(nbytes)
         self.underflowed.update(_zeroed((tensor, None) for tensor in plan.tensors))
         if self.verify:
             with phase("verify"), open_checkpoint(path, format=self.format.name, limits=self.limits) as written:
@@ -336,7 +327,7 @@ class _Builder:
 
         A file with the same header has the same tensors at the same offsets, and nothing else.
         """
-        report = _Report(progress, plan.size)
+        report = Advance(progress, plan.size)
         hint = "delete the file to have it written again; a source or an option may have changed"
         with located(path=path, hint=hint):
             if not _begins_as(plan, path):
@@ -348,7 +339,7 @@ class _Builder:
         report.finish()
 
     def _first_wrong(
-        self, tensors: Sequence[TensorSnapshot], written: Checkpoint, room: MemoryBudget, report: _Report
+        self, tensors: Sequence[TensorSnapshot], written: Checkpoint, room: MemoryBudget, report: Advance
     ) -> tuple[str | None, str] | None:
         """Return the first tensor that is wrong, and why; None if all are right."""
         count = written.stored_count - len(written.ties)
@@ -356,9 +347,8 @@ class _Builder:
             return None, f"{len(tensors)} tensors were written, {count} are there"
         with gc_paused():
             pairs = [(tensor, written.stored(tensor.path)) for tensor in tensors]
-            batches = list(in_batches(pairs, lambda pair: pair[0].nbytes, _TASK_BYTES))
         prover = _Prover(room, self.digests or self.expected is not None)
-        for batch, (wrong, found, zeroed) in zip(batches, run_tasks(prover, batches, self.workers), strict=True):
+        for batch, (wrong, found, zeroed) in run_batches(prover, pairs, _nbytes, self.workers, advance=report):
             self.underflowed.update(zeroed)
             if wrong is not None:
                 return wrong, "the file read back differs from the source"
@@ -368,7 +358,6 @@ class _Builder:
                 for name, digest in zip(names, found, strict=True):
                     if self.expected.get(name) != digest:
                         return name, "SHA-256 differs from the receipt"
-            report.advance(sum(tensor.nbytes for tensor, _ in batch))
         return None
 
 
@@ -381,7 +370,11 @@ def _begins_as(plan: WritePlan, path: str) -> bool:
 
 
 def _room_for(plan: WritePlan) -> MemoryBudget:
-    return MemoryBudget(max((tensor.bytes_held for tensor in plan.tensors), default=0) + _SPARE)
+    return MemoryBudget.for_each_of(tensor.bytes_held for tensor in plan.tensors)
+
+
+def _nbytes(item: tuple[TensorSnapshot, Any]) -> int:
+    return item[0].nbytes
 
 
 @contextmanager
@@ -408,26 +401,6 @@ def _flushing(place: SharedScratch, *, wanted: bool) -> Iterator[None]:
         raise failures[0]
 
 
-class _Report:
-    """Progress over several steps as one."""
-
-    __slots__ = ("_done", "_progress", "_total")
-
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self._progress = progress
-        self._total = total
-        self._done = 0
-
-    def advance(self, nbytes: int) -> None:
-        self._done += nbytes
-        if self._progress is not None and nbytes:
-            self._progress(self._done, self._total)
-
-    def finish(self) -> None:
-        """Count the padding and the header, at the end."""
-        self.advance(self._total - self._done)
-
-
 @dataclass(frozen=True, slots=True)
 class _Writer:
     """The task of writing: some tensors, each to its place."""
@@ -442,7 +415,7 @@ class _Writer:
         """Write them; return their checksums, if these are wanted, and the names of those with a value cast to 0."""
         crcs = None if self.first_crcs is None else {offset: self.first_crcs[offset] for _, offset in batch}
         with self.place.opened(durable=self.durable) as portion:
-            for run in _runs(batch):
+            for run in in_runs(batch, _nbytes):
                 if len(run) == 1:
                     tensor, offset = run[0]
                     _write_one(portion, tensor, offset, self.room, crcs)
@@ -474,7 +447,7 @@ def _write_together(portion: PortionWriter, run: list[tuple[TensorSnapshot, int]
     """Write neighbours in one piece, with the zeros between them."""
     start, (last, at) = run[0][1], run[-1]
     whole = bytearray(at + last.nbytes - start)
-    for (tensor, offset), buffer in zip(run, _read(tensor for tensor, _ in run), strict=True):
+    for (tensor, offset), buffer in zip(run, read_together(tensor for tensor, _ in run), strict=True):
         if tensor.dtype.is_bool:
             with located(tensor=tensor.path, path=tensor._data.file):
                 check_bools(buffer, tensor.dtype)
@@ -492,7 +465,7 @@ class _Prover:
     def __call__(self, batch: list[tuple[TensorSnapshot, TensorSnapshot]]) -> tuple[str | None, list[str], list[str]]:
         """Return the first that differs, digests of those before it if wanted, and those with a cast to 0."""
         found: list[str] = []
-        for run in _runs(batch):
+        for run in in_runs(batch, _nbytes):
             for (tensor, written), pieces in zip(run, _pieces(run, self.room), strict=True):
                 digest = sha256() if self.digests else None
                 if not _alike(tensor, written) or not _same(pieces, digest):
@@ -515,7 +488,7 @@ def _pieces(run: list[tuple[TensorSnapshot, TensorSnapshot]], room: MemoryBudget
         yield _side_by_side(*run[0], room)
         return
     with room.reserve(sum(tensor.bytes_held for tensor, _ in run)):
-        for pair in zip(*map(_read, zip(*run, strict=True)), strict=True):
+        for pair in zip(*map(read_together, zip(*run, strict=True)), strict=True):
             yield [pair]
 
 
@@ -582,24 +555,3 @@ def _meaning(scheme: QuantScheme) -> tuple[Any, ...]:
 def _held_dtype(dtype: DType) -> DType:
     """Return the dtype in files: other formats write two of Burn's dtypes as one with the same bits and meaning."""
     return {DType.Flex32: DType.F32, DType.BoolU8: DType.Bool}.get(dtype, dtype)
-
-
-def _read(tensors: Any) -> list[Any]:
-    buffers = read_all(list(tensors))
-    for buffer in buffers:
-        if isinstance(buffer, Exception):
-            raise buffer
-    return buffers
-
-
-def _runs(batch: list[Any]) -> Iterator[list[Any]]:
-    """Yield large tensors alone, small ones together with their neighbours."""
-    small: list[Any] = []
-    for item in batch:
-        if item[0].nbytes < _SMALL:
-            small.append(item)
-            continue
-        yield from in_batches(small, lambda item: item[0].nbytes, _TOGETHER)
-        small = []
-        yield [item]
-    yield from in_batches(small, lambda item: item[0].nbytes, _TOGETHER)

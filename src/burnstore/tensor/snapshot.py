@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -456,6 +456,15 @@ def read_all(snapshots: Sequence[TensorSnapshot]) -> list[Any]:
             continue
         for (row, data), buffer, place in zip(ranges, found, places, strict=True):
             buffers[row] = memoryview(buffer)[place : place + data.nbytes]
+    return buffers
+
+
+def read_together(snapshots: Iterable[TensorSnapshot]) -> list[Any]:
+    """Read many snapshots as `read_all` does, and raise the first error."""
+    buffers = read_all(list(snapshots))
+    for buffer in buffers:
+        if isinstance(buffer, Exception):
+            raise buffer
     return buffers
 
 

@@ -211,7 +211,7 @@ def _submitter(executor: Any) -> Callable[..., Any]:
     """Return the function that starts a call on a cluster and returns a future."""
     if executor == "ray" or getattr(executor, "__name__", None) == "ray":
         try:
-            import ray  # type: ignore[import-not-found]
+            import ray  # type: ignore[import-not-found,unused-ignore]  # with ray or without
         except ImportError:
             raise MissingDependencyError("this executor needs the package ray", hint="pip install ray") from None
         task = ray.remote(_share)

@@ -29,7 +29,7 @@ from ...io.documents import Bounds, read_json
 from ...io.opening import open_source, read_whole
 from ...io.paths import as_path, base_name, exists, folder_of, is_remote, join, size_of
 from ...io.sizes import CHUNK_BYTES
-from ...io.workers import Workers, in_batches, run_tasks
+from ...io.workers import Workers, run_batches, run_tasks
 from ...limits import Limits
 from ...pipeline.write import check_apart
 from ...tensor.snapshot import TensorSnapshot
@@ -41,7 +41,6 @@ RECEIPT_SUFFIX = ".receipt.json"
 _SCHEMA = 2
 _OF_TARGET = ("path", "format", "layout", "max_shard_size", "metadata", "options", "files")
 _BOUNDS = Bounds(1 << 30, 50_000_000, 16)
-_TASK_BYTES = 32 << 20
 
 Path = str | os.PathLike[str]
 
@@ -263,8 +262,7 @@ def _wrong_tensors(stated: Receipt, target: Checkpoint, executor: Workers) -> li
     names = {tensor.name for tensor in stated.tensors}
     problems += [f"{target.path}: tensor {name!r} is not in the receipt" for name in target if name not in names]
     there = [(tensor, target[tensor.name]) for tensor in stated.tensors if tensor.name in target]
-    batches = list(in_batches(there, lambda pair: pair[1].nbytes, _TASK_BYTES))
-    for wrong in run_tasks(_wrong_in, batches, executor):
+    for _, wrong in run_batches(_wrong_in, there, lambda pair: pair[1].nbytes, executor):
         problems += [f"{target.path}: tensor {name!r}: SHA-256 mismatch with receipt" for name in wrong]
     return problems
 

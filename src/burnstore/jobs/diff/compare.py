@@ -11,22 +11,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...errors import UNREPRESENTABLE, located
+from ...io.sizes import TASK_BYTES
 from ...io.source import same_bytes
-from ...io.workers import MemoryBudget, Workers, in_batches, run_tasks
+from ...io.workers import MemoryBudget, Workers, in_runs, run_batches
 from ...tensor.data import Array
-from ...tensor.snapshot import ByteStream, TensorSnapshot, read_all
+from ...tensor.snapshot import ByteStream, TensorSnapshot, read_together
 from ...tensor.sources import SourceData
 from ..stats import value_runs
 from .difference import Difference, RunningDifference, Tolerance
 
-# A task has about this many bytes of each side: enough to be worth opening a file, few enough to balance the workers.
-_TASK_BYTES = 32 << 20
 # Both sides of a block fit into a core's own cache.
 _BLOCK_BYTES = 512 << 10
 _BLOCK_ELEMENTS = 1 << 16
-# Smaller tensors are read together with their neighbours.
-_SMALL = 256 << 10
-_SPARE = 64 << 20
 
 Pair = tuple[TensorSnapshot, TensorSnapshot]
 Advance = Callable[[int], None]
@@ -55,8 +51,7 @@ class Comparison:
 
     def __init__(self, pairs: Iterable[Pair], workers: Workers, advance: Advance) -> None:
         made_whole = (pair for pair in pairs if not (_is_in_file(pair[0]) and _is_in_file(pair[1])))
-        held = max((one.bytes_held + other.bytes_held for one, other in made_whole), default=0)
-        self._room = MemoryBudget(held + _SPARE)
+        self._room = MemoryBudget.for_each_of(one.bytes_held + other.bytes_held for one, other in made_whole)
         self.workers = workers
         self._advance = advance
 
@@ -98,16 +93,12 @@ class Comparison:
 
     def checksums(self, tensors: Sequence[TensorSnapshot]) -> list[int]:
         """Return a checksum of the bytes of each tensor."""
-        batches = list(in_batches(tensors, lambda tensor: tensor.nbytes, _TASK_BYTES))
-        found: list[int] = []
-        for batch, sums in zip(batches, run_tasks(_Checksummer(self._room), batches, self.workers), strict=True):
-            found += sums
-            self._advance(sum(tensor.nbytes for tensor in batch))
-        return found
+        task = _Checksummer(self._room)
+        batches = run_batches(task, tensors, lambda tensor: tensor.nbytes, self.workers, advance=self._advance)
+        return [checksum for _, checksums in batches for checksum in checksums]
 
     def _run(self, task: Callable[[list[Piece]], list[Any]], rows: Sequence[tuple[int, Piece]]) -> Iterator[Any]:
-        batches = in_batches([piece for _, piece in rows], lambda piece: piece.nbytes, _TASK_BYTES)
-        for results in run_tasks(task, batches, self.workers):
+        for _, results in run_batches(task, [piece for _, piece in rows], lambda piece: piece.nbytes, self.workers):
             yield from results
 
 
@@ -115,9 +106,9 @@ def pieces_of(one: TensorSnapshot, other: TensorSnapshot) -> list[Piece]:
     """Split a pair of tensors of one shape into the pieces to compare."""
     elements = math.prod(one.shape)
     can_be_cut = _is_in_file(one) and _is_in_file(other) and not one.dtype.is_quantized and not other.dtype.is_quantized
-    if max(one.nbytes, other.nbytes) <= _TASK_BYTES or not can_be_cut:
+    if max(one.nbytes, other.nbytes) <= TASK_BYTES or not can_be_cut:
         return [Piece(one, other, 0, elements, one.nbytes)]
-    step = max(_TASK_BYTES * 8 // max(one.dtype.bits, other.dtype.bits) // _BLOCK_ELEMENTS, 1) * _BLOCK_ELEMENTS
+    step = max(TASK_BYTES * 8 // max(one.dtype.bits, other.dtype.bits) // _BLOCK_ELEMENTS, 1) * _BLOCK_ELEMENTS
     ends = [(start, min(start + step, elements)) for start in range(0, elements, step)]
     return [Piece(one, other, start, stop, _bytes_before(stop - start, one)) for start, stop in ends]
 
@@ -140,14 +131,15 @@ class _Comparer:
     room: MemoryBudget
 
     def __call__(self, batch: list[Piece]) -> list[bool]:
-        small = [row for row, piece in enumerate(batch) if piece.one.nbytes < _SMALL]
-        found = dict(zip(small, self._together([batch[row] for row in small]), strict=True))
         buffers = bytearray(_BLOCK_BYTES), bytearray(_BLOCK_BYTES)
-        return [found[row] if row in found else self._one(piece, *buffers) for row, piece in enumerate(batch)]
+        equal: list[bool] = []
+        for run in in_runs(batch, lambda piece: piece.one.nbytes):
+            equal += self._together(run) if len(run) > 1 else [self._one(run[0], *buffers)]
+        return equal
 
     def _together(self, pieces: list[Piece]) -> list[bool]:
         with self.room.reserve(2 * sum(piece.nbytes for piece in pieces)):
-            sides = (_read([piece.one for piece in pieces]), _read([piece.other for piece in pieces]))
+            sides = read_together(piece.one for piece in pieces), read_together(piece.other for piece in pieces)
             return [bytes(one) == bytes(other) for one, other in zip(*sides, strict=True)]
 
     def _one(self, piece: Piece, buffer: bytearray, other_buffer: bytearray) -> bool:
@@ -231,14 +223,6 @@ def _is_same_place(one: TensorSnapshot, other: TensorSnapshot) -> bool:
     return a is b or (
         isinstance(a, SourceData) and isinstance(b, SourceData) and a.source is b.source and a.offset == b.offset
     )
-
-
-def _read(tensors: list[TensorSnapshot]) -> list[Any]:
-    buffers = read_all(tensors)
-    for buffer in buffers:
-        if isinstance(buffer, Exception):
-            raise buffer
-    return buffers
 
 
 def _side_by_side(one: TensorSnapshot, other: TensorSnapshot) -> Iterator[tuple[int, Array, Array]]:

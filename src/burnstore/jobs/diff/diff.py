@@ -28,7 +28,7 @@ from ...models.plain import NOT_PERSISTENT
 from ...pipeline.align import Aligned, align, opened_inputs
 from ...pipeline.ends import Input
 from ...pipeline.options import FilterLike, Pipeline, RenameLike, RulesLike, pipeline_of, refuse_unused
-from ...progress import ProgressLike, progress_from
+from ...progress import Advance, ProgressLike, progress_from
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
 from ...tensor.note import Note
@@ -108,15 +108,7 @@ def diff(
     with opened_inputs(a, b, limits, top_level_key) as (first, second), progress_from(progress) as report:
         tensors = align(first, second, chosen, like)
         work = _Work(tensors, allowed, ignore_dtype)
-        total, done = work.nbytes, 0
-
-        def advance(nbytes: int) -> None:
-            nonlocal done
-            done += nbytes
-            if report is not None and nbytes:
-                report(done, total)
-
-        found = work.run(Comparison([*work.pairs, *work.apart], executor, advance))
+        found = work.run(Comparison([*work.pairs, *work.apart], executor, Advance(report, work.nbytes)))
         notes = [*tensors.notes, *_notes_on_ids(work.pairs)]
         sides = [first] if first.snapshots is second.snapshots else [first, second]
         read_notes = [(side.name, note) for side in sides for note in side.notes]

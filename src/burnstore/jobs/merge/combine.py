@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ...errors import MergeError, PatternError, located, printable, quoted
-from ...io.workers import Workers, in_batches, run_tasks
-from ...progress import Progress
+from ...io.workers import Workers, run_batches
+from ...progress import Advance, Progress
 from ...tensor.dtype import DType
 from ...tensor.note import Note
 from ...tensor.plain import Plain
@@ -30,7 +30,6 @@ CONFLICTS: tuple[Conflicts, ...] = ("error", "first", "last", "skip")
 
 _WHOLE = 1e-9  # by how much weights may miss one: thirds and tenths do, in binary
 _MOST_SHOWN = 3
-_TASK_BYTES = 32 << 20  # read by one task: enough to be worth a file that is opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,15 +305,9 @@ class _Combining:
         """Return the weights for each tensor that both sources have, by reading it once."""
         first, second = self._files
         wanted = {name: _Arc(first.tensors[name], second.tensors[name], t) for name, t in self._bent(names)}
-        batches = list(in_batches(wanted.values(), _Arc.nbytes, _TASK_BYTES))
-        done, total = 0, sum(map(_Arc.nbytes, wanted.values()))
-        found: list[tuple[float, float] | None] = []
-        for batch, weights in zip(batches, run_tasks(_weights_of, batches, self._workers), strict=True):
-            found += weights
-            done += sum(map(_Arc.nbytes, batch))
-            if self._progress is not None:
-                self._progress(done, total)
-        return dict(zip(wanted, found, strict=True))
+        advance = Advance(self._progress, sum(map(_Arc.nbytes, wanted.values())))
+        batches = run_batches(_weights_of, wanted.values(), _Arc.nbytes, self._workers, advance=advance)
+        return dict(zip(wanted, [weights for _, batch in batches for weights in batch], strict=True))
 
     def _bent(self, names: Iterable[str]) -> Iterator[tuple[str, float]]:
         for name in names:

@@ -34,10 +34,11 @@ from ...formats.registry import format_for_path
 from ...formats.sharded.locate import INDEX_SUFFIX, locate
 from ...formats.sharded.read import weight_map_at
 from ...io.paths import as_path, folder_of, is_folder, is_path, join, size_of, walk, with_options
+from ...io.sizes import TASK_BYTES
 from ...io.source import Source
-from ...io.workers import MemoryBudget, Workers, checked_workers, in_batches, run_tasks
+from ...io.workers import MemoryBudget, Workers, checked_workers, in_batches, in_runs, run_tasks
 from ...limits import Limits, check_options
-from ...progress import Progress, ProgressLike, progress_from
+from ...progress import Advance, Progress, ProgressLike, progress_from
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
 from ...tensor.note import Note, note_kind
@@ -49,10 +50,6 @@ from ..scan.scan import code_in
 from ..scan.severity import DANGEROUS
 from ..stats import count_special_values, count_specials, value_runs
 
-# A task has about this many bytes: enough to be worth opening a file, few enough to balance the workers.
-_TASK_BYTES = 32 << 20
-_SPARE = 64 << 20
-_SMALL = 256 << 10  # Smaller tensors are read together with their neighbours.
 _BLOCK_BYTES = 384 << 10  # It fits into a core's cache and has whole elements of every dtype, also of 6 bits.
 _MOST_CODE = 20
 _DIGEST_LENGTHS = {"sha256": 64, "sha512": 128}
@@ -386,23 +383,21 @@ class _Work:
                     "a set of shards has no digest of its own", hint="verify each of its files with its digest"
                 )
         checks = sorted(checkpoint.checks(), key=lambda check: -check.nbytes)  # the longest first, for balance
-        self.tasks += [_Checks(batch) for batch in in_batches(checks, lambda check: check.nbytes, _TASK_BYTES)]
+        self.tasks += [_Checks(batch) for batch in in_batches(checks, lambda check: check.nbytes, TASK_BYTES)]
         every = [tensor.local() for tensor in checkpoint.values()]
         self._plan = plan_reads(every)
         tensors = [every[at] for at in self._plan.alone]
-        room = MemoryBudget(max((tensor.bytes_held for tensor in tensors), default=0) + _SPARE)
-        batches = in_batches(tensors, lambda tensor: tensor.nbytes, _TASK_BYTES)
+        room = MemoryBudget.for_each_of(tensor.bytes_held for tensor in tensors)
+        batches = in_batches(tensors, lambda tensor: tensor.nbytes, TASK_BYTES)
         self.tasks += [_Tensors(batch, digests, room) for batch in batches]
         self.tasks += [_SharedTensors(shared, [every[at] for at in shared.places]) for shared in self._plan.shared]
 
     def run(self, path: str, executor: Workers, report: Progress | None) -> Verification:
-        total, done = sum(task.nbytes for task in self.tasks), 0
+        advance = Advance(report, sum(task.nbytes for task in self.tasks))
         found = _Found()
         for task, outcome in zip(self.tasks, run_tasks(_run, self.tasks, executor), strict=True):
             found.add(outcome, path)
-            done += task.nbytes
-            if report is not None and task.nbytes:
-                report(done, total)
+            advance(task.nbytes)
         checkpoint = self._checkpoint
         names = list(checkpoint)
         by_name = {tensor.name: tensor for tensor in found.tensors}
@@ -511,15 +506,11 @@ class _Tensors:
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def __call__(self) -> _Found:
-        small = [tensor for tensor in self.tensors if tensor.nbytes <= _SMALL]
-        with self.room.reserve(sum(tensor.nbytes for tensor in small)):
-            read = dict(zip((tensor.path for tensor in small), read_all(small), strict=True))
-            found = {path: self._check(tensor, read[path]) for path, tensor in zip(read, small, strict=True)}
-        for tensor in self.tensors:
-            if tensor.path not in found:
-                with self.room.reserve(tensor.bytes_held):
-                    found[tensor.path] = self._check(tensor, None)
-        return _Found([found[tensor.path] for tensor in self.tensors])
+        checked: list[TensorCheck] = []
+        for run in in_runs(self.tensors, lambda tensor: tensor.nbytes):
+            with self.room.reserve(sum(tensor.bytes_held for tensor in run)):
+                checked += map(self._check, run, read_all(run) if len(run) > 1 else [None])
+        return _Found(checked)
 
     def _check(self, tensor: TensorSnapshot, held: Any) -> TensorCheck:
         """Check a tensor; ``held`` are its bytes or the error of reading them, None if they are not yet read."""
