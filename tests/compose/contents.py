@@ -13,7 +13,7 @@ import torch
 from burnstore import nn
 
 from .reference import declared
-from .terms import Array, Layer, Named
+from .terms import Array, Layer, Named, kind_of
 
 NUMPY: dict[str, Any] = {
     "F64": np.float64,
@@ -143,7 +143,18 @@ def layer(random: Random, path: str, kind: str, dtype: str, *, wild: bool, dtype
         else:
             own = random.choice(dtypes) if kind == "Own" else dtype
             tensors[name] = values(random, shape, own, wild=wild)
+    if kind == "Own" and _is_quantized(tensors):
+        tensors["weight"] = values(random, shapes["weight"], "F32", wild=wild)
     return Layer(path, kind, tensors, options)
+
+
+def _is_quantized(tensors: Named) -> bool:
+    """Return whether a weight of 8 bits has its scales beside it, by which it is decoded; test_quantized has these."""
+    weight, scale = tensors.get("weight"), tensors.get("scale")
+    if weight is None or scale is None or weight.ndim < 2 or scale.size >= weight.size:
+        return False
+    fits = scale.size == 1 or scale.ndim == weight.ndim or scale.shape in (weight.shape[:1], weight.shape[:-1])
+    return fits and weight.dtype.itemsize == 1 and kind_of(scale.dtype) == "f"
 
 
 @dataclass

@@ -126,8 +126,8 @@ def module_to_burn(each: Layer, own: Named, declares: Iterable[str] | None) -> t
             part = np.split(array, count)[at]
             made[burn] = part.T if turned else part
     there = own if declares is None else declares  # None: only what is here is known
-    if kind == "BatchNorm1d" and "running_mean" not in there:
-        raise Refused("Burn's BatchNorm has statistics")
+    if kind == "BatchNorm1d" and not {"running_mean", "running_var"} <= set(there):
+        raise Refused("Burn's BatchNorm has both statistics")
     absent = [burn for burn in NORM if burn in PARTS[kind] and PARTS[kind][burn][0] not in there]
     if kind == "LayerNorm" and absent == ["beta"]:
         absent = []  # Burn's can do without

@@ -201,12 +201,12 @@ def report(case: Case, number: int, violation: str, width: int = 1000) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run random compositions against the reference.")
-    parser.add_argument("--cases", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--cases", type=int, default=2000, help="the number of cases")
+    parser.add_argument("--seed", type=int, default=1, help="the seed of all cases; a case depends on it and its number")
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
-    parser.add_argument("--most", type=int, default=20, help="stop after so many violations")
+    parser.add_argument("--most", type=int, default=20, help="stop after this number of violations")
     parser.add_argument("--only", help="run cases of this verb only")
-    parser.add_argument("--jobs", type=int, default=1, help="run ranges of cases in so many processes")
+    parser.add_argument("--jobs", type=int, default=1, help="the number of processes")
     arguments = parser.parse_args()
     started = time.monotonic()
     numbers = (arguments.seed, arguments.first, arguments.cases)
@@ -220,7 +220,7 @@ def main() -> int:
     seconds = time.monotonic() - started
     verdicts = ", ".join(f"{name} {count:,}" for name, count in sorted(tally.counts.items()))
     print(f"seed {arguments.seed}: {total:,} cases in {seconds:.0f} s ({total / seconds:.0f} a second): {verdicts}")
-    print(f"{len(tally.violations)} violations")
+    print(f"{total:,} cases, {len(tally.violations)} violations")
     return 1 if tally.violations else 0
 
 

@@ -558,3 +558,64 @@ def test_a_strange_configuration_leaves_the_evidence(text: str, tmp_path: Path) 
     (folder / "config.json").write_text(text)
     with bs.open(folder) as file:
         assert torch.equal(file["m.weight"].torch(), fp8(4, 4).float() * 2)
+
+
+PLAIN: dict[str, tuple[torch.Tensor, torch.Tensor]] = {
+    "floats": (torch.rand(4, 6), torch.rand(4)),
+    "wide integers": (torch.ones(4, 6, dtype=torch.int16), torch.rand(4)),
+    "integers as a scale": (torch.ones(4, 6, dtype=torch.int8), torch.ones(4, dtype=torch.uint8)),
+    "one axis": (fp8(6, 1)[:, 0].clone(), torch.rand(6)),
+    "one axis and one scale": (torch.ones(6, dtype=torch.int8), torch.rand(1)),
+    "no numbers": (torch.ones(0, 6, dtype=torch.int8), torch.rand(1)),
+    "no scales": (torch.ones(4, 6, dtype=torch.int8), torch.rand(0)),
+    "a scale that fits no axis": (torch.ones(4, 6, dtype=torch.int8), torch.rand(5)),
+    "a scale per number": (torch.ones(4, 6, dtype=torch.int8), torch.rand(4, 6)),
+    "another number of axes": (fp8(4, 6), torch.rand(2, 2, 2)),
+}
+
+
+@pytest.mark.parametrize("case", PLAIN)
+def test_a_plain_module_may_have_a_scale_beside_its_weight(case: str, tmp_path: Path) -> None:
+    weight, scale = PLAIN[case]
+    tensors = {"m.weight": weight, "m.scale": scale}
+    with bs.open(written(tmp_path / "m", tensors)) as file:
+        assert set(file) == set(tensors)
+        assert all(file[name].scheme is None for name in tensors)
+        assert all(torch.equal(raw(file[name].torch()), raw(tensors[name])) for name in tensors)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_a_scale_that_fits_a_matrix_of_eight_bits_is_its_scale(dtype: torch.dtype, tmp_path: Path) -> None:
+    weight, scale = torch.arange(24).reshape(4, 6).to(dtype), torch.rand(4)
+    with bs.open(written(tmp_path / "m", {"m.weight": weight, "m.scale": scale})) as file:
+        assert list(file) == ["m.weight"]
+        assert torch.equal(file["m.weight"].torch(), weight.float() * scale[:, None])
+
+
+class Coded(torch.nn.Module):
+    """A layer that keeps codes and scales, as quantized models do."""
+
+    def __init__(self, dtype: torch.dtype, scale: str) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.arange(24).reshape(4, 6).to(dtype))
+        self.register_buffer(scale, torch.rand(4))
+
+
+@pytest.mark.parametrize("scale", ["scale", "weight_scale", "weight_scale_inv"])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_every_verb_sees_codes_and_scales_where_the_other_side_has_them(
+    dtype: torch.dtype, scale: str, tmp_path: Path
+) -> None:
+    model = torch.nn.Sequential(Coded(dtype, scale))
+    path, copy = tmp_path / "m.safetensors", tmp_path / "copy.safetensors"
+    bs.save(model, path)
+    assert bs.diff(model, path)
+    assert bs.diff(path, model)
+    assert len(bs.diff(path, path).equal) == 1  # neither side has a place of its own for the scale
+    bs.convert(path, copy, like=model)
+    assert load_file(copy).keys() == model.state_dict().keys()
+    other = torch.nn.Sequential(Coded(dtype, scale))
+    bs.load(other, copy, strict=True)
+    assert bs.diff(other, model)
+    other[0]._buffers[scale][1] += 1
+    assert [each.name for each in bs.diff(other, path).changed] == [f"0.{scale}"]

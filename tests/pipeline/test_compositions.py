@@ -467,3 +467,17 @@ def test_an_adapter_of_values_keeps_the_layout_conversion(tmp_path: Path) -> Non
     bs.convert(tmp_path / "m.pt", tmp_path / "m.bpk", adapter=doubled, like=source)
     wanted = source.weight.detach().numpy().T * 2
     assert np.array_equal(model.weight.value, wanted) and np.array_equal(named(tmp_path / "m.bpk")["weight"], wanted)
+
+
+def test_parts_of_a_tensor_that_the_filter_leaves_out_do_not_count_as_unknown(tmp_path: Path) -> None:
+    """A Burn file lacks one bias of a gate; like= has the fused tensor, whose name the filter does not match."""
+    model = torch.nn.Sequential(torch.nn.GRU(2, 3))
+    bs.save(model, tmp_path / "whole.bpk")
+    with bs.open(tmp_path / "whole.bpk") as file:
+        kept = {name: file[name].numpy() for name in file if name != "0.new_gate.input_transform.bias"}
+    bs.save(kept, tmp_path / "m.bpk", layout="burn")
+    bs.convert(tmp_path / "m.bpk", tmp_path / "biases.bpk", like=model, filter="bias$")
+    with bs.open(tmp_path / "biases.bpk") as file:
+        assert sorted(file) == sorted(name for name in kept if name.endswith("bias"))
+    with pytest.raises(bs.errors.ModelError, match=r"cannot be made: 0\.new_gate\.input_transform\.bias is missing"):
+        bs.convert(tmp_path / "m.bpk", tmp_path / "all.bpk", like=model)

@@ -34,6 +34,7 @@ from .kinds import (
 from .names import rename_tensors
 from .options import Pipeline
 from .plan import Plan
+from .stored import stored_for
 from .unify import hides_transpose, unify
 from .wrappers import strip_rule
 
@@ -103,6 +104,7 @@ def align(first: Input, second: Input, pipeline: Pipeline, like: Any = None) -> 
     """
     notes: list[Note] = []
     first, second = with_layouts_given([first, second], pipeline.layout, notes)
+    first, second = stored_for(first, second.snapshots), stored_for(second, first.snapshots)
     if pipeline.rename is not None:
         first = _followed(first, pipeline.replace(recipe=None), notes)
     first, second = _without_wrappers(first, second, notes)

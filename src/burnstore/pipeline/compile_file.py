@@ -43,6 +43,7 @@ from .layouts import check_not_burn, layout_note, proved_layout
 from .names import Named, follow_rules, name_tensors, rename_tensors
 from .options import Pipeline
 from .plan import Move, Plan
+from .stored import stored_for
 from .unify import convertible, unify
 from .wrappers import prefix_hint, wrapper_rule
 
@@ -235,6 +236,8 @@ def _without_wrapper(source: Input, pipeline: Pipeline, like: Target | None) -> 
 
 
 def _compile_convert(source: Input, pipeline: Pipeline, layout: Layout | None, like: Target | None) -> Plan:
+    if like is not None:
+        source = stored_for(source, like.slots)
     pipeline, is_wrapped = _without_wrapper(source, pipeline, like)
     try:
         plan = _Conversion(source, pipeline, like).compiled(layout)
@@ -411,9 +414,7 @@ class _Conversion:
         assert own is not None
         known.view.check([path for path in self.index if self._keeps(path)], own)
         seen = known.view.convert(self.index, wanted)
-        for path, parts in seen.incomplete.items():
-            if self._keeps(path):
-                raise ModelError(f"cannot be made: {', '.join(parts)} is missing", tensor=path)
+        self._check_parts(seen)
         for path in self.index:
             if path not in seen.used:
                 # The filter has left out what stranded parts would make, whatever it says of their own names.
@@ -449,6 +450,13 @@ class _Conversion:
         plan.notes += _filled_note(seen, {each.path for each in seen.snapshots}, "the source leaves them out")
         return _converted_rows(seen, seen.snapshots)
 
+    def _check_parts(self, seen: ConvertedView) -> None:
+        """Refuse a tensor of which the source has some parts only, if the filter keeps it."""
+        for path, parts in seen.incomplete.items():
+            if self._keeps(path):
+                verb = "is" if len(parts) == 1 else "are"
+                raise ModelError(f"cannot be made: {', '.join(parts)} {verb} missing", tensor=path)
+
     def _keeps(self, name: str) -> bool:
         """Return whether the filter keeps a tensor of this name in the target."""
         filter = self.pipeline.filter
@@ -470,7 +478,9 @@ class _Conversion:
                 given = {snapshot.path: snapshot for snapshot, _, _ in rows}
             else:
                 seen = (known.view if known is not None else like.view(self.index)).convert(self.index, layout)
-                unused = next((name for name in self.index if name not in seen.used and self._keeps(name)), None)
+                self._check_parts(seen)
+                used = {*seen.used, *seen.stranded}
+                unused = next((name for name in self.index if name not in used and self._keeps(name)), None)
                 if unused is not None:
                     raise like.lacks(unused)
                 counts = map(zero_count, seen.lost if layout == "torch" else ())

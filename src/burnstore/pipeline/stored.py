@@ -7,7 +7,7 @@ where anything was done to it besides a rename, and where the target's format ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 from ..checkpoint import QUANTIZED
@@ -112,10 +112,11 @@ def part_name(part: str, whole: str, target: str) -> str:
     return (f"{own}." if own else "") + part[len(prefix) :]
 
 
-def stored_for(source: Input, slots: Sequence[Slot]) -> Input:
+def stored_for(source: Input, slots: Iterable[Slot | TensorSnapshot]) -> Input:
     """Return an input with codes and scales as tensors of their own, if the target has places for them.
 
-    That is so for a model whose layers are quantized in the same way: it has a place for a scale beside the weight.
+    That is so for a model whose layers are quantized in the same way, and for a file that stores codes and scales as
+    plain tensors: each has a place for a scale beside the weight.
     """
     coded = [snapshot for snapshot in source.snapshots if isinstance(snapshot._data, DecodedData)]
     if not coded:

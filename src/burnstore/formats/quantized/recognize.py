@@ -193,10 +193,13 @@ class _Finder:
         return None
 
     def _scaled_parts(self, name: str, prefix: str, dtype: DType) -> tuple[str, str, list[_Part], str] | None:
-        names = [f"{name}_scale_inv", f"{name}_scale"]
+        scales = [part for part in self._get(f"{name}_scale_inv", f"{name}_scale") if part.dtype in _SCALES]
         if name == prefix + "weight":
-            names += [prefix + "scale_inv", prefix + "scale"]
-        scales = [part for part in self._get(*names) if part.dtype in _SCALES]
+            scales += [
+                part
+                for part in self._get(prefix + "scale_inv", prefix + "scale")
+                if part.dtype in _SCALES and (self.config or self._fits(name, part))
+            ]
         if not scales:
             return None
         if dtype in (DType.I8, DType.F4) and not (name == prefix + "weight" or self.config):
@@ -205,6 +208,18 @@ class _Finder:
         zeros = self._get(f"{name}_zero_point") if dtype is DType.I8 else []
         label = "FP8" if dtype in _FP8 else "INT8" if dtype is DType.I8 else "FP4"
         return "scaled", name, [*own, *scales, *zeros], label
+
+    def _fits(self, name: str, scale: _Part) -> bool:
+        """Return whether a module's ``scale`` is that of its weight (QW-06); any module may have a ``scale``."""
+        codes = self._get(name)[0]
+        is_matrix = len(codes.shape) > 1 and math.prod(scale.shape) < math.prod(codes.shape)
+        if not is_matrix or scale.dtype is DType.U8:
+            return False
+        try:
+            _grid(codes.shape, scale.shape, None)
+        except _RefusedError as refused:
+            return refused.rule == "QW-02"  # it fits in several ways
+        return True
 
     def _get(self, *names: str) -> list[_Part]:
         """Return those of these tensors that the file has and no other set uses."""
