@@ -202,7 +202,9 @@ def report(case: Case, number: int, violation: str, width: int = 1000) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run random compositions against the reference.")
     parser.add_argument("--cases", type=int, default=2000, help="the number of cases")
-    parser.add_argument("--seed", type=int, default=1, help="the seed of all cases; a case depends on it and its number")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="the seed of all cases; a case depends on it and its number"
+    )
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
     parser.add_argument("--most", type=int, default=20, help="stop after this number of violations")
     parser.add_argument("--only", help="run cases of this verb only")

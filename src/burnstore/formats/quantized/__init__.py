@@ -33,8 +33,8 @@ The rules. Errors and tests cite them.
            plain numbers.
     QW-04  The parts agree in their shapes; bits are 1 to 8; a size that a part states is inside the limits.
     QW-05  ``activation_scale``, ``input_scale`` and their kin are tensors of their own: no weight depends on them.
-    QW-06  Any module may have a ``scale``. Without a configuration it belongs to the ``weight`` beside it only if that is
-           a matrix of 8 bits, or has more axes, QW-01 holds, and a scale has more than one number; otherwise both are
+    QW-06  Any module may have a ``scale``. Without a configuration it is that of the ``weight`` beside it only if this
+           has 8 bits and at least two axes, QW-01 holds, and a scale has more than one number; otherwise both are
            plain tensors.
 """
 
