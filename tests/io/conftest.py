@@ -15,8 +15,8 @@ from burnstore.io import atomic
 SCRATCH = re.compile(r"\..+\.[0-9]+-[0-9]+\.burnstore-tmp", re.DOTALL)
 
 
-def open_descriptors() -> list[str]:
-    return sorted(os.listdir("/proc/self/fd")) if sys.platform == "linux" else []
+def open_descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd")) if sys.platform == "linux" else set()
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def no_leak() -> Iterator[None]:
     """No descriptor may be open after the test that was not open before."""
     before = open_descriptors()
     yield
-    assert open_descriptors() == before
+    assert open_descriptors() <= before  # a thread of an earlier test may close one of its own meanwhile
 
 
 @pytest.fixture
