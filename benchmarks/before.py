@@ -8,6 +8,7 @@ folder is one that has ``src/burnstore`` in it, for machines without the reposit
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import os
@@ -120,17 +121,12 @@ def _measure(directory: Path) -> dict[str, float]:
                 f"convert .{suffix} to .{other}",
                 lambda path=path, out=out: bs.convert(path, out, like=model, overwrite=True, durable=False),
             )
+    save = functools.partial(bs.save, overwrite=True, durable=False)
     for suffix in ("bpk", "safetensors"):
         out = directory / f"saved.{suffix}"
-        measure(
-            f"save a torch model to .{suffix}", lambda out=out: bs.save(model, out, overwrite=True, durable=False)
-        )
-        measure(
-            f"save a dict of torch to .{suffix}", lambda out=out: bs.save(tensors, out, layout="torch", overwrite=True, durable=False)
-        )
-        measure(
-            f"save a dict of NumPy to .{suffix}", lambda out=out: bs.save(arrays, out, overwrite=True, durable=False)
-        )
+        measure(f"save a torch model to .{suffix}", lambda out=out: save(model, out))
+        measure(f"save a dict of torch to .{suffix}", lambda out=out: save(tensors, out, layout="torch"))
+        measure(f"save a dict of NumPy to .{suffix}", lambda out=out: save(arrays, out))
     measure("diff of equal .bpk", lambda: bs.diff(files["bpk"], same))
     measure("scan .pt", lambda: bs.scan(files["pt"]))
     measure("explain .pt for a torch model", lambda: bs.explain(files["pt"], model))
