@@ -1,8 +1,9 @@
 """Blocks of GGUF: the sizes of every type, and its values in float32, bit-equal to those of the ``gguf`` package.
 
-A function per type takes blocks, a row of bytes each, and fills a row of floats each. The steps are few and each runs
-over a whole tile that stays in the processor's cache: fields are separated eight bytes at a time, cast while they are
-put into place, and scaled in place. Products are made in the package's order, since float arithmetic depends on it.
+A function per type takes blocks, a row of bytes each, and fills a row of floats each. The steps are few, and each runs
+over a whole tile that stays in the processor's cache: fields are separated eight bytes at a time and put into place as
+runs of bytes, cast once, and scaled in place. Products are made in the package's order, since float arithmetic depends
+on it.
 """
 
 from __future__ import annotations
@@ -75,9 +76,14 @@ TYPES = {
 NUMBERS = {kind.name: number for number, kind in TYPES.items()}
 
 _TILE = 1 << 17  # elements: 512 KiB of floats, and as much again for the steps
-_LOW4 = np.uint64(0x0F0F0F0F0F0F0F0F)
-_LOW2 = np.uint64(0x0303030303030303)
-_LOW1 = np.uint64(0x0101010101010101)
+
+
+def _every(byte: int) -> np.uint64:
+    """Return eight times the same byte."""
+    return np.uint64(byte * 0x0101010101010101)
+
+
+_LOW4, _LOW2, _LOW1 = _every(0x0F), _every(0x03), _every(0x01)
 
 
 def dequantize(raw: Array, kind: BlockType, out: Array) -> None:
@@ -111,7 +117,7 @@ def quantize_q8_0(values: Array) -> Array:
 
 def _half(b: Array, at: int) -> Array:
     """Return the float16 at this byte of every block, as a column of float32."""
-    return np.ascontiguousarray(b[:, at : at + 2]).view("<f2").astype(np.float32)
+    return b.view("<f2")[:, at // 2 : at // 2 + 1].astype(np.float32)
 
 
 def _bytes(b: Array, start: int, stop: int) -> Array:
@@ -123,26 +129,59 @@ def _words(b: Array, start: int, stop: int) -> Array:
     return _bytes(b, start, stop).reshape(-1).view("<u8")
 
 
-def _planes(words: Array, bits: int, mask: np.uint64) -> list[Array]:
-    """Return the fields of ``bits`` bits of every byte, lowest first, a flat array of bytes each."""
-    found = []
-    for shift in range(0, 8, bits):
-        plane = np.right_shift(words, np.uint64(shift)) if shift else words
-        found.append(np.bitwise_and(plane, mask).view(np.uint8))
-    return found
+def _place(codes: Array, values: Array, *place: int | slice) -> None:
+    """Put bytes into place: the elements of ``codes`` are runs of bytes."""
+    target = codes[(slice(None), *place)]
+    target[...] = values.reshape(-1).view(codes.dtype).reshape(target.shape)
 
 
-def _nibbles(b: Array, start: int, stop: int) -> list[Array]:
-    return _planes(_words(b, start, stop), 4, _LOW4)
+def _nibbles(b: Array, start: int, count: int, run: int) -> Array:
+    """Return the low, then the high nibbles of every run of bytes, a byte each."""
+    words = _words(b, start, start + count // 2)
+    codes = np.empty((len(b), count // (2 * run), 2), f"V{run}")
+    _place(codes, words & _LOW4, slice(None), 0)
+    words >>= np.uint64(4)
+    words &= _LOW4
+    _place(codes, words, slice(None), 1)
+    return codes.view(np.uint8).reshape(len(b), count)
 
 
-def _put_nibbles(b: Array, start: int, out: Array, run: int) -> None:
-    """Put the low, then the high nibbles of every run of bytes into place."""
-    n = len(b)
-    low, high = _nibbles(b, start, start + out.shape[1] // 2)
-    placed = out.reshape(n, -1, 2, run)
-    placed[:, :, 0] = low.reshape(n, -1, run)
-    placed[:, :, 1] = high.reshape(n, -1, run)
+def _quarters(b: Array, start: int) -> Array:
+    """Return the fields of two bits of 64 bytes, a byte each: the lowest of 32 bytes, then their next ones."""
+    words = _words(b, start, start + 64)
+    codes = np.empty((len(b), 2, 4), "V32")
+    for at in range(4):
+        plane = np.right_shift(words, np.uint64(2 * at))
+        plane &= _LOW2
+        _place(codes, plane, slice(None), at)
+    return codes.view(np.uint8).reshape(len(b), 256)
+
+
+def _shifted(codes: Array, by: int) -> Array:
+    """Return small codes less a number, in 8 bits."""
+    signed = codes.view(np.int8)
+    signed -= np.int8(by)
+    return signed
+
+
+def _spread(factors: Array, out: Array) -> Array:
+    """Return each factor as often as it has values: one product of two long arrays is faster than many short ones."""
+    return np.repeat(factors.reshape(-1), out.size // factors.size)
+
+
+def _times(out: Array, factors: Array) -> None:
+    flat = out.reshape(-1)
+    np.multiply(_spread(factors, flat), flat, out=flat)
+
+
+def _plus(out: Array, offsets: Array) -> None:
+    flat = out.reshape(-1)
+    flat += _spread(offsets, flat)
+
+
+def _minus(out: Array, offsets: Array) -> None:
+    flat = out.reshape(-1)
+    flat -= _spread(offsets, flat)
 
 
 def _put_codes(b: Array, start: int, out: Array, run: int, table: tuple[bytes, bytes]) -> None:
@@ -173,43 +212,40 @@ _IQ4 = _nibble_table((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 5
 
 
 def _q4_0(b: Array, out: Array) -> None:
-    _put_nibbles(b, 2, out, 16)
-    out -= np.float32(8)
-    out *= _half(b, 0)
+    out[...] = _shifted(_nibbles(b, 2, 32, 16), 8)
+    _times(out, _half(b, 0))
 
 
 def _q4_1(b: Array, out: Array) -> None:
-    _put_nibbles(b, 4, out, 16)
-    out *= _half(b, 0)
-    out += _half(b, 2)
+    out[...] = _nibbles(b, 4, 32, 16)
+    _times(out, _half(b, 0))
+    _plus(out, _half(b, 2))
 
 
-def _put_five(b: Array, high_at: int, out: Array) -> None:
-    n = len(b)
-    low = np.empty((n, 2, 16), np.uint8)
-    first, second = _nibbles(b, high_at + 4, high_at + 20)
-    low[:, 0], low[:, 1] = first.reshape(n, 16), second.reshape(n, 16)
-    high = _bits_of(b, high_at, high_at + 4).reshape(-1).view("<u8")
-    codes = low.reshape(-1).view("<u8")
-    codes |= high << np.uint64(4)
-    out[...] = codes.view(np.uint8).reshape(n, 32)
+def _fives(b: Array, high_at: int) -> Array:
+    """Return codes of five bits: 32 high bits, then the nibbles."""
+    codes = _nibbles(b, high_at + 4, 32, 16)
+    high = np.unpackbits(_bytes(b, high_at, high_at + 4).reshape(-1), bitorder="little").view("<u8")
+    high <<= np.uint64(4)
+    words = codes.reshape(-1).view("<u8")
+    words |= high
+    return codes
 
 
 def _q5_0(b: Array, out: Array) -> None:
-    _put_five(b, 2, out)
-    out -= np.float32(16)
-    out *= _half(b, 0)
+    out[...] = _shifted(_fives(b, 2), 16)
+    _times(out, _half(b, 0))
 
 
 def _q5_1(b: Array, out: Array) -> None:
-    _put_five(b, 4, out)
-    out *= _half(b, 0)
-    out += _half(b, 2)
+    out[...] = _fives(b, 4)
+    _times(out, _half(b, 0))
+    _plus(out, _half(b, 2))
 
 
 def _q8_0(b: Array, out: Array) -> None:
     out[...] = b[:, 2:].view(np.int8)
-    out *= _half(b, 0)
+    _times(out, _half(b, 0))
 
 
 def _iq4_nl(b: Array, out: Array) -> None:
@@ -250,113 +286,115 @@ def _nvfp4(b: Array, out: Array) -> None:
 
 
 def _q2_k(b: Array, out: Array) -> None:
-    n = len(b)
-    placed = out.reshape(n, 2, 4, 32)
-    for at, plane in enumerate(_planes(_words(b, 16, 80), 2, _LOW2)):
-        placed[:, :, at] = plane.reshape(n, 2, 32)
-    scales = b[:, :16]
-    scaled = out.reshape(n, 16, 16)
-    scaled *= (_half(b, 80) * (scales & np.uint8(15)).astype(np.float32))[:, :, None]
-    scaled -= (_half(b, 82) * (scales >> np.uint8(4)).astype(np.float32))[:, :, None]
+    out[...] = _quarters(b, 16)
+    scales = _bytes(b, 0, 16)
+    _times(out, _half(b, 80) * (scales & np.uint8(15)).astype(np.float32))
+    _minus(out, _half(b, 82) * (scales >> np.uint8(4)).astype(np.float32))
+
+
+def _fours(b: Array, start: int, stop: int) -> list[Array]:
+    """Return these bytes of every block, four at a time: a column of each."""
+    return list(np.ascontiguousarray(_bytes(b, start, stop).view("<u4").T))
+
+
+def _beside(*columns: Array) -> Array:
+    """Return columns of four bytes beside one another, as bytes."""
+    joined = np.empty((len(columns[0]), len(columns)), "<u4")
+    for at, column in enumerate(columns):
+        joined[:, at] = column
+    return joined.view(np.uint8)
 
 
 def _q3_k(b: Array, out: Array) -> None:
     n = len(b)
-    codes = np.empty((n, 2, 4, 4), "<u8")
-    high = _words(b, 0, 32).reshape(n, 4)
-    low = _words(b, 32, 96).reshape(n, 2, 4)
-    for at in range(4):
-        codes[:, :, at] = (low >> np.uint64(2 * at)) & _LOW2
-        for half in (0, 1):  # the offset is 4 where the bit is not set
-            codes[:, half, at] |= ((high >> np.uint64(4 * half + at)) & _LOW1) << np.uint64(2)
-    out[...] = codes.view(np.uint8).reshape(n, 256)
-    out -= np.float32(4)
-    packed = b[:, 96:108]
-    scales = np.empty((n, 16), np.uint8)
-    scales[:, :8], scales[:, 8:] = packed[:, :8] & np.uint8(15), packed[:, :8] >> np.uint8(4)
-    for at in range(4):
-        scales[:, 4 * at : 4 * at + 4] |= ((packed[:, 8:] >> np.uint8(2 * at)) & np.uint8(3)) << np.uint8(4)
-    factors = _half(b, 108) * (scales.astype(np.float32) - np.float32(32))
-    scaled = out.reshape(n, 16, 16)
-    scaled *= factors[:, :, None]
-
-
-def _scales_and_mins(b: Array) -> tuple[Array, Array]:
-    """Return the scales and minima of Q4_K and Q5_K, eight each."""
-    packed = b[:, 4:16]
-    first, second, third = packed[:, :4], packed[:, 4:8], packed[:, 8:]
-    scales, mins = np.empty((len(b), 8), np.uint8), np.empty((len(b), 8), np.uint8)
-    scales[:, :4], mins[:, :4] = first & np.uint8(63), second & np.uint8(63)
-    scales[:, 4:] = (third & np.uint8(15)) | ((first >> np.uint8(2)) & np.uint8(48))
-    mins[:, 4:] = (third >> np.uint8(4)) | ((second >> np.uint8(2)) & np.uint8(48))
-    return _half(b, 0) * scales.astype(np.float32), _half(b, 2) * mins.astype(np.float32)
+    codes = _quarters(b, 32)
+    planes = codes.view("V32").reshape(n, 2, 4)
+    high = np.empty((n, 2, 4), "V32")
+    words = _words(b, 0, 32)
+    for half in (0, 1):  # a code is 4 more where its bit is set
+        for at in range(4):
+            bits = np.right_shift(words, np.uint64(4 * half + at))
+            bits &= _LOW1
+            _place(high, bits, half, at)
+    upper = high.reshape(-1).view("<u8")
+    upper <<= np.uint64(2)
+    whole = planes.reshape(-1).view("<u8")
+    whole |= upper
+    out[...] = _shifted(codes, 4)
+    first, second, third = _fours(b, 96, 108)
+    low, two = np.uint32(0x0F0F0F0F), np.uint32(0x03030303)
+    parts = (first & low, second & low, (first >> np.uint32(4)) & low, (second >> np.uint32(4)) & low)
+    scales = _beside(*(part | ((third >> np.uint32(2 * at)) & two) << np.uint32(4) for at, part in enumerate(parts)))
+    _times(out, _half(b, 108) * _shifted(scales, 32).astype(np.float32))
 
 
 def _scale_k(b: Array, out: Array) -> None:
-    scales, mins = _scales_and_mins(b)
-    scaled = out.reshape(len(b), 8, 32)
-    scaled *= scales[:, :, None]
-    scaled -= mins[:, :, None]
+    """Apply the scales and minima of Q4_K and Q5_K, eight each."""
+    first, second, third = _fours(b, 4, 16)
+    six, four, two = np.uint32(0x3F3F3F3F), np.uint32(0x0F0F0F0F), np.uint32(0x30303030)
+    scales = _beside(first & six, (third & four) | ((first >> np.uint32(2)) & two))
+    mins = _beside(second & six, ((third >> np.uint32(4)) & four) | ((second >> np.uint32(2)) & two))
+    _times(out, _half(b, 0) * scales.astype(np.float32))
+    _minus(out, _half(b, 2) * mins.astype(np.float32))
 
 
 def _q4_k(b: Array, out: Array) -> None:
-    _put_nibbles(b, 16, out, 32)
+    out[...] = _nibbles(b, 16, 256, 32)
     _scale_k(b, out)
 
 
 def _q5_k(b: Array, out: Array) -> None:
-    n = len(b)
-    codes = np.empty((n, 8, 4), "<u8")
-    high, low = _words(b, 16, 48).reshape(n, 4), _words(b, 48, 176).reshape(n, 4, 4)
-    codes[:, ::2], codes[:, 1::2] = low & _LOW4, (low >> np.uint64(4)) & _LOW4
+    codes = _nibbles(b, 48, 256, 32)
+    high = np.empty((len(b), 8), "V32")
+    words = _words(b, 16, 48)
     for at in range(8):
-        codes[:, at] |= ((high >> np.uint64(at)) & _LOW1) << np.uint64(4)
-    out[...] = codes.view(np.uint8).reshape(n, 256)
+        _place(high, words >> np.uint64(at), at)
+    bits = high.reshape(-1).view("<u8")
+    bits &= _LOW1
+    bits <<= np.uint64(4)
+    whole = codes.reshape(-1).view("<u8")
+    whole |= bits
+    out[...] = codes
     _scale_k(b, out)
 
 
 def _q6_k(b: Array, out: Array) -> None:
     n = len(b)
-    codes = np.empty((n, 2, 4, 4), "<u8")
-    low, high = _words(b, 0, 128).reshape(n, 2, 8), _words(b, 128, 192).reshape(n, 2, 4)
-    codes[:, :, :2] = (low & _LOW4).reshape(n, 2, 2, 4)
-    codes[:, :, 2:] = ((low >> np.uint64(4)) & _LOW4).reshape(n, 2, 2, 4)
+    codes = _nibbles(b, 0, 256, 64)
+    high = np.empty((n, 2, 4), "V32")
+    words = _words(b, 128, 192)
     for at in range(4):
-        codes[:, :, at] |= ((high >> np.uint64(2 * at)) & _LOW2) << np.uint64(4)
-    out[...] = codes.view(np.uint8).reshape(n, 256)
-    out -= np.float32(32)
-    factors = _half(b, 208) * b[:, 192:208].view(np.int8).astype(np.float32)
-    scaled = out.reshape(n, 16, 16)
-    scaled *= factors[:, :, None]
+        _place(high, words >> np.uint64(2 * at), slice(None), at)
+    bits = high.reshape(-1).view("<u8")
+    bits &= _LOW2
+    bits <<= np.uint64(4)
+    whole = codes.reshape(-1).view("<u8")
+    whole |= bits
+    out[...] = _shifted(codes, 32)
+    _times(out, _half(b, 208) * b[:, 192:208].view(np.int8).astype(np.float32))
 
 
-@cache
-def _ternary() -> list[bytes]:
-    """Return, for each of the five digits in base 3, the value of every byte."""
-    codes = np.arange(256)
-    return [
-        ((((codes * 3**digit) & 255) * 3 >> 8).astype(np.int8) - np.int8(1)).astype(np.int8).tobytes()
-        for digit in range(5)
-    ]
+_POWERS = np.repeat(3 ** np.array([*range(5), *range(5), *range(4)]), [32] * 5 + [16] * 5 + [4] * 4).astype(np.uint8)
 
 
 def _tq1_0(b: Array, out: Array) -> None:
-    n = len(b)
+    """Five digits in base 3 are in a byte: the product with a power of 3, below 256, has one of them in its thirds."""
+    codes = np.empty((len(b), 256), np.uint8)
     for start, stop, place, digits in ((0, 32, 0, 5), (32, 48, 160, 5), (48, 52, 240, 4)):
-        raw, run = _bytes(b, start, stop).tobytes(), stop - start
-        for digit, table in enumerate(_ternary()[:digits]):
-            codes = np.frombuffer(raw.translate(table), np.int8).reshape(n, run)
-            out[:, place + digit * run : place + (digit + 1) * run] = codes
-    out *= _half(b, 52)
+        run = stop - start
+        columns, raw = codes.view(f"V{run}"), _bytes(b, start, stop)
+        for at in range(place // run, place // run + digits):
+            _place(columns, raw, at)
+    codes *= _POWERS
+    digit = (codes >= 86).view(np.int8)  # 86 * 3 >= 256, and 171 * 3 >= 512
+    digit += codes >= 171
+    out[...] = _shifted(digit, 1)
+    _times(out, _half(b, 52))
 
 
 def _tq2_0(b: Array, out: Array) -> None:
-    n = len(b)
-    placed = out.reshape(n, 2, 4, 32)
-    for at, plane in enumerate(_planes(_words(b, 0, 64), 2, _LOW2)):
-        placed[:, :, at] = plane.reshape(n, 2, 32)
-    out -= np.float32(1)
-    out *= _half(b, 64)
+    out[...] = _shifted(_quarters(b, 0), 1)
+    _times(out, _half(b, 64))
 
 
 def _iq4_xs(b: Array, out: Array) -> None:
@@ -403,11 +441,6 @@ def _sub_scales(b: Array, start: int, stop: int) -> Array:
     scales = np.empty((len(b), 2 * (stop - start)), np.uint8)
     scales[:, ::2], scales[:, 1::2] = b[:, start:stop] & np.uint8(15), b[:, start:stop] >> np.uint8(4)
     return scales
-
-
-def _times(out: Array, factors: Array) -> None:
-    scaled = out.reshape(*factors.shape, -1)
-    np.multiply(factors[..., None], scaled, out=scaled)
 
 
 def _iq2_xxs(b: Array, out: Array) -> None:
