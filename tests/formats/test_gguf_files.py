@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -357,6 +358,25 @@ def test_a_hostile_header_is_refused_by_rule(case: str) -> None:
     with pytest.raises(kind) as caught:
         bs.open(raw)
     assert caught.value.rule == rule
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_strings_of_a_vocabulary_are_passed_as_if_one_by_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("burnstore.formats.gguf.header._WINDOW", 1 << (9 + seed))
+    rng = np.random.default_rng(seed)
+    texts = []
+    for number in range(3000):  # text, bytes with zeros, empty, longer than a byte can count
+        length = int(rng.choice([0, 1, 3, 7, 255, 256, 700])) if number % 7 == seed else int(rng.integers(1, 9))
+        texts.append(bytes(length) if number % 11 == seed else rng.integers(97, 123, length, np.uint8).tobytes())
+    value = struct.pack("<IQ", 8, len(texts)) + b"".join(map(string, texts))
+    with bs.open(packed([], [pair(b"tokens", 9, value), pair(b"after", 4, bytes(4))])) as file:
+        assert file.metadata["after"] == "0"
+        assert [text.encode() for text in json.loads(file.metadata["tokens"])] == texts
+    at = value.index(string(texts[2000]), 1000)
+    hostile = value[:at] + struct.pack("<Q", 2**63) + value[at + 8 :]
+    with pytest.raises(BurnstoreError) as refused:
+        bs.open(packed([], [pair(b"tokens", 9, hostile)]))
+    assert refused.value.rule == "GG-03"
 
 
 def test_every_prefix_of_a_file_is_refused_or_lacks_only_padding(tmp_path: Path) -> None:

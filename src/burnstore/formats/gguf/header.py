@@ -45,9 +45,40 @@ TYPE_NUMBERS = {name: number for number, name in TYPE_NAMES.items()}
 _U32, _U64 = struct.Struct("<I").unpack_from, struct.Struct("<Q").unpack_from
 _START = struct.Struct("<4sIQQ")
 _FIRST_READ = 64 << 10
+_LARGE = 1 << 20  # bytes of a header: from here on, few more are read than are needed
+_WINDOW = 1 << 18  # bytes in which strings are looked for together
+_FEW = 64  # strings that are passed one by one before it is tried again to pass many together
 _MOST_DEPTH = 4  # of arrays in arrays; no known writer nests them
 _LEAST_PAIR = 8 + 4 + 1  # a key of no characters, its type and one byte
 _LEAST_TENSOR = 8 + 4 + 4 + 8
+
+
+class _Chain:
+    """Strings that follow one another, found for all of a range of bytes together.
+
+    The length of a string below 256 is a byte and seven zeros, which text does not have. From a place that is the
+    length of a string, the next such place is proved to be one if it is where the string ends.
+    """
+
+    def __init__(self, raw: bytes, start: int) -> None:
+        self.start = start
+        window = np.frombuffer(raw, np.uint8, min(len(raw) - start, _WINDOW), start)
+        self.stop = start + len(window) - 8  # from here on, a length may be cut off
+        zeros = window == 0
+        for step in (1, 2, 3):  # two, four, then seven zeros in a row
+            zeros = zeros[:-step] & zeros[step:]
+        self.places = np.flatnonzero(zeros[1:])
+        self.ends = self.places + 8 + window[self.places]
+        self.breaks = np.flatnonzero(np.append(self.ends[:-1] != self.places[1:], True)[: len(self.ends)])
+
+    def follow(self, at: int, most: int) -> tuple[int, int]:
+        """Return how many strings from here on are known, at most this many, and where the last of them ends."""
+        first = int(np.searchsorted(self.places, at - self.start))
+        if first == len(self.places) or self.places[first] != at - self.start:
+            return 0, at
+        last = int(self.breaks[np.searchsorted(self.breaks, first)])
+        count = min(last + 1 - first, most)
+        return count, self.start + int(self.ends[first + count - 1])
 
 
 class Header:
@@ -76,7 +107,7 @@ class Header:
             )
         if stop > self.most:
             raise LimitError(f"a header of more than {self.most} bytes", rule="GG-02", offset=self.at)
-        size = min(self.most, max(stop, 4 * len(self.raw)))
+        size = min(self.most, max(stop, len(self.raw) * (4 if len(self.raw) < _LARGE else 2)))
         self.raw += self.source.read_at(len(self.raw), size - len(self.raw))
 
     def u32(self, what: str) -> int:
@@ -103,10 +134,17 @@ class Header:
         self._check_count(count, 8, what)
         done = 0
         while done < count:
-            raw, at, most = self.raw, self.at, len(self.raw) - 8
+            raw, at, most, chain = self.raw, self.at, len(self.raw) - 8, None
             while done < count and at <= most:
-                at += 8 + _U64(raw, at)[0]
-                done += 1
+                passed = 0
+                if count - done > _FEW:
+                    chain = chain if chain is not None and at <= chain.stop else _Chain(raw, at)
+                    passed, at = chain.follow(at, count - done)
+                    done += passed
+                stop = done if passed >= _FEW else min(done + _FEW, count)
+                while done < stop and at <= most:
+                    at += 8 + _U64(raw, at)[0]
+                    done += 1
             self.need(at - self.at, what)
             if done < count:
                 self.need(8, what)
