@@ -1,4 +1,4 @@
-"""Numbers that a model holds outside of its tensors: `save`, `collect` and `diff` list the same, and none is lost."""
+"""Numbers that a model holds outside of its tensors: every verb lists the same, and none is lost."""
 
 from __future__ import annotations
 
@@ -206,7 +206,67 @@ def test_other_parts_of_checkpoints_are_compared_before_they_are_called_equal(tm
     assert bs.diff(tmp_path / "a.pt", tmp_path / "c.pt", top_level_key="state_dict").is_equal
 
 
-@pytest.mark.parametrize("verb", [bs.verify, bs.report, bs.open])
-def test_verbs_of_files_refuse_a_model_and_name_the_way(verb: Any) -> None:
-    with pytest.raises(TypeError, match="save a model first"):
+@pytest.mark.parametrize("verb", [bs.inspect, bs.scan, bs.open])
+def test_verbs_of_files_refuse_a_model(verb: Any) -> None:
+    with pytest.raises(TypeError, match="a path"):
         verb(Net())
+
+
+@pytest.mark.parametrize("place", HIDING)
+def test_verify_and_report_walk_a_model_as_save_does(place: str) -> None:
+    model = HIDING[place](torch.ones(1))
+    collected = bs.collect(model)
+    names = [snapshot.path for snapshot in collected]
+    verified, reported = bs.verify(model), bs.report(model).files[0]
+    assert [tensor.name for tensor in verified.tensors] == names
+    assert [tensor.name for tensor in reported.inspection.tensors] == names
+    for notes in (verified.notes, reported.notes):
+        assert {note.subject for note in notes} == set(collected.left_out)
+    hidden = [why for why in collected.left_out.values() if "not persistent" not in why]
+    assert verified.ok == (not hidden)
+    assert len(verified.warnings) == len(hidden)
+
+
+def test_verify_checks_the_values_of_a_model() -> None:
+    model = Net()
+    assert bs.verify(model)
+    assert bs.verify(model).layout == "torch"
+    model.twin = nn.Linear(2, 2)
+    model.twin.weight = model.fc.weight
+    digests = {tensor.name: tensor.digest for tensor in bs.verify(model, digests=True).tensors}
+    assert digests["twin.weight"] == digests["fc.weight"] != digests["twin.bias"]
+    assert bs.verify(model, digests=True).digest is None  # there is no file
+    with torch.no_grad():
+        model.fc.bias[0] = torch.inf
+    found = bs.verify(model)
+    assert not found
+    assert [tensor.name for tensor in found.tensors if not tensor.is_finite] == ["fc.bias"]
+    assert bs.report(model).found
+    meta = bs.verify(nn.Linear(2, 2, device="meta"))
+    assert not meta.is_whole
+    assert all("meta device" in str(tensor.error) for tensor in meta.tensors)
+    assert bs.verify({"w": np.ones(2)})
+    assert bs.verify(bs.collect(Net()))
+
+
+def test_verify_and_report_of_no_model_are_refused(tmp_path: Path) -> None:
+    for verb in (bs.verify, bs.report):
+        for given in (None, 5, object(), {}, [], nn.ReLU()):
+            with pytest.raises(TypeError, match="model"):
+                verb(given)
+        assert verb({}, allow_empty=True)
+    bs.save(Net(), tmp_path / "m.bpk")
+    with bs.open(tmp_path / "m.bpk") as file, pytest.raises(TypeError, match="pass the path"):
+        bs.verify(file)  # its tensors alone would leave out the checks of the format
+    with pytest.raises(TypeError, match="digests=True"):
+        bs.verify(Net(), digest="sha256:" + 64 * "0")
+
+
+def test_a_report_compares_a_model_with_a_file_of_another_layout(tmp_path: Path) -> None:
+    model = Net()
+    bs.save(model, tmp_path / "m.bpk")
+    assert not bs.report(model, tmp_path / "m.bpk").found
+    found = bs.report(tmp_path / "m.bpk", Net(hidden=torch.ones(1)), output=tmp_path / "page.html")
+    assert found.found
+    assert "left out: hidden" in str(found.diff)
+    assert "left out: hidden" in (tmp_path / "page.html").read_text()

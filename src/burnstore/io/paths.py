@@ -96,6 +96,8 @@ def as_path(path: Any, storage_options: Mapping[str, Any] | None = None) -> str:
         return path
     if is_file_object(path):
         return OpenFile(path)
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise TypeError(f"expected a path, got {type(path).__name__}")
     text = os.fsdecode(path)
     if is_url(text):
         return location_of(text, storage_options)

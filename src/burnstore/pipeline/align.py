@@ -77,7 +77,11 @@ def _input(given: Any, name: str, limits: Limits | None, top_level_key: str | No
     if isinstance(given, (bytes, bytearray, memoryview)) or is_path(given):
         file = open_checkpoint(given, limits=limits, top_level_key=top_level_key)
         return input_of_file(opened.enter_context(file))
-    shown = f"<{name}: {type(given).__name__}>"
+    return input_of_model(given, f"<{name}: {type(given).__name__}>")
+
+
+def input_of_model(given: Any, shown: str) -> Input:
+    """Return a model, a mapping or a list of snapshots as an input, with what a walk of it leaves out."""
     if isinstance(given, (list, tuple)) and all(isinstance(each, TensorSnapshot) for each in given):
         return replace(input_of_snapshots(shown, given), left_out=getattr(given, "left_out", {}))
     if isinstance(given, Mapping) and given and all(isinstance(each, TensorSnapshot) for each in given.values()):

@@ -182,6 +182,8 @@ def layout_evidence(file: Checkpoint, given: Layout | None) -> str | None:
     if file.format == "safetensors" and file.layout is not None:
         key = "producer" if file.layout == "burn" and "producer" in metadata else "format"
         return f"layout {file.layout}: the metadata has {key}={metadata.get(key, '')}"
+    if file.format == "model":
+        return None if file.layout is None else f"layout {file.layout}: the model has it"
     return None if file.layout is None else f"layout {file.layout}: {file.format} files have it"
 
 

@@ -9,7 +9,7 @@ receipt    on request: what was read, done and written, with digests, beside the
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from inspect import signature
@@ -528,7 +528,8 @@ def _has_pieces(file: Checkpoint) -> bool:
 
 
 def _paths(source: Path | Sequence[Path]) -> list[str]:
-    if hasattr(source, "read") and not is_path(source):  # a stream without positions
+    is_several = isinstance(source, Iterable) and not isinstance(source, (bytes, bytearray, memoryview))
+    if not is_path(source) and (hasattr(source, "read") or not is_several):  # or it is a stream without positions
         raise TypeError(f"expected a path or several, got {type(source).__name__}")
     several = [source] if is_path(source) else list(source)  # type: ignore[arg-type]  # is_path is no type guard
     if not several:

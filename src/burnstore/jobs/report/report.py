@@ -13,11 +13,12 @@ from ... import __version__
 from ...checkpoint import Checkpoint, open_checkpoint
 from ...errors import BurnstoreError, entry_point, located
 from ...io.atomic import atomic_file
-from ...io.paths import as_path, base_name, is_remote, with_options
+from ...io.paths import as_path, base_name, is_path, is_remote, with_options
 from ...io.workers import Workers
 from ...limits import Limits, check_options
 from ...pipeline.ends import UNKNOWN_LAYOUT, layout_evidence
 from ...pipeline.kinds import MODULES_KEY
+from ...pipeline.model_tensors import ModelTensors
 from ...pipeline.options import FilterLike, Pipeline, RenameLike, RulesLike
 from ...pipeline.write import check_apart, files_read
 from ...progress import Progress, ProgressLike, progress_from
@@ -31,7 +32,6 @@ from .image import Image, image_of
 from .page import page
 from .profile import Profile, all_profiles
 
-File = str | os.PathLike[str] | bytes | bytearray | memoryview
 Outcome = tuple[Profile | None, str | None]
 """The profile of a tensor, or the reason why it has none; neither if no statistics were asked for."""
 
@@ -134,8 +134,8 @@ class Report(Result):
 
 @entry_point("report")
 def report(
-    file: File,
-    other: File | None = None,
+    file: Any,
+    other: Any = None,
     *,
     output: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
@@ -158,13 +158,15 @@ def report(
     storage_options: Mapping[str, Any] | None = None,
     pipeline: Pipeline | None = None,
 ) -> Report:
-    """Report on a file, or on two and their differences, as data and as a page for a browser.
+    """Report on a file or a model, or on two and their differences, as data and as a page for a browser.
 
     Every tensor is read in parts; ``stats=False`` reads only headers, unless two files are compared. ``executor`` is
     None for threads, a number of processes, or an executor like those of ``concurrent.futures``; ``progress`` is called
     with bytes. A tensor whose values cannot be read has a problem instead of statistics. The options from
     ``tolerance`` on are those of `burnstore.diff`, for two files. A file without tensors needs attention (``found``),
     unless ``allow_empty=True``.
+
+    A model, as `save` takes it, has the same tensors here as there, and its notes have what `save` would leave out.
 
     If ``output`` is given, the page is written there atomically; whether that is possible is checked before the work.
     Errors are those of `burnstore.open`, `burnstore.diff` and `Report.save`.
@@ -203,10 +205,15 @@ def report(
     if options and other is None:
         raise TypeError(f"{next(iter(options))} is an option for two files, got one file")
     file, other, output = with_options(storage_options, file, other, output)
-    sources = [each for each in (file, other) if each is not None]
+    sources = [file] if other is None else [file, other]
     with ExitStack() as held:
-        checkpoints = [
-            held.enter_context(open_checkpoint(each, limits=limits, top_level_key=top_level_key)) for each in sources
+        checkpoints: list[Checkpoint] = [
+            held.enter_context(
+                open_checkpoint(each, limits=limits, top_level_key=top_level_key)
+                if is_path(each) or isinstance(each, (bytes, bytearray, memoryview, Checkpoint))
+                else ModelTensors(each, allow_empty=allow_empty)
+            )
+            for each in sources
         ]
         scratch = None
         if output is not None:
@@ -215,7 +222,12 @@ def report(
         with progress_from(progress) as advance:
             if other is not None:
                 options = {**options, **({"allow_empty": True} if allow_empty else {})}
-            compared = diff(*checkpoints, executor=executor, progress=advance, **options) if other is not None else None
+            # A model also has the kinds of its modules, which its tensors alone do not have.
+            sides = [
+                given if isinstance(each, ModelTensors) else each
+                for given, each in zip(sources, checkpoints, strict=True)
+            ]
+            compared = diff(*sides, executor=executor, progress=advance, **options) if other is not None else None
             files = _profile_files(checkpoints, advance, executor) if stats else map(_describe, checkpoints)
             read = (*(file.name for each in checkpoints for file in files_read(each)), *_paths_in(like, rules))
             found = Report(

@@ -111,6 +111,7 @@ def scan(
     """
     check_options(limits=limits, allow_empty=allow_empty)
     (shown,) = with_options(storage_options, path)
+    shown = as_path(shown)
     if is_folder(shown):
         files = tuple(scan_files(shown, limits=limits))
         worst = {verdict: place for place, verdict in enumerate((CLEAN, ERROR, SUSPICIOUS, DANGEROUS))}

@@ -38,6 +38,7 @@ from ...io.sizes import TASK_BYTES
 from ...io.source import Source
 from ...io.workers import MemoryBudget, Workers, checked_workers, in_batches, in_runs, run_tasks
 from ...limits import Limits, check_options
+from ...pipeline.model_tensors import ModelTensors
 from ...progress import Advance, Progress, ProgressLike, progress_from
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
@@ -76,7 +77,7 @@ class TensorCheck(Plain):
 
 @dataclass(frozen=True, slots=True)
 class Verification(Result):
-    """The findings about a file, a set of shards, or a folder.
+    """The findings about a file, a set of shards, a folder, or a model.
 
     ``errors`` break a rule of the format. ``warnings`` break none, but no known writer produces them. ``notes`` concern
     how the tensors were found. ``digest`` is that of the whole file, if wanted, and ``expected`` the required one.
@@ -132,7 +133,7 @@ class Verification(Result):
 
 @entry_point("verify")
 def verify(
-    path: str | os.PathLike[str],
+    path: Any,
     *,
     digest: str | None = None,
     digests: bool = False,
@@ -156,6 +157,10 @@ def verify(
 
     Broken files are reported in the result. Errors of the system, such as FileNotFoundError, are raised.
 
+    Instead of a path it takes a model, as `save` does, or snapshots: every tensor is read and its values are checked.
+    ``notes`` have what `save` would leave out, and numbers that are in no tensor of the model are warned about, unless
+    they are buffers that are not persistent. A model has no digest; ``digests=True`` returns those of its tensors.
+
     >>> import tempfile, numpy as np, burnstore as bs
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     saved = bs.save({"w": np.array([1, np.nan], np.float32)}, f"{folder}/model.bpk")
@@ -166,10 +171,7 @@ def verify(
     """
     check_options(limits=limits, digests=digests, allow_empty=allow_empty)
     if not is_path(path) and not isinstance(path, bytes):
-        raise TypeError(
-            f"verify takes the path of a file or folder, got {type(path).__name__}; save a model first, and "
-            "compare the file with it: verify(save(model, path).path), diff(model, path)"
-        )
+        return _verify_model(path, digest, digests, allow_empty, executor, progress)
     (shown,) = with_options(storage_options, path)
     results = verify_each(
         shown, digest, digests, allow_empty=allow_empty, executor=executor, progress=progress, limits=limits
@@ -178,6 +180,22 @@ def verify(
     if len(files) == 1 and (not is_folder(shown) or _is_about(shown, files[0])):
         return files[0]
     return Verification(shown, files=files, file_size=sum(file.file_size for file in files))
+
+
+def _verify_model(
+    model: Any, digest: str | None, digests: bool, allow_empty: bool, executor: Workers, progress: ProgressLike | None
+) -> Verification:
+    if isinstance(model, (Checkpoint, bytearray, memoryview)):
+        raise TypeError(f"expected a path or a model, got {type(model).__name__}; pass the path of the file")
+    if digest is not None:
+        raise TypeError("digest is that of a file, got a model; pass digests=True for the digests of its tensors")
+    checked_workers(executor)
+    tensors = ModelTensors(model, allow_empty=allow_empty)
+    with progress_from(progress) as report:
+        found = _Work(tensors, None, digests=digests).run(tensors.path, executor, report)
+    hidden = tuple(f"not verified: {note}" for note in found.notes if note_kind(note) == "left out")
+    kept = tuple(note for note in found.notes if not allow_empty or note_kind(note) != "empty")
+    return replace(found, notes=kept, warnings=(*found.warnings, *hidden))
 
 
 def verify_each(
@@ -376,7 +394,7 @@ class _Work:
         if expected is not None or digests:
             algorithm = "sha256" if expected is None else expected.partition(":")[0]
             is_one_file = all(checkpoint.file_of(name) == checkpoint.path for name in checkpoint)
-            if is_one_file:
+            if is_one_file and not isinstance(checkpoint, ModelTensors):
                 self.tasks.append(_FileDigest(checkpoint._source, algorithm))
             elif expected is not None:
                 raise UnsupportedError(
