@@ -218,6 +218,7 @@ class _Machine:
     def follow(self, position: int) -> None:  # noqa: C901
         """Follow the opcodes; return at STOP, raise where Python would."""
         data, trace = self._data, self._trace
+        size = len(data)
         stack: list[Any] = []
         marks: list[list[Any]] = []
         memo: dict[int, Any] = {}
@@ -226,23 +227,41 @@ class _Machine:
             if trace.end < frame_end < position:
                 self.crossing = self.crossing or self.find_crossing(trace.end)
             trace.end = position
-            if position >= len(data):
+            if position >= size:
                 raise _CutError
             op = data[position]
             position += 1
-            if op in _FIXED:
+            # The memo's opcodes are half of a checkpoint's pickle: they come first, and no function is called.
+            if op == 0x72:  # LONG_BINPUT
+                (key,) = _U32(data, position)
+                position += 4
+                memo[key] = stack[-1]
+            elif op == 0x68 or op == 0x71:  # BINGET, BINPUT
+                if position == size:
+                    raise _CutError
+                key = data[position]
+                position += 1
+                if op == 0x71:
+                    memo[key] = stack[-1]
+                else:
+                    stack.append(_used(_remembered(memo, key)))
+            elif op in _FIXED:
                 position += _FIXED[op]
                 stack.append(_DATA)
-            elif op in (0x71, 0x72, 0x94, 0x70):  # BINPUT, LONG_BINPUT, MEMOIZE, PUT
-                key, position = (len(memo), position) if op == 0x94 else _memo_key(data, op, position)
-                if key < 0:
+            elif op == 0x94:  # MEMOIZE
+                memo[len(memo)] = stack[-1]
+            elif op == 0x6A:  # LONG_BINGET
+                (key,) = _U32(data, position)
+                position += 4
+                stack.append(_used(_remembered(memo, key)))
+            elif op == 0x70 or op == 0x67:  # PUT, GET
+                key, position = _written_key(data, position)
+                if op == 0x67:
+                    stack.append(_used(_remembered(memo, key)))
+                elif key < 0:
                     raise _StopError
-                memo[key] = stack[-1]
-            elif op in (0x68, 0x6A, 0x67):  # BINGET, LONG_BINGET, GET
-                key, position = _memo_key(data, op, position)
-                if key not in memo:
-                    raise _StopError
-                stack.append(_used(memo[key]))
+                else:
+                    memo[key] = stack[-1]
             elif op in _COUNTED:
                 begin, position = _counted(data, op, position)
                 stack.append(self._string(op, begin, position))
@@ -490,13 +509,13 @@ def _last_line(data: bytes, position: int) -> tuple[bytes, int]:
     return data[position:end], end + 1
 
 
-def _memo_key(data: bytes, op: int, position: int) -> tuple[int, int]:
-    if op in b"qh":
-        if position >= len(data):
-            raise _CutError
-        return data[position], position + 1
-    if op in b"rj":
-        return _U32(data, position)[0], position + 4
+def _remembered(memo: dict[int, Any], key: int) -> Any:
+    if key not in memo:
+        raise _StopError
+    return memo[key]
+
+
+def _written_key(data: bytes, position: int) -> tuple[int, int]:
     line, position = _line(data, position)
     return int(line.partition(b"\0")[0]), position
 

@@ -403,6 +403,7 @@ class _Work:
         checks = sorted(checkpoint.checks(), key=lambda check: -check.nbytes)  # the longest first, for balance
         self.tasks += [_Checks(batch) for batch in in_batches(checks, lambda check: check.nbytes, TASK_BYTES)]
         every = [tensor.local() for tensor in checkpoint.values()]
+        self._pieces = [tensor for tensor in every if tensor.piece is not None]
         self._plan = plan_reads(every)
         tensors = [every[at] for at in self._plan.alone]
         room = MemoryBudget.for_each_of(tensor.bytes_held for tensor in tensors)
@@ -438,7 +439,7 @@ class _Work:
     def _notes(self) -> Iterator[Note]:
         if not len(self._checkpoint) and not self._checkpoint.scalars:
             yield Note("empty", "the file contains no tensors: only its header was verified")
-        pieces = [tensor for tensor in self._checkpoint.values() if tensor.piece is not None]
+        pieces = self._pieces
         if pieces and pieces[0].piece is not None:
             text = (
                 f"{len(pieces)} tensors are parts of others, and only their own bytes were verified: "
