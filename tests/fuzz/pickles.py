@@ -524,9 +524,9 @@ def _mutated(data: bytes, random: Random) -> bytes:
 # --- holes, planted to see that they are found ------------------------------------------------------------------------
 
 
-def _strict_numbers(data: bytes, op: int, position: int) -> tuple[int, int]:
-    key, after = _memo_key(data, op, position)
-    if op in b"gp" and not data[position : after - 1].isdigit():
+def _strict_numbers(data: bytes, position: int) -> tuple[int, int]:
+    key, after = _written_key(data, position)
+    if not data[position : after - 1].isdigit():
         raise tracer._StopError
     return key, after
 
@@ -537,9 +537,9 @@ def _tuples_only(machine: Any, function: Any, args: Any) -> Any:
     return _called(machine, function, args)
 
 
-_memo_key, _called = tracer._memo_key, tracer._Machine._called
+_written_key, _called = tracer._written_key, tracer._Machine._called
 HOLES: dict[str, tuple[Any, str, Any]] = {
-    "numbers of the memo are digits": (tracer, "_memo_key", _strict_numbers),
+    "numbers of the memo are digits": (tracer, "_written_key", _strict_numbers),
     "arguments are tuples": (tracer._Machine, "_called", _tuples_only),
     "lines have an end": (tracer, "_last_line", tracer._line),
     "frames do not matter": (tracer._Machine, "find_crossing", lambda machine, at: None),
