@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 import burnstore as bs
+from burnstore.formats.base import WriteOptions
+from burnstore.pipeline import write
 from burnstore.tensor.snapshot import TensorSnapshot
 from burnstore.tensor.sources import Data
 
@@ -64,3 +66,8 @@ def with_broken(tensors: list[TensorSnapshot], name: str, fails: Callable[[], No
         TensorSnapshot(each.path, each.dtype, each.shape, Broken(each._data, fails)) if each.path == name else each
         for each in tensors
     ]
+
+
+def assemble(tensors: Any, path: Any, format: Any, *, metadata: Any, ties: Any = None, **how: Any) -> Any:
+    """`burnstore.pipeline.write.assemble` with the options of writing by name."""
+    return write.assemble(tensors, path, format, WriteOptions(**how), metadata=metadata, ties=ties)

@@ -101,11 +101,10 @@ import os, signal, sys
 import distributed
 import burnstore as bs
 from burnstore.jobs.convert.receipt import check_receipt
-from burnstore.pipeline.write import assemble
 from burnstore.formats.registry import format_named
 from burnstore.tensor.snapshot import TensorSnapshot
 sys.path.insert(0, sys.argv[3])
-from assembled import die, refuse, with_broken
+from assembled import assemble, die, refuse, with_broken
 
 def refused(kind, text, call, *arguments, **options):
     try:

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from .errors import BurnstoreWarning, entry_point, located, refuse_unknown
+from .formats.base import WriteOptions
 from .formats.registry import format_for_path, format_named
 from .io.atomic import refuse_existing
 from .io.gc_pause import gc_paused
 from .io.paths import as_path, with_options
 from .limits import Limits, check_options
 from .pipeline.options import AdapterLike, FilterLike, Pipeline, RenameLike, RulesLike, pipeline_of, refuse_unused
-from .pipeline.save import SaveResult, WriteOptions, plan_of, save_plan
+from .pipeline.save import SaveResult, plan_of, save_plan
 from .progress import ProgressLike, progress_from
 from .tensor.data import Array, TensorData
 from .tensor.dtype import DType
@@ -94,18 +95,19 @@ def save(
         chosen = format_for_path(path, format)
         if max_shard_size is None:
             refuse_existing(path, overwrite=overwrite)
+        if burn_version is not None:
+            format_options["burn_version"] = burn_version
         how = WriteOptions(
             overwrite=overwrite,
             durable=durable,
             limits=limits,
             progress=report,
             max_shard_size=max_shard_size,
-            burn_version=burn_version,
             format_options=format_options,
         )
-        refuse_unknown("save", how.for_format, save, chosen.plan)
+        refuse_unknown("save", format_options, save, chosen.plan)
         with gc_paused():
-            plan, texts = plan_of(tensors, chosen, _metadata(metadata), chosen_pipeline, how.for_format)
+            plan, texts = plan_of(tensors, chosen, _metadata(metadata), chosen_pipeline, format_options)
         return save_plan(plan, path, chosen, texts, how)[0]
 
 
@@ -149,7 +151,7 @@ def serialize(
         allow_empty=allow_empty,
     )
     with gc_paused():
-        plan, texts = plan_of(tensors, chosen, _metadata(metadata), chosen_pipeline, how.for_format)
+        plan, texts = plan_of(tensors, chosen, _metadata(metadata), chosen_pipeline, format_options)
     result, written = save_plan(plan, None, chosen, texts, how)
     assert written is not None
     left_out = [f"left out: {name} ({why})" for name, why in result.left_out.items() if note_kind(why) != "filtered"]

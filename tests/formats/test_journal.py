@@ -14,10 +14,8 @@ import numpy as np
 import pytest
 
 import burnstore as bs
-from assembled import arrays, nothing_left, refuse, same_tensors, with_broken
+from assembled import arrays, assemble, nothing_left, refuse, same_tensors, with_broken
 from burnstore.formats.registry import format_named
-from burnstore.formats.sharded.write import Journal
-from burnstore.pipeline.write import assemble
 from burnstore.tensor.snapshot import TensorSnapshot
 
 SAFETENSORS = format_named("safetensors")
@@ -47,7 +45,7 @@ def sharded(tensors: list[TensorSnapshot], path: Path, *, resume: bool, **option
         SAFETENSORS,
         metadata=None,
         max_shard_size="4MB",
-        journal=Journal(str(path), resume=resume),
+        resume=resume,
         **options,
     )
 

@@ -17,13 +17,12 @@ import numpy as np
 import pytest
 
 import burnstore as bs
-from assembled import Broken, arrays, die, nothing_left, refuse, same_tensors, with_broken
+from assembled import Broken, arrays, assemble, die, nothing_left, refuse, same_tensors, with_broken
 from burnstore.formats.registry import format_named
 from burnstore.formats.safetensors import writer
 from burnstore.io import atomic
 from burnstore.io.workers import checked_workers
 from burnstore.pipeline import write as assembly
-from burnstore.pipeline.write import assemble
 from burnstore.tensor.snapshot import TensorSnapshot
 from burnstore.transforms.axes import joined, sliced, transposed
 from burnstore.transforms.precision import cast
@@ -320,6 +319,7 @@ import burnstore as bs
 from burnstore.io import workers as execution
 from burnstore.pipeline import write as assembly
 from burnstore.pipeline.write import assemble
+from burnstore.formats.base import WriteOptions
 from burnstore.formats.registry import format_named
 from burnstore.formats.safetensors import writer
 
@@ -331,8 +331,8 @@ if __name__ == "__main__":
             os.kill(os.getpid(), signal.SIGINT)
     with bs.open(source) as f:
         try:
-            assemble(list(f.values()), target, format_named("burnpack"), metadata={}, overwrite=True,
-                     workers=int(workers) or None, progress=progress)
+            how = WriteOptions(overwrite=True, workers=int(workers) or None, progress=progress)
+            assemble(list(f.values()), target, format_named("burnpack"), how, metadata={})
         except KeyboardInterrupt:
             left = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
             print("interrupted", [name for name in left if name.startswith("burnstore")])

@@ -13,6 +13,7 @@ import numpy as np
 from ..errors import CorruptError, FormatError, printable
 from ..io.gather import Column
 from ..io.source import Source
+from ..io.workers import Workers
 from ..limits import Limits
 from ..progress import Progress
 from ..tensor.data import Shape
@@ -344,6 +345,41 @@ class HoldsScalars(Protocol):
     holds_scalars: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """How files are written: nothing here changes the values in them."""
+
+    overwrite: bool = False
+    durable: bool = True
+    verify: bool = True
+    """Whether every tensor is read back and compared before the file gets its name."""
+
+    digests: bool = False
+    """Whether the SHA-256 of each tensor is wanted, which needs ``verify``."""
+
+    expected: Mapping[str, str] | None = None
+    """The SHA-256 that each tensor must have, by its name."""
+
+    max_shard_size: int | str | None = None
+    resume: bool | None = None
+    """Whether a save into shards continues an interrupted one; None keeps no journal of it."""
+
+    workers: Workers = None
+    in_order: bool = False
+    """Whether this thread writes the file from front to back, as for the tensors of a model: a GPU's are fetched in
+    that order, and functions that make tensors need not be safe in threads. Needs ``verify=False``."""
+
+    limits: Limits | None = None
+    progress: Progress | None = None
+    format_options: Mapping[str, Any] = field(default_factory=dict)
+    """The options that the format's own plan takes."""
+
+    @property
+    def bounds(self) -> Limits:
+        """The limits, those of the library if none were given."""
+        return self.limits or Limits()
+
+
 class WriteOne(Protocol):
     """How a planned file is written."""
 
@@ -358,11 +394,7 @@ class WritesFolder(Protocol):
         self,
         tensors: Sequence[TensorSnapshot],
         path: str,
-        limits: Limits,
-        *,
-        overwrite: bool,
-        durable: bool,
-        progress: Progress | None,
+        how: WriteOptions,
         write: WriteOne,
         prove: Callable[[str], None] | None = None,
     ) -> list[str]:

@@ -1,4 +1,4 @@
-"""Write a planned file: the bytes of its tensors in order, into a file that is complete or not there.
+"""Yield the bytes of a planned file in order.
 
 A copy from a GPU takes as long for a few bytes as for a hundred thousand. So small tensors on a GPU are fetched from
 there together, a few megabytes at a time, and handed out in the order of the file.
@@ -8,32 +8,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 from ..errors import CorruptError, located
-from ..io.atomic import atomic_file
-from ..io.gc_pause import gc_paused
 from ..io.sizes import CHUNK_BYTES
-from ..progress import Progress
 from ..tensor.data import check_bools
 from ..tensor.snapshot import TensorSnapshot
 from .base import WritePlan
 
 _BATCH_BUFFERS = 4096
-_SMALL_FILE_BYTES = 64 << 20
-
-
-def write_file(plan: WritePlan, path: str, *, overwrite: bool, durable: bool, progress: Progress | None) -> None:
-    """Write a planned file, all or nothing."""
-    # The garbage of functions that make the tensors of a small file is small, too.
-    pause = gc_paused() if plan.size <= _SMALL_FILE_BYTES else nullcontext()
-    with atomic_file(path, overwrite=overwrite, durable=durable, size=plan.size) as scratch, pause:
-        for buffers in batches(plan):
-            scratch.write(*buffers)
-            buffers.clear()  # or a tensor would stay in memory while the next one is made
-            if progress is not None:
-                progress(scratch.position, plan.size)
 
 
 def batches(plan: WritePlan) -> Iterator[list[Any]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import BurnstoreError, ModelError, ReadError, SaveError, UnsupportedError, entry_point, located
-from ..formats.base import LAYOUT_KEY
+from ..formats.base import LAYOUT_KEY, WriteOptions
 from ..formats.record.reader import is_record
 from ..formats.record.record import Record
 from ..formats.record.training import RecordKind
@@ -248,17 +248,14 @@ def _migrated(
     if written_layout(chosen) != "burn":
         metadata = {**(metadata or {}), LAYOUT_KEY: "burn"}
     with progress_from(progress) as report:
-        assemble(
-            tensors,
-            destination,
-            chosen,
-            metadata=metadata,
+        how = WriteOptions(
             overwrite=options.overwrite,
             durable=options.durable,
             limits=options.limits,
             progress=report,
-            **more,
+            format_options=more,
         )
+        assemble(tensors, destination, chosen, how, metadata=metadata)
     nbytes = sum(tensor.nbytes for tensor in tensors)
     paths = _paths(record) if kind == "module" else {}
     return Migration(

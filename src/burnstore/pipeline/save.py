@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,19 +16,17 @@ from ..formats.base import (
     QUANTIZATION_KEY,
     STAMPS,
     Format,
-    Shardable,
+    WriteOptions,
     WritesFolder,
     loss_notes,
 )
 from ..formats.sharded.locate import INDEX_SUFFIX
 from ..formats.sharded.read import SET_KEY
-from ..formats.write import batches, write_file
+from ..formats.write import batches
 from ..io.gc_pause import gc_paused
 from ..io.paths import OpenFile, exists
-from ..limits import Limits
 from ..models.bindings import left_out_of
 from ..models.plain import as_text, hidden_tensors
-from ..progress import Progress
 from ..tensor.data import TensorData
 from ..tensor.note import Note, note_kind
 from ..tensor.snapshot import TensorSnapshot
@@ -45,6 +42,7 @@ from .options import AdapterLike, Pipeline
 from .plan import Plan
 from .stored import keep_stored, keeps_stored
 from .ties import ties_of
+from .write import assemble, check_apart, planner
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,33 +69,13 @@ class SaveResult(Result):
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteOptions:
-    """How a file is written: nothing here changes the values in it."""
-
-    overwrite: bool = False
-    durable: bool = True
-    limits: Limits | None = None
-    progress: Progress | None = None
-    max_shard_size: int | str | None = None
-    burn_version: str | None = None
-    format_options: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def for_format(self) -> dict[str, Any]:
-        """The options that the format's own plan takes."""
-        version = {} if self.burn_version is None else {"burn_version": self.burn_version}
-        return {**version, **self.format_options}
-
-
 def save_plan(
     plan: Plan, path: str | None, chosen: Format, metadata: Mapping[str, str] | None, how: WriteOptions
 ) -> tuple[SaveResult, bytes | None]:
     """Write the tensors of a plan into a file, or return them as bytes if there is no path."""
-    limits = how.limits or Limits()
     snapshots = [move.snapshot for move in plan.moves]
     files: Sequence[str] = ()
-    written = None
+    written, zeroed = None, set[str]()
     with located(path=path):
         plan.check_constants()
         if path is not None and any(note.kind == "empty" for note in plan.notes):
@@ -107,38 +85,19 @@ def save_plan(
         with gc_paused():
             ties = ties_of(plan, snapshots, chosen, metadata)
         stored = [each for each in snapshots if each.path not in ties] if ties else snapshots
-        options = {**how.for_format, "ties": ties} if ties else how.for_format
-        if isinstance(chosen, WritesFolder):
-            if path is None:
-                raise UnsupportedError(f"a checkpoint of the format {chosen.name} is a folder, not bytes")
-            if how.max_shard_size is not None:
-                raise TypeError(f"max_shard_size is for SafeTensors; {chosen.name} is written to one file")
-            if metadata:
-                raise UnsupportedError(f"the format {chosen.name} has no place for metadata: {next(iter(metadata))!r}")
-            write = partial(write_file, durable=how.durable)
-            files = chosen.save_folder(
-                stored,
-                path,
-                limits,
-                overwrite=how.overwrite,
-                durable=how.durable,
-                progress=how.progress,
-                write=write,
-            )
-        elif path is None:
-            with gc_paused():
-                planned = chosen.plan(stored, metadata, limits, **options)
-            written = b"".join(buffer for buffers in batches(planned) for buffer in map(bytes, buffers))
-        elif how.max_shard_size is None:
-            with gc_paused():
-                planned = chosen.plan(stored, metadata, limits, **options)
-            write_file(planned, path, overwrite=how.overwrite, durable=how.durable, progress=how.progress)
-            files = [path]
+        if path is not None:
+            in_order = replace(how, verify=False, in_order=True)
+            done = assemble(snapshots, path, chosen, in_order, metadata=metadata, ties=ties)
+            files, zeroed = done.files, done.underflowed
+        elif isinstance(chosen, WritesFolder):
+            raise UnsupportedError(f"a checkpoint of the format {chosen.name} is a folder, not bytes")
         else:
-            files = _save_shards(stored, path, chosen, metadata, limits, how, options)
+            with gc_paused():
+                planned = planner(chosen, how, metadata, ties)(stored, {})
+            written = b"".join(buffer for buffers in batches(planned) for buffer in map(bytes, buffers))
     nbytes = sum(each.nbytes for each in stored)
-    plan.notes += underflow_notes(snapshots)
-    plan.notes += loss_notes(chosen, stored, how.for_format)
+    plan.notes += underflow_notes(() if written is None else snapshots, zeroed)
+    plan.notes += loss_notes(chosen, stored, how.format_options)
     names = tuple(each.path for each in snapshots)
     result = SaveResult(path, chosen.name, plan.layout, names, nbytes, plan.fates, tuple(plan.notes), tuple(files))
     return result, written
@@ -153,35 +112,7 @@ def _check_nothing_replaced(plan: Plan, path: str) -> None:
 def _check_no_shard(snapshots: Sequence[TensorSnapshot], path: str) -> None:
     """Refuse to write a set over one of its shards; a file of its own is replaced as a whole, and may be the target."""
     if indices := {each._data.file for each in snapshots if (each._data.file or "").endswith(INDEX_SUFFIX)}:
-        from .write import check_apart  # not at import: few saves are of sets
-
         check_apart(indices, path)
-
-
-def _save_shards(
-    snapshots: Sequence[TensorSnapshot],
-    path: str,
-    chosen: Format,
-    metadata: Mapping[str, str] | None,
-    limits: Limits,
-    how: WriteOptions,
-    options: Mapping[str, Any],
-) -> list[str]:
-    if not isinstance(chosen, Shardable):
-        raise TypeError(f"max_shard_size is for SafeTensors; {chosen.name} is written to one file")
-    from ..formats.sharded.write import byte_count, save_shards  # not at import: most saves are of one file
-
-    assert how.max_shard_size is not None
-    return save_shards(
-        snapshots,
-        path,
-        byte_count(how.max_shard_size),
-        overwrite=how.overwrite,
-        durable=how.durable,
-        progress=how.progress,
-        plan=lambda shard, own: chosen.plan(shard, {**(metadata or {}), **own} if own else metadata, limits, **options),
-        write=partial(write_file, durable=how.durable),
-    )
 
 
 # --- what can be saved ------------------------------------------------------------------------------------------------

@@ -16,27 +16,26 @@ import os
 import pickle
 import threading
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import sha256
-from itertools import dropwhile
+from itertools import accumulate, dropwhile
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..errors import BurnstoreError, CorruptError, SaveError, located, printable
-from ..formats.base import Format, WritePlan, WritesFolder
+from ..errors import BurnstoreError, CorruptError, SaveError, UnsupportedError, located, printable
+from ..formats.base import Format, Shardable, WriteOptions, WritePlan, WritesFolder
 from ..formats.sharded.locate import INDEX_SUFFIX
-from ..formats.sharded.write import Journal, byte_count, is_of_set, save_shards, set_at
 from ..formats.write import batches
 from ..io.atomic import PortionWriter, SharedScratch, atomic_file, remove_files
 from ..io.gc_pause import gc_paused
 from ..io.opening import open_source
 from ..io.paths import as_path, base_name, folder_of, identity_at, is_remote, real_path
-from ..io.source import InFolder, JoinedSource, same_bytes
+from ..io.source import InFolder, JoinedSource, Source, same_bytes
 from ..io.workers import (
     MemoryBudget,
-    Workers,
     are_local,
     are_threads,
     checked_workers,
@@ -44,7 +43,6 @@ from ..io.workers import (
     persistent,
     run_batches,
 )
-from ..limits import Limits
 from ..progress import Advance, Progress, phase
 from ..tensor.data import check_bools
 from ..tensor.dtype import DType
@@ -57,6 +55,7 @@ if TYPE_CHECKING:
 
 # What is read at a time, so that it is still in a core's cache when it is compared or written.
 _PIECE = 512 << 10
+_SMALL_FILE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,71 +72,70 @@ def assemble(
     tensors: Sequence[TensorSnapshot],
     path: str | os.PathLike[str],
     chosen: Format,
+    how: WriteOptions,
     *,
     metadata: Mapping[str, str] | None,
     ties: Mapping[str, str] | None = None,
-    overwrite: bool = False,
-    durable: bool = True,
-    verify: bool = True,
-    digests: bool = False,
-    expected: Mapping[str, str] | None = None,
-    max_shard_size: int | str | None = None,
-    journal: Journal | None = None,
-    workers: Workers = None,
-    limits: Limits | None = None,
-    progress: Progress | None = None,
-    **options: Any,
 ) -> Assembled:
-    """Save snapshots into a file of this format, or into shards, by tasks for these workers; all or nothing.
+    """Save snapshots into a file of this format, into shards or a folder, all or nothing: the one writer.
 
-    With ``verify`` every tensor is read back and compared before the file gets its name; CorruptError if one differs.
-    With ``digests`` the SHA-256 of each tensor, as proved, comes back by its name; ``expected`` are such digests
-    that they must have. ``ties`` maps tensors to others of the same bytes, under which the format stores them. A
-    ``journal`` lets a save into shards be taken up again. For workers that are not threads the
-    snapshots must be ones that can be pickled: of files, not of functions.
+    CorruptError if a tensor that is read back differs from its source. ``ties`` maps tensors to others of the same
+    bytes, under which the format stores them. For workers that are not threads the snapshots must be ones that can be
+    pickled: of files, not of functions.
     """
-    if (digests or expected is not None) and not verify:
+    if (how.digests or how.expected is not None) and not how.verify:
         raise TypeError("digests require verify=True")
-    path, limits = as_path(path), limits or Limits()
-    if expected is not None and {tensor.path for tensor in tensors} != set(expected):
+    path = as_path(path)
+    if how.expected is not None and {tensor.path for tensor in tensors} != set(how.expected):
         raise CorruptError("tensor names differ from the expected set", path=path)
-    if ties:
-        tensors = [tensor for tensor in tensors if tensor.path not in ties]
-        options["ties"] = ties
-    if not are_threads(checked_workers(workers)):
-        _check_portable(tensors)
-    # One fsync suffices when all writers are local.
-    apart = durable and not are_local(workers)
-    with located(path=path), persistent(workers) as kept:
-        builder = _Builder(chosen, limits, kept, durable, apart, verify, digests, expected)
-        if isinstance(chosen, WritesFolder):
-            if max_shard_size is not None or metadata:
-                problem = "max_shard_size is for SafeTensors" if max_shard_size is not None else "no metadata"
-                raise TypeError(f"{problem}: {chosen.name} is written to one file, without metadata")
-            files = builder.save_folder(chosen, tensors, path, overwrite=overwrite, progress=progress)
-            return Assembled(files, builder.digests_with(ties), builder.underflowed)
-        if max_shard_size is None:
-            with gc_paused():
-                plan = chosen.plan(tensors, metadata, limits, **options)
-            builder.write(plan, path, overwrite=overwrite, progress=progress)
-            return Assembled([path], builder.digests_with(ties), builder.underflowed)
-        if chosen.name != "safetensors":
-            raise TypeError(f"max_shard_size is for SafeTensors; {chosen.name} has one file")
-        files = save_shards(
-            tensors,
-            path,
-            byte_count(max_shard_size),
-            overwrite=overwrite,
-            durable=durable,
-            progress=progress,
-            plan=lambda shard, own: chosen.plan(
-                shard, {**(metadata or {}), **own} if own else metadata, limits, **options
-            ),
-            write=builder.write,
-            prove=builder.prove_again,
-            journal=journal,
-        )
-        return Assembled(files, builder.digests_with(ties), builder.underflowed)
+    stored = [tensor for tensor in tensors if tensor.path not in ties] if ties else tensors
+    if not are_threads(checked_workers(how.workers)):
+        _check_portable(stored)
+    with located(path=path), persistent(how.workers) as kept:
+        writer = FileWriter(how if kept is how.workers else replace(how, workers=kept), chosen)
+        files = _write_files(writer, stored, path, chosen, planner(chosen, how, metadata, ties), metadata)
+        return Assembled(files, writer.digests_with(ties), writer.underflowed)
+
+
+def _write_files(
+    writer: FileWriter,
+    tensors: Sequence[TensorSnapshot],
+    path: str,
+    chosen: Format,
+    plan: Planner,
+    metadata: Mapping[str, str] | None,
+) -> list[str]:
+    how = writer.how
+    if how.max_shard_size is not None and not isinstance(chosen, Shardable):
+        raise TypeError(f"max_shard_size is for SafeTensors; {chosen.name} is written to one file")
+    if isinstance(chosen, WritesFolder):
+        if metadata:
+            raise UnsupportedError(f"the format {chosen.name} has no place for metadata: {next(iter(metadata))!r}")
+        in_parts = FileWriter(replace(how, verify=False), chosen, underflowed=writer.underflowed)
+        prove = partial(writer.prove_folder, tensors) if how.verify else None
+        return chosen.save_folder(tensors, path, how, in_parts.write, prove)
+    if how.max_shard_size is None:
+        with gc_paused():
+            planned = plan(tensors, {})
+        writer.write(planned, path, overwrite=how.overwrite, progress=how.progress)
+        return [path]
+    from ..formats.sharded.write import save_shards  # not at import: most saves are of one file
+
+    return save_shards(tensors, path, how, plan, writer.write, writer.prove_again)
+
+
+Planner = Callable[[Sequence[TensorSnapshot], Mapping[str, str]], WritePlan]
+"""Plan a file of some tensors, with this metadata besides that of all files."""
+
+
+def planner(
+    chosen: Format, how: WriteOptions, metadata: Mapping[str, str] | None, ties: Mapping[str, str] | None
+) -> Planner:
+    """Return the function that plans the files of a format."""
+    options = {**how.format_options, "ties": ties} if ties else how.format_options
+    return lambda tensors, own: chosen.plan(
+        tensors, {**(metadata or {}), **own} if own else metadata, how.bounds, **options
+    )
 
 
 def files_read(source: Checkpoint) -> list[InFolder]:
@@ -153,6 +151,8 @@ def check_apart(inputs: Iterable[Any], target: str, *, shards: bool = False, bes
     ``inputs`` are open files and paths; others (a model, None) are ignored. With ``shards`` the target is written as
     shards, which replace an older set. ``beside`` is another file that is written.
     """
+    from ..formats.sharded.write import is_of_set, set_at  # not at import: few saves are of sets
+
     if beside is not None and (real_path(beside) == real_path(target) or (shards and is_of_set(beside, target))):
         raise SaveError(
             f"a file of {printable(target)} has this name",
@@ -187,6 +187,8 @@ def check_apart(inputs: Iterable[Any], target: str, *, shards: bool = False, bes
 
 def _files_at(path: str) -> dict[tuple[Any, ...], str]:
     """Return what a path stands for, by identity: a file, the files of a folder, the shards of an index."""
+    from ..formats.sharded.write import set_at
+
     paths = [path, *set_at(path.removesuffix(INDEX_SUFFIX))]
     with suppress(OSError):
         paths += [] if is_remote(path) else [os.path.join(path, name) for name in os.listdir(path)]
@@ -214,107 +216,80 @@ def _check_portable(tensors: Sequence[TensorSnapshot]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Builder:
-    """How planned files are written and proved."""
+class FileWriter:
+    """Write planned files, and prove them."""
 
-    format: Format
-    limits: Limits
-    workers: Workers
-    durable: bool
-    flush_apart: bool
-    """Whether each worker flushes what it wrote: then it is on another machine."""
+    how: WriteOptions
+    format: Format | None = None
+    """None for files that have the bytes of the tensors and nothing else, as the units of a job."""
 
-    verify: bool
-    digests: bool
-    expected: Mapping[str, str] | None
     digest_of: dict[str, str] = field(default_factory=dict)
     underflowed: set[str] = field(default_factory=set)
 
     def write(self, plan: WritePlan, path: str, *, overwrite: bool, progress: Progress | None) -> None:
         """Write and prove one file."""
-        placed = list(zip(plan.tensors, plan.offsets, strict=True))
-        room = _room_for(plan)
-        report = Advance(progress, plan.size * (2 if self.verify else 1))
-        if is_remote(path):
-            self._upload(plan, path, room, report, overwrite=overwrite)
-            return
-        with atomic_file(path, overwrite=overwrite, durable=self.durable, size=plan.size) as scratch:
-            place = scratch.shared(plan.size)
-            with place.opened(durable=False) as portion:
-                portion.write_at(0, plan.header)
-            around = plan.around
-            first_crcs = None
-            if around is not None:
-                first_crcs = {offset: around.first_crc(number) for number, offset in enumerate(plan.offsets)}
-            writer = _Writer(place, room, self.flush_apart, first_crcs)
-            with phase("write"):
-                crcs: list[int] = []
-                for _, (found, zeroed) in run_batches(writer, placed, _nbytes, self.workers, advance=report):
-                    crcs += found
-                    self.underflowed.update(zeroed)
-            if plan.around is not None:
-                with place.opened(durable=False) as portion:
-                    for number, (tensor, offset) in enumerate(placed):
-                        portion.write_at(offset + tensor.nbytes, plan.around.after(number, crcs))
-            if self.verify:
-                with (
-                    phase("verify"),
-                    _flushing(place, wanted=self.durable),
-                    open_checkpoint(place.path, format=self.format.name, limits=self.limits) as written,
-                ):
-                    wrong = self._first_wrong(plan.tensors, written, room, report)
+        how, advance = self.how, Advance(progress, plan.size * (2 if self.how.verify else 1))
+        is_object = is_remote(path)
+        with atomic_file(path, overwrite=overwrite, durable=how.durable, size=plan.size) as scratch:
+            if is_object or how.in_order:
+                if is_object and how.verify:
+                    scratch.prove = False  # type: ignore[attr-defined]  # the tensors are compared below
+                self._write_in_order(plan, scratch, advance)
+            else:
+                place = self._write_in_parts(plan, scratch, advance)
+            if how.verify and not is_object:
+                with _flushing(place, wanted=how.durable):
+                    wrong = self._first_wrong(plan, place.path, advance)
                 if wrong is not None:
                     raise CorruptError(wrong[1], path=path, tensor=wrong[0], hint="check the disk and the memory")
-            report.finish()
-
-    def save_folder(
-        self,
-        chosen: WritesFolder,
-        tensors: Sequence[TensorSnapshot],
-        path: str,
-        *,
-        overwrite: bool,
-        progress: Progress | None,
-    ) -> list[str]:
-        """Write and prove a checkpoint that is a folder: the proof reads it by the file that is published last."""
-
-        def prove(metadata: str) -> None:
-            room = MemoryBudget.for_each_of(tensor.bytes_held for tensor in tensors)
-            report = Advance(None, sum(tensor.nbytes for tensor in tensors))
-            with phase("verify"), open_checkpoint(metadata, limits=self.limits, top_level_key="") as written:
-                wrong = self._first_wrong(tensors, written, room, report)
-            if wrong is not None:
-                raise CorruptError(wrong[1], path=path, tensor=wrong[0], hint="check the disk and the memory")
-
-        writer = replace(self, verify=False)
-        return chosen.save_folder(
-            tensors,
-            path,
-            self.limits,
-            overwrite=overwrite,
-            durable=self.durable,
-            progress=progress,
-            write=writer.write,
-            prove=prove if self.verify else None,
-        )
-
-    def _upload(self, plan: WritePlan, path: str, room: MemoryBudget, report: Advance, *, overwrite: bool) -> None:
-        """Write an object of a store from front to back, and prove it by reading it back."""
-        with atomic_file(path, overwrite=overwrite, durable=self.durable, size=plan.size) as upload, phase("write"):
-            upload.prove = False  # type: ignore[attr-defined]  # the tensors are compared below
-            for buffers in batches(plan):
-                nbytes = sum(memoryview(buffer).nbytes for buffer in buffers)
-                upload.write(*buffers)
-                buffers.clear()  # or a tensor would stay in memory while the next one is made
-                report(nbytes)
-        self.underflowed.update(_zeroed((tensor, None) for tensor in plan.tensors))
-        if self.verify:
-            with phase("verify"), open_checkpoint(path, format=self.format.name, limits=self.limits) as written:
-                wrong = self._first_wrong(plan.tensors, written, room, report)
+        if how.verify and is_object:
+            wrong = self._first_wrong(plan, path, advance)
             if wrong is not None:
                 remove_files(folder_of(path), [base_name(path)])
                 raise CorruptError(f"{wrong[1]}; the object was removed", path=path, tensor=wrong[0])
-        report.finish()
+        advance.finish()
+
+    def _write_in_order(self, plan: WritePlan, scratch: Any, advance: Advance) -> None:
+        """Write a file from front to back."""
+        # The garbage of functions that make the tensors of a small file is small, too.
+        pause = gc_paused() if plan.size <= _SMALL_FILE_BYTES else nullcontext()
+        with phase("write"), pause:
+            for buffers in batches(plan):
+                before = scratch.position
+                scratch.write(*buffers)
+                buffers.clear()  # or a tensor would stay in memory while the next one is made
+                advance(scratch.position - before)
+        self.underflowed.update(_zeroed((tensor, None) for tensor in plan.tensors))
+
+    def _write_in_parts(self, plan: WritePlan, scratch: Any, advance: Advance) -> SharedScratch:
+        """Write each tensor to its place by tasks; return the file."""
+        placed = list(zip(plan.tensors, plan.offsets, strict=True))
+        place: SharedScratch = scratch.shared(plan.size)
+        with place.opened(durable=False) as portion:
+            portion.write_at(0, plan.header)
+        around, first_crcs = plan.around, None
+        if around is not None:
+            first_crcs = {offset: around.first_crc(number) for number, offset in enumerate(plan.offsets)}
+        # One fsync suffices when all writers are local.
+        apart = self.how.durable and not are_local(self.how.workers)
+        task = _Writer(place, _room_for(plan.tensors), apart, first_crcs)
+        crcs: list[int] = []
+        with phase("write"):
+            for _, (found, zeroed) in run_batches(task, placed, _nbytes, self.how.workers, advance=advance):
+                crcs += found
+                self.underflowed.update(zeroed)
+        if around is not None:
+            with place.opened(durable=False) as portion:
+                for number, (tensor, offset) in enumerate(placed):
+                    portion.write_at(offset + tensor.nbytes, around.after(number, crcs))
+        return place
+
+    def prove_folder(self, tensors: Sequence[TensorSnapshot], path: str) -> None:
+        """Prove a checkpoint that is a folder, by the path of the file that is published last."""
+        with phase("verify"), open_checkpoint(path, limits=self.how.bounds, top_level_key="") as written:
+            wrong = self._first_different(tensors, _stored(tensors, written), None)
+        if wrong is not None:
+            raise CorruptError(wrong[1], tensor=wrong[0], hint="check the disk and the memory")
 
     def digests_with(self, ties: Mapping[str, str] | None) -> dict[str, str]:
         """Return the digests of all tensors, tied ones included."""
@@ -327,36 +302,45 @@ class _Builder:
 
         A file with the same header has the same tensors at the same offsets, and nothing else.
         """
-        report = Advance(progress, plan.size)
+        advance = Advance(progress, plan.size)
         hint = "delete the file to have it written again; a source or an option may have changed"
         with located(path=path, hint=hint):
             if not _begins_as(plan, path):
                 raise CorruptError("it is not the shard that would be written")
-            with phase("verify"), open_checkpoint(path, format=self.format.name, limits=self.limits) as found:
-                wrong = self._first_wrong(plan.tensors, found, _room_for(plan), report)
+            wrong = self._first_wrong(plan, path, advance)
             if wrong is not None:
                 raise CorruptError(wrong[1], tensor=wrong[0])
-        report.finish()
+        advance.finish()
 
-    def _first_wrong(
-        self, tensors: Sequence[TensorSnapshot], written: Checkpoint, room: MemoryBudget, report: Advance
+    def _first_wrong(self, plan: WritePlan, path: str, advance: Advance) -> tuple[str | None, str] | None:
+        """Open a file that was written; return the first tensor that is wrong, and why."""
+        if self.format is None:
+            source = open_source(path)
+            try:
+                with phase("verify"):
+                    return self._first_different(plan.tensors, held_in(source, plan.tensors), advance)
+            finally:
+                source.close()
+        with phase("verify"), open_checkpoint(path, format=self.format.name, limits=self.how.bounds) as written:
+            return self._first_different(plan.tensors, _stored(plan.tensors, written), advance)
+
+    def _first_different(
+        self, tensors: Sequence[TensorSnapshot], stored: list[TensorSnapshot] | int, advance: Advance | None
     ) -> tuple[str | None, str] | None:
-        """Return the first tensor that is wrong, and why; None if all are right."""
-        count = written.stored_count - len(written.ties)
-        if count != len(tensors):
-            return None, f"{len(tensors)} tensors were written, {count} are there"
-        with gc_paused():
-            pairs = [(tensor, written.stored(tensor.path)) for tensor in tensors]
-        prover = _Prover(room, self.digests or self.expected is not None)
-        for batch, (wrong, found, zeroed) in run_batches(prover, pairs, _nbytes, self.workers, advance=report):
+        """Return the first tensor that differs from the stored one, and why; None if all are equal."""
+        if isinstance(stored, int):
+            return None, f"{len(tensors)} tensors were written, {stored} are there"
+        how, pairs, room = self.how, list(zip(tensors, stored, strict=True)), _room_for(tensors)
+        prover = _Prover(room, how.digests or how.expected is not None)
+        for batch, (wrong, found, zeroed) in run_batches(prover, pairs, _nbytes, how.workers, advance=advance):
             self.underflowed.update(zeroed)
             if wrong is not None:
                 return wrong, "the file read back differs from the source"
             names = [tensor.path for tensor, _ in batch]
             self.digest_of.update(zip(names, found, strict=False))  # none, where they are not wanted
-            if self.expected is not None:
+            if how.expected is not None:
                 for name, digest in zip(names, found, strict=True):
-                    if self.expected.get(name) != digest:
+                    if how.expected.get(name) != digest:
                         return name, "SHA-256 differs from the receipt"
         return None
 
@@ -369,8 +353,36 @@ def _begins_as(plan: WritePlan, path: str) -> bool:
         source.close()
 
 
-def _room_for(plan: WritePlan) -> MemoryBudget:
-    return MemoryBudget.for_each_of(tensor.bytes_held for tensor in plan.tensors)
+def _stored(tensors: Sequence[TensorSnapshot], written: Checkpoint) -> list[TensorSnapshot] | int:
+    """Return the tensors as an open file has them, or how many it has if that is another number."""
+    count = written.stored_count - len(written.ties)
+    if count != len(tensors):
+        return count
+    with gc_paused():
+        return [written.stored(tensor.path) for tensor in tensors]
+
+
+def held_in(source: Source, tensors: Sequence[TensorSnapshot]) -> list[TensorSnapshot]:
+    """Return tensors whose bytes are in a source, one after the other and nothing else."""
+    ends = accumulate((tensor.nbytes for tensor in tensors), initial=0)
+    return [
+        TensorSnapshot(
+            tensor.path,
+            tensor.dtype,
+            tensor.shape,
+            SourceData(source, offset, tensor.nbytes),
+            nbytes=tensor.nbytes,
+            param_id=tensor._param_id,
+            container_stack=tensor._container_stack,
+            layout=tensor._layout,
+            facts=tensor._facts,
+        )
+        for tensor, offset in zip(tensors, ends, strict=False)
+    ]
+
+
+def _room_for(tensors: Sequence[TensorSnapshot]) -> MemoryBudget:
+    return MemoryBudget.for_each_of(tensor.bytes_held for tensor in tensors)
 
 
 def _nbytes(item: tuple[TensorSnapshot, Any]) -> int:

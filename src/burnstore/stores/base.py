@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..errors import BurnstoreError, ModelError, ReadError, located, spell_options
+from ..formats.base import WriteOptions
 from ..formats.registry import format_for_path
 from ..io.gc_pause import gc_paused
 from ..io.paths import as_path, with_options
@@ -35,7 +36,7 @@ from ..pipeline.options import (
     as_filter,
     as_remapper,
 )
-from ..pipeline.save import SaveResult, WriteOptions, plan_of, save_plan
+from ..pipeline.save import SaveResult, plan_of, save_plan
 from ..tensor.snapshot import TensorSnapshot
 from ..transforms.adapters import ModuleAdapter
 from ..transforms.filter import PathFilter, Predicate
@@ -160,11 +161,17 @@ class Store:
         chosen = format_for_path(self.path or "", self.format)
         pipeline = self.pipeline.replace(adapter=None).replace(adapter=self._to_adapter)
         options = self._save_options()
-        stated = {key: value for key, value in options.items() if key != "max_shard_size"}
+        max_shard_size = options.pop("max_shard_size", None)
         with located(path=self.path), gc_paused():
-            plan, metadata = plan_of(model, chosen, self._metadata_for, pipeline, stated, with_settings=True)
+            plan, metadata = plan_of(model, chosen, self._metadata_for, pipeline, options, with_settings=True)
         self._reset()
-        how = WriteOptions(overwrite=self._overwrite, durable=self._durable, limits=self._limits, **options)
+        how = WriteOptions(
+            overwrite=self._overwrite,
+            durable=self._durable,
+            limits=self._limits,
+            max_shard_size=max_shard_size,
+            format_options=options,
+        )
         if self._in_memory:
             result, self._data = save_plan(plan, None, chosen, metadata, how)
             return result

@@ -24,9 +24,8 @@ from ...errors import BurnstoreError, FormatError, SaveError, located
 from ...io.atomic import already_exists, atomic_file, remove_empty_folder, remove_files
 from ...io.source import FileSource
 from ...limits import Limits
-from ...progress import Progress
 from ...tensor.snapshot import TensorSnapshot
-from ..base import WriteOne, WritePlan
+from ..base import WriteOne, WriteOptions, WritePlan
 from ..columns import check_count, check_names
 from ..pytorch.writer import dtype_name, plan_tensor
 from .metadata import MOST_METADATA_BYTES, MOST_TENSORS, read_metadata
@@ -83,31 +82,27 @@ def plan(tensors: Sequence[TensorSnapshot], metadata: Mapping[str, str] | None, 
 def save_folder(
     tensors: Sequence[TensorSnapshot],
     path: str,
-    limits: Limits,
-    *,
-    overwrite: bool,
-    durable: bool,
-    progress: Progress | None,
+    how: WriteOptions,
     write: WriteOne,
     prove: Callable[[str], None] | None = None,
 ) -> list[str]:
     """Save tensors as a distributed checkpoint in the folder ``path``, see `burnstore.formats.base.WritesFolder`."""
-    planned = plan(tensors, None, limits)
+    planned = plan(tensors, None, how.bounds)
     metadata_path = os.path.join(path, METADATA)
-    is_new = _prepare(path, overwrite=overwrite)
+    is_new = _prepare(path, overwrite=how.overwrite)
     names: list[str] = []
     try:
         if tensors:
             names.append(_free_name(path))
-            write(planned, os.path.join(path, names[0]), overwrite=False, progress=progress)
+            write(planned, os.path.join(path, names[0]), overwrite=False, progress=how.progress)
         raw = encode_metadata(tensors, planned.places, names[0] if names else "")
-        with atomic_file(metadata_path, overwrite=overwrite, durable=durable, size=len(raw)) as scratch:
+        with atomic_file(metadata_path, overwrite=how.overwrite, durable=how.durable, size=len(raw)) as scratch:
             place = scratch.shared(len(raw))
             with place.opened(durable=False) as portion:
                 portion.write_at(0, raw)
             if prove is not None:
                 prove(place.path)
-            old = _files_of(metadata_path, limits)  # as late as possible: another save may replace it, too
+            old = _files_of(metadata_path, how.bounds)  # as late as possible: another save may replace it, too
     except BaseException:
         remove_files(path, names)
         if is_new:

@@ -37,18 +37,12 @@ from ...io.opening import read_whole
 from ...io.paths import base_name, exists, folder_of, identity_of, is_remote, join, real_path
 from ...progress import Progress
 from ...tensor.snapshot import TensorSnapshot
-from ..base import WritePlan
+from ..base import WriteOne, WriteOptions, WritePlan
 from .locate import INDEX_SUFFIX, MOST_SHARDS
 from .read import SET_KEY, weight_map_at
 
 Plan = Callable[[Sequence[TensorSnapshot], Mapping[str, str]], WritePlan]
 """How the format plans the file of some tensors, with this metadata besides its own."""
-
-
-class Write(Protocol):
-    """How a planned file is written."""
-
-    def __call__(self, plan: WritePlan, path: str, *, overwrite: bool, progress: Progress | None) -> None: ...
 
 
 _UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
@@ -207,28 +201,25 @@ def split(tensors: Sequence[TensorSnapshot], most: int) -> list[list[TensorSnaps
 def save_shards(
     tensors: Sequence[TensorSnapshot],
     path: str,
-    most: int,
-    *,
-    overwrite: bool,
-    durable: bool,
-    progress: Progress | None,
+    how: WriteOptions,
     plan: Plan,
-    write: Write,
+    write: WriteOne,
     prove: Prove | None = None,
-    journal: Journal | None = None,
 ) -> list[str]:
     """Save tensors as shards beside ``path`` and an index of its name; into ``path`` itself where one shard is enough.
 
-    An existing set is replaced with ``overwrite`` only, and stays a set. With a ``journal`` an interrupted save is
-    resumed: shards that are there are not written again but given to ``prove``. Returns the files that were written,
+    An existing set is replaced with ``overwrite`` only, and stays a set. With ``resume`` an interrupted save is
+    continued: shards that are there are not written again but given to ``prove``. Returns the files that were written,
     the index first. SaveError as for `save`; its stage is "published" where the new set is in place and an old file
     could not be removed.
     """
     _check_names(tensors)
-    shards = split(tensors, most)
+    assert how.max_shard_size is not None
+    shards = split(tensors, byte_count(how.max_shard_size))
+    journal = None if how.resume is None else Journal(path, how.resume, how.durable)
     index_path = path + INDEX_SUFFIX
     if len(shards) == 1 and not exists(index_path):
-        write(plan(shards[0], {}), path, overwrite=overwrite, progress=progress)
+        write(plan(shards[0], {}), path, overwrite=how.overwrite, progress=how.progress)
         return [path]
     if len(shards) > MOST_SHARDS:
         raise LimitError(f"{len(shards)} shards, more than {MOST_SHARDS}", hint="pass a larger max_shard_size")
@@ -240,7 +231,7 @@ def save_shards(
     plans = [plan(shard, {SET_KEY: identity}) for shard in shards]
     begun = None if interrupted is None or journal is None else journal.names(plans, ours)
     done = begun is not None and _holds(index_path, _index(begun, shards, identity))  # interrupted after publishing
-    if not overwrite and not done:
+    if not how.overwrite and not done:
         for there in (index_path, path):
             if exists(there):
                 raise already_exists(there, stage="check")
@@ -248,12 +239,14 @@ def save_shards(
         others = (base, base_name(index_path), base_name(journal.path))
         _remove_dead_scratch(folder, lambda name: name in others or ours.fullmatch(name) is not None)
     writing = _Shards(folder, stem, suffix, identity, write, prove, journal)
-    names = writing.write(plans, begun, progress, plain=not exists(index_path))
+    names = writing.write(plans, begun, how.progress, plain=not exists(index_path))
     index = _index(names, shards, identity)
     try:
         # The index that is read and the one that is replaced are the same, so no set is replaced without its shards.
         with folder_locked(folder):
-            with atomic_file(index_path, overwrite=overwrite or done, durable=durable, size=len(index)) as scratch:
+            with atomic_file(
+                index_path, overwrite=how.overwrite or done, durable=how.durable, size=len(index)
+            ) as scratch:
                 scratch.write(index)
                 old = {} if done else _named_by(index_path, ours)
             unchanged = [name for name, file in old.items() if name not in names and _file_at(folder, name) == file]
@@ -312,7 +305,7 @@ class _Shards:
     stem: str
     suffix: str
     identity: str
-    write_one: Write
+    write_one: WriteOne
     prove: Prove | None
     journal: Journal | None
 
@@ -377,7 +370,7 @@ def _report(progress: Progress, before: int, size: int, total: int, done: int, o
     progress(before + (size * done // of if of else size), total)
 
 
-def _write_shard(planned: WritePlan, path: str, write: Write, progress: Progress | None, written: list[str]) -> None:
+def _write_shard(planned: WritePlan, path: str, write: WriteOne, progress: Progress | None, written: list[str]) -> None:
     """Write one shard, and note its name as soon as a file of ours may have it."""
     try:
         write(planned, path, overwrite=False, progress=progress)

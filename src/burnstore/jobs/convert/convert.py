@@ -30,10 +30,10 @@ from ...errors import (
     printable,
     refuse_unknown,
 )
-from ...formats.base import Format, WritesFolder, loss_notes
+from ...formats.base import Format, WriteOptions, WritesFolder, loss_notes
 from ...formats.registry import format_for_path
 from ...formats.sharded.locate import INDEX_SUFFIX
-from ...formats.sharded.write import Journal, byte_count
+from ...formats.sharded.write import byte_count
 from ...io.atomic import already_exists, refuse_existing
 from ...io.gc_pause import gc_paused
 from ...io.paths import as_path, exists, is_path, with_options
@@ -198,7 +198,7 @@ def convert(
     ).with_defaults(unmatched="error")
     paths, target, like = with_options(storage_options, _paths(source), target, like)
     refuse_unused(chosen, "convert", "part", "strict")
-    how = _WriteOptions(
+    how = _Destination(
         target=as_path(target),
         format=format,
         max_shard_size=None if max_shard_size is None else byte_count(max_shard_size),
@@ -209,9 +209,9 @@ def convert(
         receipt=_receipt_path(receipt, as_path(target)),
         resume=resume,
         job=None if plan is None else as_path(plan, storage_options),
-        executor=executor,
+        workers=executor,
         limits=limits,
-        options=format_options,
+        format_options=format_options,
     )
     kept = checked_metadata(metadata)
     writer = how.checked_format()
@@ -358,23 +358,15 @@ class _Written:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _WriteOptions:
-    """Where the tensors go, and how: nothing here has an influence on their values."""
+class _Destination(WriteOptions):
+    """Where the tensors go, and how."""
 
     target: str
     format: str | None
     max_shard_size: int | None = None
     allow_empty: bool = False
-    overwrite: bool = False
-    durable: bool = True
-    verify: bool = True
     receipt: str | None = None
-    resume: bool = False
     job: str | None = None
-    executor: Workers = None
-    limits: Limits | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    expected: Mapping[str, str] | None = None
 
     def checked_format(self) -> Format:
         """Return the target's format; refuse what cannot be written before anything is opened."""
@@ -382,11 +374,11 @@ class _WriteOptions:
             raise ValueError("receipt needs verify=True: a receipt states only what was proved")
         if self.resume and self.max_shard_size is None:
             raise ValueError("resume needs max_shard_size: only a conversion into shards can be resumed")
-        if self.job is not None and (self.receipt is not None or self.resume or self.executor is not None):
+        if self.job is not None and (self.receipt is not None or self.resume or self.workers is not None):
             raise ValueError("plan= only compiles the conversion: leave out receipt, resume and executor")
         chosen = format_for_path(self.target, self.format)
         with located(path=self.target):
-            chosen.plan([], {}, self.limits or Limits())
+            chosen.plan([], {}, self.bounds)
         if self.receipt is not None and not self.overwrite and exists(self.receipt):
             raise already_exists(self.receipt, stage="check")
         return chosen
@@ -397,13 +389,13 @@ def _converted(
     written: _Written,
     sources: Sequence[Checkpoint],
     chosen: Format,
-    how: _WriteOptions,
+    how: _Destination,
     report: Progress | None,
 ) -> ConvertResult:
     moves = []
     if how.receipt is not None or how.job is not None:  # what cannot be stored is refused before any work
         moves = [move.to_json() for move in plan.moves]
-        for key, value in how.options.items():
+        for key, value in how.format_options.items():
             if not isinstance(value, (str, int, float, bool)):
                 raise UnsupportedError(
                     f"a receipt cannot hold the option {key}, nor can a job", hint="pass plain values, or no receipt"
@@ -414,25 +406,8 @@ def _converted(
     ties = ties_of(plan, snapshots, chosen, written.metadata)
     if how.job is not None:
         return _planned(plan, written, sources, chosen, how, moves)
-    sharded = how.max_shard_size is not None
-    done = assemble(
-        snapshots,
-        how.target,
-        chosen,
-        metadata=written.metadata,
-        ties=ties,
-        overwrite=how.overwrite,
-        durable=how.durable,
-        verify=how.verify,
-        digests=how.receipt is not None,
-        expected=how.expected,
-        max_shard_size=how.max_shard_size,
-        journal=Journal(how.target, how.resume, how.durable) if sharded else None,
-        workers=how.executor,
-        limits=how.limits,
-        progress=report,
-        **written.options,
-    )
+    written_as = replace(how, digests=how.receipt is not None, progress=report, format_options=written.options)
+    done = assemble(snapshots, how.target, chosen, written_as, metadata=written.metadata, ties=ties)
     if how.receipt is not None:
         receipt = _receipt(sources, plan, written, moves, how, chosen, done)
         receipt.save(how.receipt, overwrite=how.overwrite, durable=how.durable)
@@ -458,7 +433,7 @@ def _planned(
     written: _Written,
     sources: Sequence[Checkpoint],
     chosen: Format,
-    how: _WriteOptions,
+    how: _Destination,
     moves: Sequence[Mapping[str, Any]],
 ) -> ConvertResult:
     """Write the job of a conversion instead of its target."""
@@ -551,12 +526,12 @@ def _receipt(
     plan: Plan,
     written: _Written,
     moves: Sequence[Mapping[str, Any]],
-    how: _WriteOptions,
+    how: _Destination,
     chosen: Format,
     done: Assembled,
 ) -> Receipt:
     names = [[file.name for file in files_read(source)] for source in sources]
-    files = files_of([*done.files, *(name for each in names for name in each)], how.executor)
+    files = files_of([*done.files, *(name for each in names for name in each)], how.workers)
     for source in sources:
         for file in files_read(source):
             file.read_at(0, 0)  # raises if it was changed in place
@@ -622,15 +597,16 @@ def replay(
                         path=file.path,
                         hint="restore the original file, or convert again",
                     )
-    how = _WriteOptions(
+    how = _Destination(
         target=stated.target if target is None else as_path(target),
         format=stated.format,
         max_shard_size=stated.max_shard_size,
         allow_empty=allow_empty,
         overwrite=overwrite,
         durable=durable,
-        executor=executor,
+        workers=executor,
         limits=limits,
+        resume=False,
         expected={tensor.name: tensor.sha256 for tensor in stated.tensors},
     )
     chosen = how.checked_format()

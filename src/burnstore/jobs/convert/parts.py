@@ -16,27 +16,25 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 from ...checkpoint import Checkpoint
-from ...errors import BurnstoreError, CorruptError, MissingDependencyError, ReadError, located
-from ...formats.base import Format
+from ...errors import BurnstoreError, CorruptError, MissingDependencyError, ReadError
+from ...formats.base import Format, WriteOptions, WritePlan
 from ...formats.registry import format_named
-from ...formats.sharded.write import Journal
-from ...io.atomic import atomic_file, remove_empty_folder, remove_files, stale_scratch_files
+from ...io.atomic import remove_empty_folder, remove_files, stale_scratch_files
 from ...io.opening import open_source
 from ...io.paths import as_path, base_name, exists, is_remote, size_of
-from ...io.source import same_bytes
 from ...io.workers import Workers
 from ...limits import Limits
 from ...pipeline.ends import input_of_file
 from ...pipeline.options import layout_named
 from ...pipeline.plan import Plan, moves_from_json
 from ...pipeline.ties import ties_of
-from ...pipeline.write import assemble
+from ...pipeline.write import FileWriter, assemble, held_in
 from ...progress import ProgressLike, progress_from
 from ...tensor.snapshot import TensorSnapshot
-from ...tensor.sources import SourceData
 from .convert import ConvertResult, opened_files, scalar_options
 from .job import Job, read_job, read_job_bytes
 
@@ -114,34 +112,26 @@ def finish_job(
         for number in range(len(stated.units)):
             units.append(_opened_unit(stated, number, _unit_bytes(stated, number, snapshots)))
             opened.callback(units[-1].close)
-        staged = []
+        staged: list[TensorSnapshot] = []
         for unit, (first, count) in zip(units, stated.units, strict=True):
-            at = 0
-            for snapshot in snapshots[first : first + count]:
-                staged.append(_held_elsewhere(snapshot, SourceData(unit, at, snapshot.nbytes)))
-                at += snapshot.nbytes
+            staged += held_in(unit, snapshots[first : first + count])
         plan.check_not_empty(allow_empty=stated.allow_empty, path=stated.target)
         inputs = [input_of_file(file) for file in sources]
         options = {**scalar_options(inputs, chosen, plan, stated.options), **stated.options}
         ties = ties_of(plan, snapshots, chosen, stated.metadata)
-        sharded = stated.max_shard_size is not None
         with progress_from(progress) as report:
-            written = assemble(
-                staged,
-                stated.target,
-                chosen,
-                metadata=stated.metadata,
-                ties=ties,
+            how = WriteOptions(
                 overwrite=stated.overwrite,
                 durable=stated.durable,
                 verify=stated.verify,
                 max_shard_size=stated.max_shard_size,
-                journal=Journal(stated.target, resume=False, durable=stated.durable) if sharded else None,
+                resume=False,
                 workers=executor,
                 limits=limits,
                 progress=report,
-                **options,
+                format_options=options,
             )
+            written = assemble(staged, stated.target, chosen, how, metadata=stated.metadata, ties=ties)
         nbytes = sum(each.nbytes for each in snapshots if each.path not in ties)
     remove_job_files(stated)
     return ConvertResult(
@@ -299,25 +289,9 @@ def _make_unit(job: Job, number: int, snapshots: list[TensorSnapshot], path: str
     """Write the bytes of a unit's tensors one after the other, and compare them with the sources."""
     first, count = job.units[number]
     mine = snapshots[first : first + count]
-    with atomic_file(path, overwrite=True, durable=job.durable, size=nbytes) as scratch:
-        for snapshot in mine:
-            with located(tensor=snapshot.path):
-                for chunk in snapshot.chunks():
-                    scratch.write(chunk)
-    if not job.verify:
-        return
-    source = open_source(path)
-    try:
-        at = 0
-        for snapshot in mine:
-            for chunk in snapshot.chunks():
-                written = bytearray(len(chunk))
-                source.read_into([(at, memoryview(written))])
-                if not same_bytes(chunk, written):
-                    raise CorruptError("the file read back differs from the source", path=path, tensor=snapshot.path)
-                at += len(chunk)
-    finally:
-        source.close()
+    offsets = list(accumulate((each.nbytes for each in mine), initial=0))[:-1]
+    writer = FileWriter(WriteOptions(durable=job.durable, verify=job.verify))
+    writer.write(WritePlan(b"", mine, offsets, nbytes), path, overwrite=True, progress=None)
 
 
 def _opened_unit(job: Job, number: int, nbytes: int) -> Any:
@@ -331,17 +305,3 @@ def _opened_unit(job: Job, number: int, nbytes: int) -> Any:
         source.close()
         raise ReadError(f"expected a unit of {nbytes} bytes, found {source.size}", path=path, hint=hint)
     return source
-
-
-def _held_elsewhere(snapshot: TensorSnapshot, data: SourceData) -> TensorSnapshot:
-    return TensorSnapshot(
-        snapshot.path,
-        snapshot.dtype,
-        snapshot.shape,
-        data,
-        nbytes=snapshot.nbytes,
-        param_id=snapshot._param_id,
-        container_stack=snapshot._container_stack,
-        layout=snapshot._layout,
-        facts=snapshot._facts,
-    )

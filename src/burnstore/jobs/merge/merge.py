@@ -18,7 +18,7 @@ from typing import Any
 
 from ...checkpoint import Checkpoint
 from ...errors import MergeError, ModelError, Ways, entry_point, located, printable, refuse_unknown
-from ...formats.base import Format
+from ...formats.base import Format, WriteOptions
 from ...formats.registry import format_for_path
 from ...io.atomic import refuse_existing
 from ...io.paths import as_path, is_path, with_options
@@ -237,16 +237,18 @@ def merge(
             combined.snapshots,
             target,
             chosen,
+            WriteOptions(
+                overwrite=overwrite,
+                durable=durable,
+                verify=verify,
+                max_shard_size=max_shard_size,
+                workers=executor,
+                limits=limits,
+                progress=report,
+                format_options=format_options,
+            ),
             metadata=texts,
             ties=ties,
-            overwrite=overwrite,
-            durable=durable,
-            verify=verify,
-            max_shard_size=max_shard_size,
-            workers=executor,
-            limits=limits,
-            progress=report,
-            **format_options,
         )
     merged.notes += underflow_notes((), done.underflowed)
     nbytes = sum(each.nbytes for each in combined.snapshots if each.path not in ties)
