@@ -18,6 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
@@ -43,10 +44,13 @@ Workers = Executor | int | None
 """None for threads of this process, a number of processes, or an `Executor`."""
 
 
-def run_tasks(function: Callable[[Task], Result], tasks: Iterable[Task], workers: Workers = None) -> Iterator[Result]:
+def run_tasks(
+    function: Callable[[Task], Result], tasks: Iterable[Task], workers: Workers = None, *, attempts: int = 1
+) -> Iterator[Result]:
     """Yield the result of the function for every task, in order, as they become ready.
 
-    The first failure is raised in its turn. Then, on Ctrl-C, or when the iterator is closed, tasks that have not begun
+    The first failure is raised in its turn. A task whose worker was lost is run again, up to ``attempts`` times in all;
+    an error of burnstore is final. Then, on Ctrl-C, or when the iterator is closed, tasks that have not begun
     are cancelled and running ones are waited for: afterwards no task is running.
 
     >>> list(run_tasks(abs, [-1, 2, -3]))
@@ -60,7 +64,7 @@ def run_tasks(function: Callable[[Task], Result], tasks: Iterable[Task], workers
     if not todo:
         return
     with _executor(workers, len(todo)) as (executor, most):
-        yield from _in_order(function, todo, executor, most)
+        yield from _in_order(function, todo, executor, most, attempts)
 
 
 def run_batches(
@@ -157,27 +161,32 @@ def in_runs(items: Iterable[Item], nbytes: Callable[[Item], int]) -> Iterator[li
 
 
 def _in_order(
-    function: Callable[[Task], Result], todo: Sequence[Task], executor: Executor, most: int
+    function: Callable[[Task], Result], todo: Sequence[Task], executor: Executor, most: int, attempts: int
 ) -> Iterator[Result]:
     is_local = are_local(executor)
     stop = Stop() if are_threads(executor) else None
     waiting = iter(todo)
     running: deque[Any] = deque()
+
+    def submit(task: Task) -> Any:
+        call: tuple[Any, ...] = (function, task) if is_local else (_PackedTask(function, task),)
+        if stop is not None:
+            call = (stop.guard, *call)
+        with _interrupts_blocked(), _translate_worker_crash():
+            return executor.submit(*call)
+
     try:
-        while True:
-            while len(running) < most:
+        for number, task in enumerate(todo):
+            running.extend(map(submit, islice(waiting, most - len(running))))
+            for _ in range(attempts - 1):
                 try:
-                    task = next(waiting)
-                except StopIteration:
+                    running[0].result()
                     break
-                call: tuple[Any, ...] = (function, task) if is_local else (_PackedTask(function, task),)
-                if stop is not None:
-                    call = (stop.guard, *call)
-                with _interrupts_blocked(), _translate_worker_crash():
-                    running.append(executor.submit(*call))
-            if not running:
-                return
-            with _translate_worker_crash():
+                except BurnstoreError:
+                    raise
+                except Exception:  # a worker that was killed, or a connection to it that was lost
+                    running[0] = submit(task)
+            with _translate_worker_crash(f"task {number + 1} of {len(todo)}", attempts):
                 result = running[0].result()
             yield result
             running.popleft()
@@ -221,10 +230,17 @@ class _PackedTask:
 
 
 @contextmanager
-def _translate_worker_crash() -> Iterator[None]:
+def _translate_worker_crash(task: str = "", attempts: int = 1) -> Iterator[None]:
     try:
         yield
+    except BurnstoreError:
+        raise
     except Exception as error:
+        if attempts > 1:
+            raise BurnstoreError(
+                f"{task} was lost {attempts} times: {type(error).__name__}",
+                hint="give the workers more memory, or run the job again: what is done is kept",
+            ) from error
         if type(error).__name__ in ("BrokenProcessPool", "KilledWorker"):
             raise BurnstoreError(
                 "a worker ended in the middle of its task", hint="use fewer workers if it was killed for its memory"

@@ -23,10 +23,32 @@ _BAND = 1 << 20  # elements that a thread decodes at a time
 
 
 @dataclass(slots=True, eq=False)
-class QuantizedData(DecodedData):
-    """The values of codes and scales. ``options`` are those of the decoder; they can be compared and pickled."""
+class _PartsData(DecodedData):
+    """What is decoded from several tensors of a file."""
 
     parts: tuple[Stored, ...]
+
+    @property
+    def in_source(self) -> bool:
+        return all(part.data.in_source for part in self.parts)
+
+    @property
+    def inner(self) -> Sequence[Data]:
+        return [part.data for part in self.parts]
+
+    @property
+    def file(self) -> str | None:
+        return self.parts[0].data.file
+
+    @property
+    def stored(self) -> Sequence[Stored]:
+        return self.parts
+
+
+@dataclass(slots=True, eq=False)
+class QuantizedData(_PartsData):
+    """The values of codes and scales. ``options`` are those of the decoder; they can be compared and pickled."""
+
     scheme: str
     options: tuple[Any, ...]
     dtype: DType
@@ -42,25 +64,9 @@ class QuantizedData(DecodedData):
         return self.decoder.by_rows
 
     @property
-    def in_source(self) -> bool:
-        return all(part.data.in_source for part in self.parts)
-
-    @property
-    def inner(self) -> Sequence[Data]:
-        return [part.data for part in self.parts]
-
-    @property
-    def file(self) -> str | None:
-        return self.parts[0].data.file
-
-    @property
     def identity(self) -> Hashable | None:
         own = tuple(part.data.identity for part in self.parts)
         return None if None in own else (QuantizedData, own, self.scheme, self.options)
-
-    @property
-    def stored(self) -> Sequence[Stored]:
-        return self.parts
 
     @property
     def row_bytes(self) -> int:
@@ -149,29 +155,12 @@ def _rounded(values: Array, dtype: DType) -> Array:
 
 
 @dataclass(slots=True, eq=False)
-class RefusedData(DecodedData):
+class RefusedData(_PartsData):
     """Codes whose meaning is not known: every read is refused, and a copy writes them unchanged."""
 
-    parts: tuple[Stored, ...]
     why: str
     rule: str
     hint: str
-
-    @property
-    def in_source(self) -> bool:
-        return all(part.data.in_source for part in self.parts)
-
-    @property
-    def inner(self) -> Sequence[Data]:
-        return [part.data for part in self.parts]
-
-    @property
-    def file(self) -> str | None:
-        return self.parts[0].data.file
-
-    @property
-    def stored(self) -> Sequence[Stored]:
-        return self.parts
 
     def window(self, start: int, stop: int) -> memoryview:
         raise UnsupportedError(self.why, rule=self.rule, hint=self.hint)

@@ -20,20 +20,20 @@ from itertools import accumulate
 from typing import Any
 
 from ...checkpoint import Checkpoint
-from ...errors import BurnstoreError, CorruptError, MissingDependencyError, ReadError
+from ...errors import CorruptError, MissingDependencyError, ReadError
 from ...formats.base import Format, WriteOptions, WritePlan
 from ...formats.registry import format_named
 from ...io.atomic import remove_empty_folder, remove_files, stale_scratch_files
 from ...io.opening import open_source
 from ...io.paths import as_path, base_name, exists, is_remote, size_of
-from ...io.workers import Workers
+from ...io.workers import Executor, Workers, run_tasks
 from ...limits import Limits
 from ...pipeline.ends import input_of_file
 from ...pipeline.options import layout_named
 from ...pipeline.plan import Plan, moves_from_json
 from ...pipeline.ties import ties_of
 from ...pipeline.write import FileWriter, assemble, held_in
-from ...progress import ProgressLike, progress_from
+from ...progress import Advance, ProgressLike, progress_from
 from ...tensor.snapshot import TensorSnapshot
 from .convert import ConvertResult, opened_files, scalar_options
 from .job import Job, read_job, read_job_bytes
@@ -75,21 +75,18 @@ def run_part(
     with _reopened(stated, limits) as (snapshots, _, _, _), progress_from(progress) as report:
         if not is_remote(stated.target):
             os.makedirs(stated.stage, exist_ok=True)
-        total = sum(_unit_bytes(stated, number, snapshots) for number in mine)
+        sizes = {number: _unit_bytes(stated, number, snapshots) for number in mine}
+        advance = Advance(report, sum(sizes.values()))
         done: list[int] = []
         already: list[int] = []
-        before = 0
-        for number in mine:
-            nbytes = _unit_bytes(stated, number, snapshots)
+        for number, nbytes in sizes.items():
             path = stated.unit_path(number)
             if exists(path) and size_of(path) == nbytes:
                 already.append(number)
             else:
                 _make_unit(stated, number, snapshots, path, nbytes)
                 done.append(number)
-            before += nbytes
-            if report is not None and nbytes:
-                report(before, total)
+            advance(nbytes)
         return PartResult(tuple(done), tuple(already), len(stated.units))
 
 
@@ -163,67 +160,61 @@ def run_job(
     whose worker was lost is done again, up to ``attempts`` times; an error of burnstore ends the job.
     """
     document = read_job_bytes(as_path(job, storage_options))
-    submit = _submitter(executor)
-    running: dict[int, Any] = {}
-    failures = dict.fromkeys(range(1, parts + 1), 0)
-    try:
-        for part in failures:
-            running[part] = submit(_share, document, part, parts, storage_options)
-        with progress_from(progress) as report:
-            for part in failures:
-                while True:
-                    try:
-                        running[part].result()
-                        break
-                    except BurnstoreError:
-                        raise
-                    except Exception as error:  # a worker that was killed, or a connection to it that was lost
-                        failures[part] += 1
-                        if failures[part] >= attempts:
-                            raise BurnstoreError(
-                                f"part {part} of {parts} was lost {attempts} times: {type(error).__name__}",
-                                hint="give the workers more memory, or run the job again: what is done is kept",
-                            ) from error
-                        running[part] = submit(_share, document, part, parts, storage_options)
-                if report is not None:
-                    report(part, parts)
-    finally:
-        for future in running.values():
-            future.cancel()
+    share = partial(_share, document, parts, storage_options)
+    with progress_from(progress) as report:
+        advance = Advance(report, parts)
+        for _ in run_tasks(share, range(1, parts + 1), _cluster(executor), attempts=attempts):
+            advance(1)
     return finish_job(document, storage_options=storage_options, limits=limits)
 
 
-def _share(document: bytes, part: int, parts: int, storage_options: Mapping[str, Any] | None) -> None:
+def _share(document: bytes, parts: int, storage_options: Mapping[str, Any] | None, part: int) -> None:
     run_part(document, part, parts, storage_options=storage_options)
 
 
-def _submitter(executor: Any) -> Callable[..., Any]:
-    """Return the function that starts a call on a cluster and returns a future."""
-    if executor == "ray" or getattr(executor, "__name__", None) == "ray":
-        try:
-            import ray  # type: ignore[import-not-found,unused-ignore]  # with ray or without
-        except ImportError:
-            raise MissingDependencyError("this executor needs the package ray", hint="pip install ray") from None
-        task = ray.remote(_share)
+def _cluster(executor: Any) -> Executor:
+    """Return what starts calls on a cluster."""
+    if executor != "ray" and getattr(executor, "__name__", None) != "ray":
+        if executor is None or not hasattr(executor, "submit"):
+            raise TypeError(f'expected "ray", a client of Dask or an executor, got {type(executor).__name__}')
+        return executor  # type: ignore[no-any-return]
+    try:
+        import ray  # type: ignore[import-not-found,unused-ignore]  # with ray or without
+    except ImportError:
+        raise MissingDependencyError("this executor needs the package ray", hint="pip install ray") from None
+    return _Ray(ray)
 
-        class RayFuture:
-            """A call of Ray with the methods of a future."""
 
-            def __init__(self, reference: Any) -> None:
-                self._reference = reference
+class _Ray:
+    """Ray as an executor."""
 
-            def result(self) -> Any:
-                return ray.get(self._reference)
+    def __init__(self, ray: Any) -> None:
+        self._ray = ray
+        self._call = ray.remote(_call)
 
-            def cancel(self) -> None:
-                ray.cancel(self._reference)
+    def submit(self, function: Callable[..., Any], /, *arguments: Any) -> _RayFuture:
+        return _RayFuture(self._ray, self._call.remote(function, *arguments))
 
-        return lambda function, *arguments: RayFuture(task.remote(*arguments))
-    if hasattr(executor, "get_executor"):  # a Dask client: its own submit takes equal calls for the same one
-        return partial(executor.get_executor(pure=False).submit)
-    if not hasattr(executor, "submit"):
-        raise TypeError(f'expected "ray", a client of Dask or an executor, got {type(executor).__name__}')
-    return partial(executor.submit)
+
+@dataclass(frozen=True, slots=True)
+class _RayFuture:
+    """A call of Ray with the methods of a future."""
+
+    ray: Any
+    reference: Any
+
+    def result(self) -> Any:
+        return self.ray.get(self.reference)
+
+    def cancel(self) -> None:
+        self.ray.cancel(self.reference)
+
+    def cancelled(self) -> bool:
+        return True  # after `cancel` there is nothing to wait for
+
+
+def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
 
 
 def remove_job_files(job: Job) -> None:
