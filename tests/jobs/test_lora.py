@@ -270,6 +270,7 @@ def folded(tmp_path: Path, **options: Any) -> tuple[Any, Any]:
 LINEAR = {"head.weight": torch.zeros(3, 6), "head.bias": torch.zeros(3)}
 CONV1D = {"c_fc.weight": torch.zeros(6, 3), "c_fc.bias": torch.zeros(3)}
 SAME_NAME = {"mlp.fc.weight": torch.zeros(6, 3), "mlp.fc.bias": torch.zeros(3)}
+SAME_LINEAR = {"mlp.fc.weight": torch.zeros(3, 6), "mlp.fc.bias": torch.zeros(3)}
 
 
 @pytest.mark.parametrize("stated", [False, True])
@@ -281,7 +282,8 @@ def test_a_square_matrix_without_a_bias_is_that_of_a_linear(tmp_path: Path, stat
 
 
 @pytest.mark.parametrize(
-    ("others", "stated", "is_turned"), [(LINEAR, False, False), (CONV1D, True, True), (SAME_NAME, False, True)]
+    ("others", "stated", "is_turned"),
+    [(LINEAR, False, False), (SAME_NAME, False, True), (SAME_NAME | LINEAR, False, True), (SAME_LINEAR, True, False)],
 )
 def test_other_modules_decide_about_a_square_matrix_with_a_note(
     tmp_path: Path, others: dict[str, Any], stated: bool, is_turned: bool
@@ -293,7 +295,11 @@ def test_other_modules_decide_about_a_square_matrix_with_a_note(
 
 
 @pytest.mark.parametrize(
-    ("others", "stated"), [({}, False), ({}, True), (LINEAR, True), (CONV1D, False), (LINEAR | CONV1D, False)]
+    ("others", "stated"),
+    [
+        *(({}, False), ({}, True), (LINEAR, True), (CONV1D, False), (CONV1D, True), (LINEAR | CONV1D, False)),
+        (SAME_NAME | {f"b.{name}": tensor for name, tensor in SAME_LINEAR.items()}, False),
+    ],
 )
 def test_a_square_matrix_without_evidence_needs_its_kind(tmp_path: Path, others: dict[str, Any], stated: bool) -> None:
     weight, delta = square(tmp_path, others=others, fan_in_fan_out=stated)
@@ -313,12 +319,60 @@ def test_a_square_matrix_without_evidence_needs_its_kind(tmp_path: Path, others:
             folded(tmp_path, like=model, overwrite=True)
         assert torch.allclose(torch.load(tmp_path / "a.pt")["fc.weight"], weight + delta.T)  # as it was
     for name, tensor in others.items():
-        owner, _, leaf = name.partition(".")
-        if not hasattr(model, owner):
-            model.add_module(owner, torch.nn.Module())
-        model.get_submodule(owner).register_parameter(leaf, torch.nn.Parameter(tensor.clone()))
+        *path, leaf = name.split(".")
+        owner = model
+        for part in path:
+            if not hasattr(owner, part):
+                owner.add_module(part, torch.nn.Module())
+            owner = owner.get_submodule(part)
+        owner.register_parameter(leaf, torch.nn.Parameter(tensor.clone()))
     found, _ = folded(tmp_path, like=model, overwrite=True)
     assert torch.allclose(found, weight + delta)
+
+
+@pytest.mark.parametrize(
+    ("config", "is_proved"),
+    [
+        ({"model_type": "opt"}, True),
+        ({"model_type": "gpt2"}, True),  # it has a Conv1D, of other names
+        ({"model_type": "vision-encoder-decoder", "decoder": {"model_type": "gpt2"}}, True),
+        ({"model_type": "opt", "auto_map": {"AutoModel": "modeling.Own"}}, False),
+        ({"architectures": ["Own"]}, False),
+        ([], False),
+    ],
+    ids=str,
+)
+def test_the_class_of_the_base_decides_about_a_square_matrix(tmp_path: Path, config: Any, is_proved: bool) -> None:
+    weight, delta = square(tmp_path, fan_in_fan_out=True)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if not is_proved:
+        with pytest.raises(MergeError, match="Linear or a Conv1D"):
+            folded(tmp_path)
+        return
+    found, done = folded(tmp_path)
+    assert torch.allclose(found, weight + delta)
+    assert not done.notes
+
+
+@pytest.mark.parametrize(("model_type", "is_turned"), [("gpt2", True), ("gpt_bigcode", False)])
+def test_gpt2_has_conv1d_modules_and_its_kin_with_linears_has_not(
+    tmp_path: Path, model_type: str, is_turned: bool
+) -> None:
+    torch.manual_seed(1)
+    weight, a, b = torch.randn(6, 6), torch.randn(2, 6), torch.randn(6, 2)
+    torch.save({"h.0.c_proj.weight": weight, "h.0.c_proj.bias": torch.zeros(6)}, tmp_path / "base.pt")
+    (tmp_path / "lora").mkdir()
+    names = {"base_model.model.h.0.c_proj.lora_A.weight": a, "base_model.model.h.0.c_proj.lora_B.weight": b}
+    bs.save(names, tmp_path / "lora" / "adapter_model.safetensors", layout="torch")
+    text = json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 2})
+    (tmp_path / "lora" / "adapter_config.json").write_text(text)
+    sources = [tmp_path / "base.pt", tmp_path / "lora"]
+    with pytest.raises(MergeError, match=r"h\.0\.c_proj\.weight.*Linear or a Conv1D"):
+        bs.merge(sources, tmp_path / "a.pt", method="lora")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    bs.merge(sources, tmp_path / "a.pt", method="lora")
+    delta = (b @ a).T if is_turned else b @ a
+    assert torch.allclose(torch.load(tmp_path / "a.pt")["h.0.c_proj.weight"], weight + delta)
 
 
 def test_the_shape_decides_where_the_matrix_is_not_square(tmp_path: Path, base: Any) -> None:

@@ -12,6 +12,7 @@ the document is read.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import sys
 import types
@@ -26,6 +27,7 @@ _MOST_SHOWN = 20
 _LONGEST_SHOWN = 40
 _MOST_DOTS = 1_000
 _LONGEST_KEY, _LONGEST_PLACE = 200, 1_000
+_SCALARS = (bool, int, str, bytes)
 _UNFIT = object()  # stands for a value that did not fit; its problem is noted
 
 
@@ -185,6 +187,8 @@ class _Fitting:
         self._ignore_extra = ignore_extra
 
     def fit(self, value: Any, hint: Any, place: str) -> Any:
+        if type(value) is hint and hint in _SCALARS:  # most values of a long document
+            return value
         if isinstance(value, NotPlain):
             return self._unfit(place, f"a {value.type_name}, which is not plain data")
         if hint is Any or hint is object:
@@ -193,14 +197,17 @@ class _Fitting:
             return None if value is None else self._expected(place, "None", value)
         origin = get_origin(hint)
         if origin is Union or origin is types.UnionType:
-            return self._one_of(value, get_args(hint), place, _name(hint))
+            choices = get_args(hint)
+            if type(value) in choices and type(value) in (*_SCALARS, type(None)):
+                return value
+            return self._one_of(value, choices, place, _name(hint))
         if origin is Literal:
             exact = [choice for choice in get_args(hint) if choice == value and type(choice) is type(value)]
             return exact[0] if exact else self._expected(place, _name(hint), value)
         if hasattr(hint, "__supertype__"):  # typing.NewType
             return self.fit(value, hint.__supertype__, place)
-        if hint in (bool, int, str, bytes):
-            return value if type(value) is hint else self._expected(place, _name(hint), value)
+        if hint in _SCALARS:
+            return self._expected(place, _name(hint), value)
         if hint is float:
             fits = type(value) is float or (type(value) is int and _is_float(value))
             return float(value) if fits else self._expected(place, "float", value)
@@ -307,6 +314,7 @@ def _is_float(value: int) -> bool:
         return False
 
 
+@functools.lru_cache(maxsize=256)  # a document has many values of few types
 def _named(kind: Any) -> _Named | None:
     """Describe a type with named fields; None for any other."""
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):

@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypedDict
 
 from ... import __version__
 from ...checkpoint import Checkpoint
-from ...errors import CorruptError, UnsupportedError, located
+from ...errors import BurnstoreError, CorruptError, UnsupportedError, located
 from ...io.atomic import atomic_file
 from ...io.documents import Bounds, read_json
 from ...io.opening import open_source, read_whole
@@ -23,13 +23,12 @@ from ...io.paths import as_path, content_stamp, is_remote, join
 from ...io.remote.location import Location
 from ...pipeline.write import files_read
 from ...tensor.snapshot import TensorSnapshot
-from .receipt import _count, _layout, _list, _mapping, _objects, _origins, _steps, _text
+from .receipt import MoveFields, check_counts, check_layout, check_move, move_of
 
-_SCHEMA = 1
+_SCHEMA = 1  # also in JobDocument
 _UNIT_BYTES = 256 << 20
 _MOST_UNITS = 10_000
 _BOUNDS = Bounds(1 << 30, 50_000_000, 16)
-_KEYS = ("burnstore", "job", "id", "sources", "target", "left_out", "tensors", "units")
 _FLAGS = ("overwrite", "durable", "verify", "allow_empty")
 _OF_TARGET = ("path", "format", "layout", "source_layout", "max_shard_size", "metadata", "options", *_FLAGS)
 
@@ -41,6 +40,10 @@ class JobFile:
     path: str
     size: int
     stamp: str
+
+    def __post_init__(self) -> None:
+        """Refuse a size that no file has."""
+        check_counts(self.size)
 
     def check(self) -> None:
         """Raise CorruptError if the file is not the one that the job was planned for."""
@@ -173,12 +176,9 @@ def read_job(job: str | os.PathLike[str] | bytes) -> Job:
     with located(path="<job>" if isinstance(job, bytes) else as_path(job)):
         try:
             raw = job if isinstance(job, bytes) else read_job_bytes(job)
-            document = _mapping(read_json(raw, _BOUNDS), *_KEYS)
-            if document["job"] != _SCHEMA:
-                raise ValueError(f"expected version {_SCHEMA}, found {document['job']!r}")
-            return _job(document)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            why = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else error
+            return _job(read_json(raw, _BOUNDS, into=JobDocument))
+        except ValueError as error:
+            why = error.message if isinstance(error, BurnstoreError) else error
             raise CorruptError(
                 f"not a job: {why}",
                 hint="write one with burnstore convert SRC DST --plan JOB, "
@@ -186,48 +186,55 @@ def read_job(job: str | os.PathLike[str] | bytes) -> Job:
             ) from error
 
 
-def _job(document: Mapping[str, Any]) -> Job:
-    target = _mapping(document["target"], *_OF_TARGET)
-    tensors = [
-        {
-            "name": _text(each["name"]),
-            "from": _origins(each["from"]),
-            "operations": _steps(each["operations"]),
-            "dtype": _text(each["dtype"]),
-            "shape": [_count(extent) for extent in _list(each["shape"])],
-        }
-        for each in _objects(document["tensors"], "name", "from", "operations", "dtype", "shape")
-    ]
-    units = [(_count(first), _count(count)) for first, count in map(_list, _list(document["units"]))]
+class _Target(TypedDict):
+    path: str
+    format: str
+    layout: str | None
+    source_layout: str | None
+    max_shard_size: int | None
+    metadata: dict[str, str]
+    options: dict[str, Any]
+    overwrite: bool
+    durable: bool
+    verify: bool
+    allow_empty: bool
+
+
+class JobDocument(TypedDict):
+    """A job as it is written."""
+
+    burnstore: str
+    job: Literal[1]
+    id: str
+    sources: list[JobSource]
+    target: _Target
+    left_out: dict[str, str]
+    tensors: list[MoveFields]
+    units: list[tuple[int, int]]
+
+
+def _job(document: JobDocument) -> Job:
+    target, units = document["target"], document["units"]
+    tensors = [{**move_of(each), "dtype": each["dtype"], "shape": each["shape"]} for each in document["tensors"]]
+    for each in tensors:
+        check_move(each, each["shape"])
+    check_counts(target["max_shard_size"] or 0, *(number for unit in units for number in unit))
     if [first for first, _ in units] != _starts(units) or sum(count for _, count in units) != len(tensors):
         raise ValueError("its units are not all tensors, each once")
-    flags = {name: target[name] for name in _FLAGS}
-    if not all(isinstance(flag, bool) for flag in flags.values()) or not _text(document["id"]).isalnum():
-        raise ValueError("a flag of the target is not true or false, or the id is no word")
+    if not document["id"].isalnum():
+        raise ValueError("the id is no word")
+    check_layout(target["layout"])
+    check_layout(target["source_layout"])
+    files = [tuple(replace(file, path=as_path(file.path)) for file in each.files) for each in document["sources"]]
+    sources = zip(document["sources"], files, strict=True)
     return Job(
         id=document["id"],
-        sources=tuple(
-            JobSource(
-                as_path(_text(each["path"])),
-                tuple(
-                    JobFile(as_path(_text(file["path"])), _count(file["size"]), _text(file["stamp"]))
-                    for file in _objects(each["files"], "path", "size", "stamp")
-                ),
-                None if each["top_level_key"] is None else _text(each["top_level_key"]),
-            )
-            for each in _objects(document["sources"], "path", "top_level_key", "files")
-        ),
-        target=as_path(_text(target["path"])),
-        format=_text(target["format"]),
-        layout=_layout(target["layout"]),
-        source_layout=_layout(target["source_layout"]),
-        max_shard_size=None if target["max_shard_size"] is None else _count(target["max_shard_size"]),
-        metadata={_text(key): _text(text) for key, text in _mapping(target["metadata"]).items()},
-        options=dict(_mapping(target["options"])),
-        left_out={_text(key): _text(text) for key, text in _mapping(document["left_out"]).items()},
+        sources=tuple(replace(each, path=as_path(each.path), files=own) for each, own in sources),
+        target=as_path(target["path"]),
+        left_out=document["left_out"],
         tensors=tuple(tensors),
         units=tuple(units),
-        **flags,
+        **{name: target[name] for name in _OF_TARGET if name != "path"},  # type: ignore[literal-required]
     )
 
 

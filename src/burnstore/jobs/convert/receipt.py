@@ -17,9 +17,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from ...checkpoint import Checkpoint, open_checkpoint
 from ...errors import BurnstoreError, CorruptError, located
@@ -38,8 +38,7 @@ from ...transforms.operations import operation_from_json
 
 RECEIPT_SUFFIX = ".receipt.json"
 
-_SCHEMA = 2
-_OF_TARGET = ("path", "format", "layout", "max_shard_size", "metadata", "options", "files")
+_SCHEMA = 2  # also in ReceiptDocument
 _BOUNDS = Bounds(1 << 30, 50_000_000, 16)
 
 Path = str | os.PathLike[str]
@@ -52,6 +51,11 @@ class ReceiptFile:
     path: str
     size: int
     sha256: str
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that no file has."""
+        check_counts(self.size)
+        _check_digest(self.sha256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +175,8 @@ def read_receipt(path: Path) -> Receipt:
     with located(path=shown):
         try:
             raw = read_whole(path, _BOUNDS.nbytes)
-            document = _mapping(read_json(raw, _BOUNDS), "burnstore", "receipt", "sources", "target", "tensors")
-            if document["receipt"] != _SCHEMA:
-                raise ValueError(f"expected version {_SCHEMA}, found {document['receipt']!r}")
-            return _receipt(document, folder_of(shown))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            return _receipt(read_json(raw, _BOUNDS, into=ReceiptDocument), folder_of(shown))
+        except ValueError as error:
             raise CorruptError(
                 f"not a receipt of a conversion: {_why(error)}",
                 hint="write one with burnstore convert SRC DST --receipt, "
@@ -275,37 +276,86 @@ def _wrong_in(batch: list[tuple[ReceiptTensor, TensorSnapshot]]) -> list[str]:
     ]
 
 
-def _receipt(document: Mapping[str, Any], folder: str) -> Receipt:
-    target = _mapping(document["target"], *_OF_TARGET)
+class _SourceFields(TypedDict):
+    path: str
+    format: str
+    files: list[ReceiptFile]
+
+
+class _Source(_SourceFields, total=False):
+    top_level_key: str
+
+
+class _Target(TypedDict):
+    path: str
+    format: str
+    layout: str | None
+    max_shard_size: int | None
+    metadata: dict[str, str]
+    options: dict[str, Any]
+    files: list[ReceiptFile]
+
+
+MoveFields = TypedDict(
+    "MoveFields",
+    {
+        "name": str,
+        "from": list[tuple[str | None, int, list[Any]]],
+        "operations": list[Any],
+        "dtype": str,
+        "shape": list[int],
+    },
+)
+"""A move as it is written: each origin is the name of a tensor or null, the number of its file, and operations."""
+
+
+class _Tensor(MoveFields):
+    sha256: str
+
+
+class ReceiptDocument(TypedDict):
+    """A receipt as it is written; paths are relative to it."""
+
+    burnstore: str
+    receipt: Literal[2]
+    sources: list[_Source]
+    target: _Target
+    tensors: list[_Tensor]
+
+
+def _receipt(document: ReceiptDocument, folder: str) -> Receipt:
+    target = document["target"]
     receipt = Receipt(
-        _text(document["burnstore"]),
+        document["burnstore"],
         tuple(
             ReceiptSource(
-                _to(folder, each["path"]),
-                _text(each["format"]),
-                _files_to(folder, each["files"]),
-                _text(each["top_level_key"]) if "top_level_key" in each else None,
+                _to(folder, each["path"]), each["format"], _files_to(folder, each["files"]), each.get("top_level_key")
             )
-            for each in _objects(document["sources"], "path", "format", "top_level_key", "files")
+            for each in document["sources"]
         ),
         _to(folder, target["path"]),
-        _text(target["format"]),
-        _layout(target["layout"]),
-        None if target["max_shard_size"] is None else _count(target["max_shard_size"]),
-        {_text(key): _text(text) for key, text in _mapping(target["metadata"]).items()},
-        dict(_mapping(target["options"])),
+        target["format"],
+        target["layout"],
+        target["max_shard_size"],
+        target["metadata"],
+        target["options"],
         _files_to(folder, target["files"]),
         tuple(
             ReceiptTensor(
-                _text(each["name"]),
-                {"name": each["name"], "from": _origins(each["from"]), "operations": _steps(each["operations"])},
-                _text(each["dtype"]),
-                tuple(map(_count, _list(each["shape"]))),
-                _digest(each["sha256"]),
+                each["name"],
+                move_of(each),
+                each["dtype"],
+                tuple(each["shape"]),
+                each["sha256"],
             )
-            for each in _objects(document["tensors"], "name", "from", "operations", "dtype", "shape", "sha256")
+            for each in document["tensors"]
         ),
     )
+    for tensor in receipt.tensors:
+        check_move(tensor.move, tensor.shape)
+        _check_digest(tensor.sha256)
+    check_counts(receipt.max_shard_size or 0)
+    check_layout(receipt.layout)
     if len({tensor.name for tensor in receipt.tensors}) < len(receipt.tensors):
         raise ValueError("two tensors have the same name")
     if not receipt.sources or not receipt.files:
@@ -313,75 +363,46 @@ def _receipt(document: Mapping[str, Any], folder: str) -> Receipt:
     return receipt
 
 
-def _mapping(value: Any, *keys: str) -> Mapping[str, Any]:
-    """Return an object; with ``keys``, it must have these and no others."""
-    if not isinstance(value, dict):
-        raise TypeError(f"expected an object, found {value!r:.80}")
-    unknown = [key for key in value if key not in keys] if keys else []
-    if unknown:
-        raise ValueError(f"unknown key {unknown[0]!r:.80}")
-    return value
+def move_of(fields: MoveFields) -> dict[str, Any]:
+    """Return the move of a tensor: where it is from, and the operations on it."""
+    return {
+        "name": fields["name"],
+        "from": [list(origin) for origin in fields["from"]],
+        "operations": fields["operations"],
+    }
 
 
-def _objects(value: Any, *keys: str) -> list[Mapping[str, Any]]:
-    return [_mapping(each, *keys) for each in _list(value)]
+def check_move(move: Mapping[str, Any], shape: Sequence[int]) -> None:
+    """Raise ValueError for operations that burnstore does not have, and for numbers below 0."""
+    check_counts(*shape, *(number for _, number, _ in move["from"]))
+    for steps in (move["operations"], *(steps for _, _, steps in move["from"])):
+        for step in steps:
+            operation_from_json(step)
 
 
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise TypeError(f"expected an array, found {value!r:.80}")
-    return value
+def check_counts(*values: int) -> None:
+    """Raise ValueError for numbers below 0."""
+    if any(value < 0 for value in values):
+        raise ValueError(f"expected a count, found {min(values)}")
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"expected a string, found {value!r:.80}")
-    return value
+def check_layout(name: str | None) -> None:
+    """Raise ValueError for a text that is not the name of a layout."""
+    if name is not None and not is_layout_name(name):
+        raise ValueError(f"expected a layout, found {name!r:.80}")
 
 
-def _origins(value: Any) -> list[Any]:
-    """Return the origins of a tensor: for each a source or null, the number of the file, and operations."""
-    for origin in map(_list, _list(value)):
-        if len(origin) != 3 or not isinstance(origin[0], (str, type(None))):
-            raise ValueError(f"expected an origin, found {origin!r:.80}")
-        _count(origin[1])
-        _steps(origin[2])
-    return list(value)
-
-
-def _steps(value: Any) -> list[Any]:
-    for step in _list(value):
-        operation_from_json(step)
-    return list(value)
-
-
-def _layout(value: Any) -> str | None:
-    if value is not None and not is_layout_name(value):
-        raise ValueError(f"expected a layout, found {value!r:.80}")
-    return None if value is None else str(value)
-
-
-def _count(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise TypeError(f"expected a count, found {value!r:.80}")
-    return value
-
-
-def _digest(value: Any) -> str:
-    if len(_text(value)) != 64 or set(value) - set("0123456789abcdef"):
+def _check_digest(value: str) -> None:
+    if len(value) != 64 or set(value) - set("0123456789abcdef"):
         raise ValueError(f"expected a SHA-256, found {value!r:.80}")
-    return str(value)
 
 
 def _files_from(folder: str, files: Sequence[ReceiptFile]) -> list[dict[str, Any]]:
     return [{"path": _from(folder, file.path), "size": file.size, "sha256": file.sha256} for file in files]
 
 
-def _files_to(folder: str, files: Sequence[Mapping[str, Any]]) -> tuple[ReceiptFile, ...]:
-    return tuple(
-        ReceiptFile(_to(folder, file["path"]), _count(file["size"]), _digest(file["sha256"]))
-        for file in _objects(files, "path", "size", "sha256")
-    )
+def _files_to(folder: str, files: Sequence[ReceiptFile]) -> tuple[ReceiptFile, ...]:
+    return tuple(replace(file, path=_to(folder, file.path)) for file in files)
 
 
 def _from(folder: str, path: str) -> str:
@@ -395,8 +416,8 @@ def _from(folder: str, path: str) -> str:
         return os.path.abspath(path)
 
 
-def _to(folder: str, path: Any) -> str:
-    if "\0" in _text(path) or not path:
+def _to(folder: str, path: str) -> str:
+    if "\0" in path or not path:
         raise ValueError(f"expected a path, found {path!r:.80}")
     if "://" in path:
         return as_path(path)
@@ -406,8 +427,6 @@ def _to(folder: str, path: Any) -> str:
 
 
 def _why(error: BaseException) -> str:
-    if isinstance(error, KeyError):
-        return f"{error.args[0]!r} is missing"
     if isinstance(error, BurnstoreError):
         return error.message
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,8 +18,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ...checkpoint import Checkpoint
-from ...errors import MergeError, located, printable
-from ...io.paths import base_name, folder_of, is_file, is_folder, join
+from ...errors import BurnstoreError, MergeError, located, printable
+from ...io.documents import Bounds, read_json
+from ...io.opening import read_whole
+from ...io.paths import base_name, folder_of, is_file, is_folder, is_remote, join
 from ...pipeline.ends import Input
 from ...tensor.data import Array, array_from_bytes, bytes_of_array
 from ...tensor.dtype import DType
@@ -33,6 +36,7 @@ from .lora_config import CONFIG, LoraConfig, read_config
 _PREFIX = "base_model.model."
 _PART = re.compile(r"(?P<module>.*)\.(?P<part>lora_(?:embedding_)?[AB])(?:\.weight)?", re.DOTALL)
 _WRAPPED = re.compile(r"\.(base_layer|original_module|modules_to_save)(?=\.)")
+_CONFIG = Bounds(constants=True)
 _ROWS = 256  # Rows are always computed in these blocks, so that reading a part gives the bits of the whole.
 
 
@@ -133,7 +137,7 @@ def fold(
     changed: dict[str, list[int]] = {}
     replaced: dict[str, TensorSnapshot] = {}
     notes: list[Note] = []
-    orientation = _Orientation(tensors, kinds)
+    orientation = _Orientation(tensors, kinds, _has_conv1d(base))
     for number, adapter in enumerate(adapters, 1):
         with located(path=adapter.path):
             pairs, whole = _pairs(adapter)
@@ -219,6 +223,10 @@ def _in_use(name: str, several: Sequence[tuple[str, TensorSnapshot]]) -> TensorS
 
 
 _KINDS_HINT = 'pass rules={pattern: "Linear" or "Conv1D"} or like= the base model'
+_CONV1D_NAMES = frozenset(("c_attn", "c_fc", "c_proj", "q_attn"))
+"""The names that transformers gives to its Conv1D modules."""
+_CONV1D_TYPES = frozenset(("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clvp_decoder"))
+"""The values of ``model_type`` in a config.json whose models have a Conv1D."""
 
 
 class _Orientation:
@@ -226,13 +234,18 @@ class _Orientation:
 
     PEFT decides by the class of each module; ``fan_in_fan_out`` of a saved adapter is only that of the last one. Here
     the kind decides where it is known, then the shape, unless the matrix is square. A Conv1D always has a bias, so a
-    square matrix without one is a Linear's. With one, the biases of the other modules of the base decide: each is as
-    long as the number of outputs.
+    square matrix without one is a Linear's. With one, the class of the model decides, if a config.json beside the base
+    names one of transformers; then modules with the same last part of their name, whose biases are as long as the
+    number of outputs. Without these it is a Linear's if all other modules of the base are, and nothing points to a
+    Conv1D.
     """
 
-    def __init__(self, tensors: Mapping[str, TensorSnapshot], kinds: Mapping[str, str]) -> None:
+    def __init__(
+        self, tensors: Mapping[str, TensorSnapshot], kinds: Mapping[str, str], has_conv1d: bool | None
+    ) -> None:
         self._tensors = tensors
         self._kinds = kinds
+        self._has_conv1d = has_conv1d
         self.unproved: dict[str, str] = {}
         """The kinds of modules with a square matrix and a bias, which other modules of the base suggest."""
 
@@ -260,16 +273,45 @@ class _Orientation:
             return shape != base and shape[::-1] == base
         if f"{module}.bias" not in self._tensors:
             return False
-        alike, others = self._evidence.get(module.rpartition(".")[2], set()), self._evidence[""]
-        if len(others) != 1 or (not alike and others != {stated}):
-            raise MergeError(
-                "its matrix is square, and nothing in the base proves whether the module is a Linear or a Conv1D, "
-                "which keeps it transposed",
-                hint=_KINDS_HINT,
-            )
-        is_turned = next(iter(others))
-        self.unproved[module] = CONV1D if is_turned else "Linear"
-        return is_turned
+        leaf = module.rpartition(".")[2]
+        alike, others = self._evidence.get(leaf, set()), self._evidence[""]
+        if self._has_conv1d is not None:
+            is_turned = self._has_conv1d and leaf in _CONV1D_NAMES
+            if alike <= {is_turned}:
+                return is_turned
+        elif len(alike) == 1 or (others == {False} and not stated and not alike and leaf not in _CONV1D_NAMES):
+            is_turned = alike == {True}
+            self.unproved[module] = CONV1D if is_turned else "Linear"
+            return is_turned
+        raise MergeError(
+            "its matrix is square, and nothing in the base proves whether the module is a Linear or a Conv1D, "
+            "which keeps it transposed",
+            hint=_KINDS_HINT,
+        )
+
+
+def _has_conv1d(base: Input) -> bool | None:
+    """Return whether the class of the base has Conv1D modules, by the config.json beside it; None if unknown.
+
+    A model with code of its own may have any modules.
+    """
+    path = "" if base.checkpoint is None else base.checkpoint.path
+    if not path:
+        return None
+    folder = path if is_folder(path) else folder_of(path if is_remote(path) else os.path.abspath(path))
+    try:
+        config = read_json(read_whole(join(folder, "config.json"), _CONFIG.nbytes), _CONFIG)
+    except (BurnstoreError, OSError):  # a file of another program, or none: other evidence decides
+        return None
+    types, has_own_code, todo = set(), False, [config]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, dict):
+            types.add(part.get("model_type") if isinstance(part.get("model_type"), str) else None)
+            has_own_code = has_own_code or "auto_map" in part
+            todo += [held for key, held in part.items() if key != "auto_map"]
+    types.discard(None)
+    return None if not types or has_own_code else bool(types & _CONV1D_TYPES)
 
 
 def _term(
