@@ -17,7 +17,7 @@ INSTALLED := .venv/installed
 DEMO := .venv-demo
 PIP := -m pip install --disable-pip-version-check
 
-.PHONY: demo test test-rest test-all docs architecture lint types contracts wheel bench fuzz fuzz-safetensors fuzz-scales fuzz-dcp fuzz-pytorch fuzz-pickles fuzz-compose kill soak-shards architectures classes everyday interop \
+.PHONY: demo test test-rest test-all docs architecture lint types contracts wheel bench fuzz fuzz-safetensors fuzz-scales fuzz-dcp fuzz-pytorch fuzz-pickles fuzz-compose mutants kill soak-shards architectures classes everyday interop \
   interop-all matrix bench-burn fuzz-interop clean
 
 # The main job, in an environment of its own with the package and its dependencies: no torch, nothing for tests.
@@ -85,6 +85,10 @@ fuzz-pickles: $(INSTALLED)
 # Random compositions of contents, files, options, targets and verbs, against a slow reference.
 fuzz-compose: $(INSTALLED)
 	$(BIN)/python -m tests.compose.run --cases $(CASES) --seed $(SEED) --jobs $(JOBS)
+
+# Random changes of the library that the quick tests must notice: 300 in about 9 minutes with JOBS=16.
+mutants: $(INSTALLED)
+	PYTHONPATH=src $(BIN)/python -m tests.mutants --count 300 --seed $(SEED) --jobs $(JOBS)
 
 kill: $(INSTALLED)
 	$(BIN)/python tests/crash/kill.py --kills $(KILLS) --seed $(SEED) --minutes $(MINUTES)

@@ -136,3 +136,51 @@ def test_a_large_tie_on_the_cpu_is_read_directly_and_stays_a_tie(tmp_path: Path)
         assert bs.load(model, tmp_path / f"tied.{suffix}").is_complete
         assert torch.equal(weight, source.table.weight) and weight._version > version
         assert model.head.weight is weight is model.table.weight and weight.data_ptr() == place
+
+
+# --- tensors that the model has under several names, and the file under one -------------------------------------------
+
+
+class Twice:
+    """A model whose array has two names."""
+
+    def __init__(self, size: int) -> None:
+        self.first = self.second = np.zeros(size, np.float32)
+        self.other = np.ones(2, np.float32)
+
+
+@pytest.mark.parametrize("size", [3, 1 << 15])
+@pytest.mark.parametrize("name", ["first", "second"])
+def test_an_array_with_two_names_takes_the_one_that_the_file_has(name: str, size: int, tmp_path: Path) -> None:
+    values = np.arange(size, dtype=np.float32)
+    bs.save({name: values}, tmp_path / "x.bpk", layout="burn")
+    model = Twice(size)
+    result = bs.load(model, tmp_path / "x.bpk", allow_partial=True)
+    assert result.applied == ["first", "second"] and result.missing == ["other"]
+    follower = "second" if name == "first" else "first"
+    assert f"'{follower}' is shared with '{name}' and took its tensor" in result.notes
+    assert model.first is model.second and np.array_equal(model.first, values)
+    assert model.other.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("size", [3, 1 << 15])
+def test_a_replaced_array_is_replaced_under_both_names(size: int, tmp_path: Path) -> None:
+    fixed = np.zeros(size, np.float32)
+    fixed.flags.writeable = False  # so that the load has to put another array in its place
+    model = {"a": {"w": fixed}, "b": {"w": fixed}}
+    bs.save({"b.w": np.arange(size, dtype=np.float32)}, tmp_path / "x.bpk", layout="burn")
+    result = bs.load(model, tmp_path / "x.bpk")
+    assert result.applied == ["a.w", "b.w"] and not result.missing
+    assert model["a"]["w"] is model["b"]["w"] and model["a"]["w"][-1] == size - 1
+
+
+def test_a_name_whose_leader_cannot_be_read_is_missing() -> None:
+    def refuse() -> Array:
+        raise bs.errors.CorruptError("its bytes are damaged")
+
+    broken = TensorSnapshot.from_closure("first", DType.F32, (3,), refuse)
+    model = Twice(3)
+    result = bs.apply(model, [broken, TensorSnapshot.from_numpy("other", np.zeros(2, np.float32))])
+    assert "damaged" in str(result.errors[0]) and len(result.errors) == 1
+    assert result.applied == ["other"] and result.missing == ["second"]
+    assert not model.first.any() and not model.other.any()

@@ -140,6 +140,37 @@ def test_what_cannot_be_undone_says_so(pattern, replacement):
         KeyRemapper.from_dict({"a": "c", "b": "c"}).inverse()
 
 
+@pytest.mark.parametrize(
+    ("pattern", "replacement", "name", "renamed"),
+    [
+        (r"^a\.", "b.", "a.b.a.w", "b.b.a.w"),
+        (r"\.w$", ".v", "a.v.w", "a.v.v"),
+        (r"\Aa\.", "", "a.w", "w"),
+        (r"\.w\Z", "", "a.w", "a"),
+        ("^a$", "b", "a", "b"),
+        ("old", "new", "x.old.y", "x.new.y"),
+        (r"^a\$", "$$b", "a$", "$b"),
+    ],
+)
+def test_the_inverse_of_a_fixed_text_changes_the_same_place_alone(pattern, replacement, name, renamed):
+    remapper = KeyRemapper().add_pattern(pattern, replacement)
+    assert remapper.remap_name(name) == renamed
+    assert remapper.inverse().remap_name(renamed) == name
+
+
+@pytest.mark.parametrize("replacement", ["${0}x", r"\g<0>x", "x$0"])
+def test_a_replacement_that_repeats_the_match_cannot_be_undone(replacement):
+    with pytest.raises(PatternError, match="only fixed text for fixed text"):
+        KeyRemapper().add_pattern("a", replacement).inverse()
+
+
+def test_a_pattern_of_any_case_and_a_function_cannot_be_undone():
+    with pytest.raises(PatternError, match="only fixed text for fixed text"):
+        KeyRemapper().add_pattern(re.compile("^a", re.IGNORECASE), "b").inverse()
+    with pytest.raises(PatternError, match="a rename by a function"):
+        KeyRemapper().add_function(str.upper).inverse()
+
+
 @given(
     st.text("ab.$\\^", min_size=1, max_size=4), st.text("cd.$\\^", min_size=1, max_size=4), st.text("ab.", max_size=9)
 )
