@@ -3,6 +3,7 @@
     python tests/crash/kill.py --kills 2000 --seed 1        SIGKILL at random instants (S1, S14)
     python tests/crash/kill.py --minutes 30 --seed 7        as many as fit
     python tests/crash/kill.py --saver shards               sets of shards with an index (S13)
+    python tests/crash/kill.py --saver dcp                  distributed checkpoints, folders with their metadata
     python tests/crash/kill.py --saver convert              conversions: files that many workers write, and prove
     python tests/crash/kill.py --syscalls                   SIGKILL at every system call, and faults in them (S2, S3)
 
@@ -114,6 +115,13 @@ def save_shards(path: str, generation: int, size: int, overwrite: bool) -> None:
     burnstore.save(tensors, path, overwrite=overwrite, max_shard_size=max(200, size // (2 + generation % 4)))
 
 
+def save_checkpoint(path: str, generation: int, size: int, overwrite: bool) -> None:
+    """The tensors of `save_tensors` as a distributed checkpoint, converted from a file outside of the folder."""
+    source = Path(path).parent.parent / "source.safetensors"
+    save_tensors(str(source), generation, size, True)
+    burnstore.convert(source, path, format="dcp", layout="torch", overwrite=overwrite)
+
+
 def save_converted(path: str, generation: int, size: int, overwrite: bool) -> None:
     """The tensors of `save_tensors`, converted from a file outside of the folder that is looked at."""
     source = Path(path).parent.parent / "source.safetensors"
@@ -128,6 +136,7 @@ SAVERS = {
     "safetensors": Saver("safetensors", save_tensors, read_tensors),
     "convert": Saver("bpk", save_converted, read_tensors),
     "shards": Saver("safetensors", save_shards, read_tensors, ".index.json", SHARD),
+    "dcp": Saver("dcp", save_checkpoint, read_tensors, "/.metadata", re.compile(r"__0_0(\.[0-9a-f]{8})?\.distcp")),
 }
 
 
@@ -150,7 +159,7 @@ class Place:
     def __post_init__(self) -> None:
         self.folder.mkdir()
         self.path = self.folder / f"model.{self.saver.suffix}"
-        self.real = self.path.with_name(self.path.name + self.saver.commit)
+        self.real = Path(f"{self.path}{self.saver.commit}")
         if self.kind == "link":
             (self.folder / "far").mkdir()
             self.real = self.folder / "far" / f"real.{self.saver.suffix}"
@@ -168,26 +177,32 @@ class Place:
         """Remove what counts, and what belongs to it."""
         self.real.unlink(missing_ok=True)
         self.generation = None
-        for name in os.listdir(self.folder):
+        for name in self.beside():
             if self.saver.others.fullmatch(name):
-                (self.folder / name).unlink()
+                (self.real.parent / name).unlink()
+
+    def beside(self) -> list[str]:
+        """The names in the folder of what counts; there are none before the first checkpoint made it."""
+        return os.listdir(self.real.parent) if self.real.parent.exists() else []
 
     def sweep(self) -> None:
+        if not self.real.parent.exists():
+            return
         for stale in stale_scratch_files(self.real.parent, older_than=0):
             Path(stale).unlink(missing_ok=True)
 
     def sweep_others(self) -> None:
         """Remove the shards that killed saves left; nobody saves meanwhile."""
-        named = self.real.read_text() if self.saver.commit and self.real.exists() else ""
-        for name in os.listdir(self.folder):
-            if self.saver.others.fullmatch(name) and name not in named:
-                (self.folder / name).unlink()
+        named = self.real.read_bytes() if self.saver.commit and self.real.exists() else b""
+        for name in self.beside():
+            if self.saver.others.fullmatch(name) and name.encode() not in named:
+                (self.real.parent / name).unlink()
 
     def leftovers(self) -> int:
         """The number of scratch files; raises `DamagedError` when anything else is there."""
         found = 0
-        for folder in {self.folder, self.real.parent}:
-            for name in os.listdir(folder):
+        for names in (os.listdir(self.folder), self.beside()):
+            for name in names:
                 if SCRATCH.fullmatch(name):
                     found += 1
                 elif self.saver.others.fullmatch(name):

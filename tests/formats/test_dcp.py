@@ -250,6 +250,88 @@ def test_metadata_that_cannot_be_is_refused_when_opened(case: str, folder: Path)
         bs.open(_with_metadata(folder, change))
 
 
+class Properties:
+    """The properties of a tensor whose pickle has this state, as another release writes it."""
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def __reduce__(self) -> Any:
+        import torch.distributed.checkpoint.metadata as md
+
+        return md.TensorProperties, (), self.state
+
+
+def _properties(*more: Any, as_dict: bool = False) -> Change:
+    def change(metadata: Any) -> None:
+        for entry in metadata.state_dict_metadata.values():
+            if hasattr(entry, "properties"):
+                state = entry.properties.__getstate__()[:5]
+                names = ("dtype", "layout", "requires_grad", "memory_format", "pin_memory")
+                entry.properties = Properties(dict(zip(names, state, strict=True)) if as_dict else (*state, *more))
+
+    return change
+
+
+def _without(*names: str) -> Change:
+    def change(metadata: Any) -> None:
+        for name in names:
+            metadata.__dict__.pop(name, None)
+
+    return change
+
+
+OTHER_RELEASES = {
+    "2.4, without a version": _without("version", "storage_meta"),
+    "2.15, with strides": _properties((3, 1)),
+    "attributes as a dict": _properties(as_dict=True),
+    "no codecs": _set(transform_descriptors=None),
+    "an empty list of codecs": _set(transform_descriptors=[]),
+    "no paths": lambda metadata: setattr(metadata, "planner_data", None),
+    "integers that became text": lambda m: m.planner_data.update({"x": ("model", "0", 1)}),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_RELEASES)
+def test_metadata_of_other_releases_is_read(case: str, folder: Path) -> None:
+    with (
+        bs.open(_with_metadata(folder, OTHER_RELEASES[case])) as file,
+        bs.open(SAVED / "expected.safetensors") as whole,
+    ):
+        for name in file:
+            expected = whole[name if name in whole else f"model.{name}"]
+            assert file[name].to_bytes() == expected.to_bytes()
+
+
+@pytest.mark.parametrize("case", ["seven properties", "sparse"])
+def test_properties_of_no_release_are_refused(case: str, folder: Path) -> None:
+    def sparse(metadata: Any) -> None:
+        import torch
+
+        metadata.state_dict_metadata["model.rows.weight"].properties.layout = torch.sparse_coo
+
+    change = _properties((3, 1), None) if case == "seven properties" else sparse
+    with pytest.raises(BurnstoreError, match=r"impossible form|layout"):
+        bs.open(_with_metadata(folder, change))
+
+
+def test_what_megatron_stores_in_another_shape_is_refused_by_name(folder: Path, tmp_path: Path) -> None:
+    """Megatron's ``mcore_data`` names the tensors that it flattens for its optimizer."""
+
+    def change(metadata: Any) -> None:
+        metadata.mcore_data = {"model.rows.weight": {"nd_reformulated_orig_global_shape": (5, 6)}}
+
+    with bs.open(_with_metadata(folder, change)) as file:
+        assert file["rows.weight"].piece is not None
+        assert any("padding rows" in note for note in file.notes)
+        assert file["few.weight"].numpy().shape == (3, 5)
+        with pytest.raises(UnsupportedError, match="Megatron stores it in another shape"):
+            file["rows.weight"].numpy()
+    with pytest.raises(UnsupportedError, match="Megatron stores it in another shape"):
+        bs.convert(folder, tmp_path / "out.safetensors")
+    assert not (tmp_path / "out.safetensors").exists()
+
+
 @pytest.mark.parametrize("change", [_retype, _swap])
 def test_pieces_that_contradict_the_metadata_are_refused_when_read(change: Change, folder: Path) -> None:
     with (
@@ -333,6 +415,11 @@ def test_metadata_of_each_rank_is_read_together(tmp_path: Path) -> None:
         pytest.raises(CorruptError, match=r"replicas of __0_0.distcp and __1_0.distcp differ"),
     ):
         file["bias"].numpy()
+    last = (tmp_path / "__1.metadata").read_bytes()
+    (tmp_path / "__1.metadata").unlink()
+    with pytest.raises(CorruptError, match="metadata of rank 1 is missing"):
+        bs.open(tmp_path)
+    (tmp_path / "__1.metadata").write_bytes(last)
     (tmp_path / "__0.metadata").unlink()
     with pytest.raises(CorruptError, match="metadata of rank 0 is missing"):
         bs.open(tmp_path)

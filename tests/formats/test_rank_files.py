@@ -85,6 +85,43 @@ def test_one_file_alone_is_known_as_a_part(number: int, tmp_path: Path) -> None:
     assert bs.scan(path).verdict == "clean"
 
 
+def test_shards_of_tensor_parallelism_and_fsdp_are_the_whole_tensors(tmp_path: Path) -> None:
+    """FSDP2 over tensor parallelism along one axis: the ranks' rows do not follow one another."""
+    from tests.fixtures.make_dcp import parallel_model
+
+    with bs.open(SAVED / "strided") as file:
+        values = {name: file[name].numpy() for name in file}
+    for name, parameter in parallel_model().state_dict().items():
+        np.testing.assert_array_equal(values[name], parameter.numpy())
+    with bs.open(SAVED / "strided" / "model_world_size_4_rank_1.pt") as file:
+        assert [file[name].piece is not None for name in file] == [True] * 4
+        assert str(file["0.weight"].piece.text) == "DTensor 1 of 4, rows 7–9 of 13"  # type: ignore[union-attr]
+
+
+def test_the_older_sharded_tensors_are_the_whole_tensors(tmp_path: Path) -> None:
+    with bs.open(SAVED / "sharded") as file:
+        assert (
+            list(file) == ["rows.weight", "bias"] and file["rows.weight"].to_bytes() == expected()["model.rows.weight"]
+        )
+    for rank, place in enumerate(("rows 0–3 of 10", "rows 4–7 of 10", "rows 8–9 of 10", "no shard of [10, 3]")):
+        path = SAVED / "sharded" / f"model_world_size_4_rank_{rank}.pt"
+        with bs.open(path) as file:
+            piece = file["rows.weight"].piece
+            assert piece is not None and piece.text == f"ShardedTensor, {place}" and not file.notes
+        with pytest.raises(UnsupportedError, match="part of a tensor: ShardedTensor"):
+            bs.convert(path, tmp_path / "model.safetensors")
+        assert {finding.name for finding in bs.scan(path).findings} <= {
+            "__builtin__.getattr"
+        }  # torch takes a class by it
+
+
+def test_several_shards_in_one_file_are_refused_by_name(tmp_path: Path) -> None:
+    for source in (SAVED / "several", SAVED / "several" / "model_world_size_4_rank_0.pt"):
+        with pytest.raises(UnsupportedError, match="ShardedTensor, 3 shards in this file: rows 0–0 of 10; rows 4–4"):
+            bs.convert(source, tmp_path / "model.safetensors")
+    assert not (tmp_path / "model.safetensors").exists()
+
+
 def test_a_missing_rank_is_named(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(SAVED / "ranks", tmp_path / "ranks"))
     (folder / "model_world_size_4_rank_2.pt").unlink()

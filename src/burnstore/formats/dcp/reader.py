@@ -27,6 +27,7 @@ from .metadata import ChunkedTensor, DcpMetadata, Stored, plain_value, read_meta
 
 SUFFIX = ".distcp"
 OF_RANK = re.compile(r"__([0-9]{1,9})\.metadata")
+_DATA_OF_RANK = re.compile(r"__([0-9]{1,9})_[0-9]+\.distcp")
 _MOST_FILES = 100_000
 _MOST_SHOWN = 12
 _MOST_OBJECT_BYTES = 64 << 10
@@ -64,8 +65,11 @@ def _metadata_of_ranks(source: InFolder, limits: Limits) -> Iterator[DcpMetadata
     folder, name = folder_of(source.name), base_name(source.name)
     if OF_RANK.fullmatch(name) is None:
         return
-    ranks = {int(match[1]): match[0] for match in map(OF_RANK.fullmatch, names_in(folder or os.curdir)) if match}
-    missing = sorted(set(range(max(ranks) + 1)) - set(ranks)) if len(ranks) <= max(ranks) else []
+    names = names_in(folder or os.curdir)
+    ranks = {int(match[1]): match[0] for match in map(OF_RANK.fullmatch, names) if match}
+    with_data = {int(match[1]) for match in map(_DATA_OF_RANK.fullmatch, names) if match}
+    expected = with_data | set(range(max(ranks) + 1)) if len(ranks) <= max(ranks) else with_data
+    missing = sorted(expected - set(ranks))
     if missing:
         raise CorruptError(f"the metadata of rank {missing[0]} is missing", rule="DC-05")
     for other in ranks.values():

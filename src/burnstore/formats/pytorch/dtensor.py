@@ -14,7 +14,8 @@ from typing import Any
 
 from ...errors import CorruptError, UnsupportedError, printable
 from ...tensor.data import Shape
-from ...tensor.facts import Piece, describe_place
+from ...tensor.dtype import DType
+from ...tensor.facts import TOGETHER, Piece, describe_place
 from ..codec.pickle_values import Call, Symbol, kind_of
 from .tensors import PickledTensor, PlacedTensor, UnbuiltTensor, whole_numbers
 
@@ -23,6 +24,7 @@ _MESHES = ("torch.distributed.device_mesh", "torch.distributed._tensor.device_me
 _SHARDED = ("torch.distributed._shard.sharded_tensor",)
 SHARDED_TENSOR = ("torch.distributed._shard.sharded_tensor.api", "ShardedTensor")
 _MOST_AXES = 16
+_AS_CHECKPOINT = "save it with torch.distributed.checkpoint, whose folders are read as whole tensors"
 
 
 def is_dtensor(kind: Any) -> bool:
@@ -72,29 +74,73 @@ def placed_tensor(state: Any) -> PickledTensor:
     return PlacedTensor(local, tuple(shape), piece)
 
 
+def unplaced_tensor(state: Any, reason: str, hint: str | None) -> PickledTensor | None:
+    """Return the local tensor of a DTensor whose place is not known here, so that it is a part of a tensor by name."""
+    local = _merged(state).get("_local_tensor")
+    if not isinstance(local, PickledTensor):
+        return None
+    return PlacedTensor(local, local.shape, Piece(None, None, reason, hint or TOGETHER))
+
+
+def sharded_piece(state: Any, dtype: DType | None = None) -> PickledTensor:
+    """Return the shards that one rank has of a ShardedTensor, the older class of torch, with their place.
+
+    Several shards of one rank have no place as a whole: they are known by name, and not read.
+    """
+    if not isinstance(state, tuple) or len(state) < 2:
+        raise CorruptError("a ShardedTensor of an impossible form", rule="PT-29")
+    shards, metadata = state[:2]
+    whole = whole_numbers(_attributes(metadata, "ShardedTensorMetadata", _SHARDED).get("size"), "size")
+    if not isinstance(shards, list):
+        raise CorruptError(f"a ShardedTensor whose shards are a {kind_of(shards)}", rule="PT-29")
+    group = _merged(state[2].state) if len(state) > 2 and isinstance(state[2], Call) else {}
+    rank = group.get("global_rank")
+    number = rank if type(rank) is int and rank >= 0 else None
+    if not shards:  # a rank without rows
+        shape = (0, *whole[1:]) if whole else whole
+        empty = PickledTensor(None, dtype or DType.F32, 0, shape, (1,) * len(shape))
+        text = f"ShardedTensor, no shard of {list(whole)}"
+        return PlacedTensor(empty, shape, Piece(whole, (0,) * len(shape), text, number=number))
+    places = [_shard(shard, whole) for shard in shards]
+    local, offset = places[0]
+    if len(places) == 1:
+        text = f"ShardedTensor, {describe_place(offset, local.shape, whole)}"
+        return PlacedTensor(local, local.shape, Piece(whole, offset, text, number=number))
+    for other, _ in places:
+        if other.storage is not None:
+            other.storage.is_understood = True
+    shown = "; ".join(describe_place(at, tensor.shape, whole) for tensor, at in places[:4])
+    text = f"ShardedTensor, {len(places)} shards in this file: {shown}"
+    return PlacedTensor(local, local.shape, Piece(whole, None, text, _AS_CHECKPOINT, number))
+
+
+def _shard(value: Any, whole: Shape) -> tuple[PickledTensor, Shape]:
+    """Return the tensor of a shard, and its offset."""
+    shard = _attributes(value, "Shard", _SHARDED)
+    place = _attributes(shard.get("metadata"), "ShardMetadata", (*_SHARDED, "torch.distributed._shard"))
+    offset, local = whole_numbers(place.get("shard_offsets"), "offset"), shard.get("tensor")
+    if not isinstance(local, PickledTensor) or len(local.shape) != len(whole) or len(offset) != len(whole):
+        raise CorruptError("a ShardedTensor without its local tensor", rule="PT-29")
+    if any(o + n > w for o, n, w in zip(offset, local.shape, whole, strict=True)):
+        raise CorruptError(f"a shard of {list(local.shape)} at {list(offset)} of {list(whole)}", rule="PT-29")
+    return local, offset
+
+
 class ShardedTensor(UnbuiltTensor):
-    """The older class of torch for the shards that one rank has; its state states their places."""
+    """A ShardedTensor of releases that gave it its state last."""
 
     __slots__ = ()
 
     def take_state(self, state: Any) -> None:
         self.state = state
-        if self.tensor is not None or not isinstance(state, tuple) or len(state) < 2:
+        if self.tensor is not None:
             raise CorruptError("a ShardedTensor of an impossible form", rule="PT-29")
-        shards, metadata = state[:2]
-        whole = whole_numbers(_attributes(metadata, "ShardedTensorMetadata", _SHARDED).get("size"), "size")
-        if not isinstance(shards, list) or len(shards) != 1:
-            return  # several shards, or none: it stays without a tensor, and is left out by name
-        shard = _attributes(shards[0], "Shard", _SHARDED)
-        place = _attributes(shard.get("metadata"), "ShardMetadata", (*_SHARDED, "torch.distributed._shard"))
-        offset = whole_numbers(place.get("shard_offsets"), "offset")
-        local = shard.get("tensor")
-        if not isinstance(local, PickledTensor) or len(local.shape) != len(whole) or len(offset) != len(whole):
-            raise CorruptError("a ShardedTensor without its local tensor", rule="PT-29")
-        if any(o + n > w for o, n, w in zip(offset, local.shape, whole, strict=True)):
-            raise CorruptError(f"a shard of {list(local.shape)} at {list(offset)} of {list(whole)}", rule="PT-29")
-        text = f"ShardedTensor, {describe_place(offset, local.shape, whole)}"
-        self.tensor = PlacedTensor(local, local.shape, Piece(whole, offset, text))
+        self.tensor = sharded_piece(state)
+
+
+def is_sharded_tensor(kind: Any) -> bool:
+    """Return whether a class is torch's ShardedTensor."""
+    return isinstance(kind, Symbol) and (kind.module, kind.name) == SHARDED_TENSOR
 
 
 def sharded_tensor(args: tuple[Any, ...]) -> ShardedTensor:

@@ -11,7 +11,15 @@ from ...errors import CorruptError, UnsupportedError, located, printable
 from ...tensor.dtype import DType
 from ..codec.pickle_values import Builder, Call, Symbol, kind_of
 from .calls import ARRAY_CALLS, PLAIN_CALLS, Args, NumpyArray, arguments
-from .dtensor import SHARDED_TENSOR, is_dtensor, placed_tensor, sharded_tensor
+from .dtensor import (
+    SHARDED_TENSOR,
+    is_dtensor,
+    is_sharded_tensor,
+    placed_tensor,
+    sharded_piece,
+    sharded_tensor,
+    unplaced_tensor,
+)
 from .tensors import (
     AttributedTensor,
     CompositeTensor,
@@ -245,7 +253,9 @@ def _from_type(args: Args) -> Any:
         try:
             return placed_tensor(state)
         except UnsupportedError as error:
-            return Unread(kind_of(kind), args, error.message)
+            return unplaced_tensor(state, error.message, error.hint) or Unread(kind_of(kind), args, error.message)
+    if is_sharded_tensor(kind):
+        return sharded_piece(state, made.facts["dtype"] if isinstance(made, CompositeTensor) else None)
     if isinstance(made, CompositeTensor) and made.kind == "wrapper":
         attributes = state[0] if isinstance(state, tuple) and state else state
         held = attributes.items() if isinstance(attributes, dict) else ()
@@ -288,8 +298,16 @@ def _nested(args: Args) -> Any:
 
 
 def _wrapper(args: Args) -> Any:
-    kind, _, size, *_ = arguments(args, 8, 8, "_rebuild_wrapper_subclass")
-    return CompositeTensor("wrapper", {}, {"class": kind_of(kind), "shape": whole_numbers(size, "size")})
+    kind, dtype, size, *_ = arguments(args, 8, 8, "_rebuild_wrapper_subclass")
+    facts = {"class": kind_of(kind), "shape": whole_numbers(size, "size"), "dtype": _dtype_or_none(dtype)}
+    return CompositeTensor("wrapper", {}, facts)
+
+
+def _dtype_or_none(dtype: Any) -> DType | None:
+    try:
+        return torch_dtype(dtype)
+    except (UnsupportedError, CorruptError):
+        return None
 
 
 def _meta(args: Args) -> Any:

@@ -65,9 +65,15 @@ _OF_DTENSORS = _words(
     torch.distributed._tensor.placement_types._Partial torch.distributed._tensor.placement_types.Partial
     torch.distributed._tensor.placement_types._StridedShard torch.distributed.device_mesh.DeviceMesh
     torch.distributed._mesh_layout._MeshLayout torch.distributed._mesh_layout._FlatLayout
+    torch.distributed._shard.sharded_tensor.api.ShardedTensor torch.distributed._shard.sharded_tensor.shard.Shard
+    torch.distributed._shard.metadata.ShardMetadata torch.distributed._shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING
+    torch.distributed._shard.sharded_tensor.metadata.ShardedTensorMetadata
+    torch.distributed._shard.sharded_tensor.metadata.TensorProperties torch.distributed.remote_device._remote_device
+    torch.distributed._shard.sharding_spec.chunk_sharding_spec.ChunkShardingSpec
+    torch.distributed._shard.sharding_spec.api.EnumerableShardingSpec
     """
 )
-"""What a pickled DTensor consists of: made without arguments, then given attributes; nothing of it runs a call."""
+"""What a pickled DTensor or ShardedTensor consists of: made without arguments, then given attributes; no call runs."""
 # The reader knows this call, but Python loads another pickle with it, which is judged separately.
 _RUNS_A_PICKLE = ("torch.storage", "_load_from_bytes")
 
