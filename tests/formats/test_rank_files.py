@@ -146,6 +146,27 @@ def test_a_missing_shard_in_the_middle_is_named_and_one_at_the_end_is_noted(tmp_
         bs.open(folder)
 
 
+def test_the_shards_of_one_rank_are_never_taken_for_whole_tensors(tmp_path: Path) -> None:
+    """They state no global shape: whether there were other ranks is not known."""
+    folder = tmp_path / "rank1"
+    folder.mkdir()
+    for shard in (SAVED / "hf").glob("shard-00001-*"):
+        shutil.copy(shard, folder)
+    for source in (folder, sorted(folder.iterdir())):
+        with bs.open(source) as file:
+            assert all(file[name].piece is not None for name in file)
+        with pytest.raises(UnsupportedError, match="part of a tensor"):
+            bs.convert(source, tmp_path / "model.safetensors")
+    with bs.open(next(folder.glob("*-00001-of-*"))) as file:
+        weight_map = {name: "shard-00001-model-00001-of-00002.safetensors" for name in file}
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    for source in (folder, index):
+        with pytest.raises(UnsupportedError, match="part of a tensor"):
+            bs.open(source)
+    assert not (tmp_path / "model.safetensors").exists()
+
+
 def test_a_rank_that_is_there_twice_is_named(tmp_path: Path) -> None:
     files = sorted((SAVED / "ranks").iterdir())
     shutil.copy(files[1], tmp_path / "copy.pt")

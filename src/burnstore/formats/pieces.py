@@ -9,7 +9,8 @@ SafeTensors, DeepSpeed's partitions. The rules. Errors and tests cite them.
     PC-03  No element of the whole tensor is without a piece.
 
 A format without the global shape (torch's shards as SafeTensors) gives it by the pieces that are there. A missing piece
-at the end cannot be noticed then, and the reader notes that.
+at the end cannot be noticed then, and the reader notes that. Files of which none adds a piece to a tensor of another
+stay parts: they may be those of one rank.
 """
 
 from __future__ import annotations
@@ -98,6 +99,9 @@ def assemble_table(table: Table, source: Source, owners: Sequence[str], *, are_r
     rows: dict[str, list[int]] = {}
     for row, name in enumerate(table.names):
         rows.setdefault(name, []).append(row)
+    stated = [fact.piece.global_shape for fact in table.facts.values() if fact.piece is not None]
+    if len(rows) == len(table.names) and None in stated:
+        return table, []  # no tensor has two pieces: these may be the files of one rank, and stay parts
     firsts = [own[0] for own in rows.values()]
     whole = table.picked(firsts)
     apart, facts = dict(whole.apart), dict(whole.facts)

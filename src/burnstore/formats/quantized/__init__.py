@@ -30,7 +30,7 @@ The rules. Errors and tests cite them.
            that fit, GPTQ's zero points of unknown version. The file opens, and ``inspect`` shows the tensor.
     QW-03  A tensor of FP8 without a scale is refused when it is read, if others in the file have one or the
            configuration states FP8: its scale may be in another file. In a file without any scale FP8 numbers are
-           plain numbers.
+           plain numbers, which is noted for weights.
     QW-04  The parts agree in their shapes; bits are 1 to 8; a size that a part states is inside the limits.
     QW-05  ``activation_scale``, ``input_scale`` and their kin are tensors of their own: no weight depends on them.
     QW-06  Any module may have a ``scale``. Without a configuration it is that of the ``weight`` beside it only if this

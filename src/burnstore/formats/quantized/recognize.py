@@ -76,7 +76,8 @@ def recognize(contents: Contents, source: Source, opened: Source, limits: Limits
     finder = _Finder(contents, source, config, limits)
     finder.find()
     if not finder.made:
-        return contents
+        notes = finder.plain_notes()
+        return replace(contents, notes=(*contents.notes, *notes)) if notes else contents
     metadata = contents.metadata
     if text is not None and QUANTIZATION_KEY not in metadata:
         metadata = {**metadata, QUANTIZATION_KEY: text}
@@ -536,6 +537,19 @@ class _Finder:
                 hint = "open the index or the folder: the scale may be in another file of the set"
                 data = RefusedData(self._stored(part), why, "QW-03", hint)
                 self.made[row] = _Found(name, dtype, part[0].shape, data, Scheme("FP8", (name,), "scale missing"))
+
+    def plain_notes(self) -> list[Note]:
+        """Return a note of weights in FP8 in a file without any scale: it may be one of several files (QW-03)."""
+        table = self._table
+        names = [
+            name
+            for name, dtype, shape in zip(table.names, table.dtypes, table.shapes, strict=True)
+            if dtype in _FP8 and len(shape) > 1 and name.endswith("weight")
+        ]
+        if not names:
+            return []
+        text = f"{len(names)} weights are FP8 and the file has no scales: their numbers are taken as they are stored"
+        return [Note("check", text, names[0])]
 
     def table(self) -> Table:
         """Return the tensors of the file, each set as one."""

@@ -162,6 +162,8 @@ def _read_set(
                 contents.append(content)
         if identity is None and expected is not None and not source.is_current():
             raise _replaced(source)
+        if expected is not None:
+            _check_whole(parts, contents)
         _check_distinct(parts, contents)
         index_size = 0 if expected is None else source.size
         return _joined_contents(JoinedSource(source.name, parts), contents, index_size)
@@ -228,6 +230,14 @@ def _check_distinct(parts: Sequence[InFolder], contents: Sequence[Contents]) -> 
                     continue  # its pieces are put together, and its replicas compared
                 if owners.setdefault(tensor, part.name) != part.name:
                     raise CorruptError(f"it is also in {printable(owners[tensor])}", tensor=tensor, rule="SH-05")
+
+
+def _check_whole(parts: Sequence[InFolder], contents: Sequence[Contents]) -> None:
+    """Refuse pieces behind an index, unless they state what they are a part of: an index has one file for a tensor."""
+    for part, content in zip(parts, contents, strict=True):
+        for row, fact in content.table.facts.items():
+            if fact.piece is not None and fact.piece.global_shape is None:
+                raise fact.piece.refusal(part.name, content.table.names[row])
 
 
 def _are_ranks(contents: Sequence[Contents]) -> bool:
