@@ -67,11 +67,10 @@ fuzz-safetensors: $(INSTALLED)
 	$(BIN)/python -m tests.fuzz.run --format safetensors --mutants $(MUTANTS) --seed $(SEED) --minutes $(MINUTES)
 
 fuzz-scales: $(INSTALLED)
-	$(BIN)/python -m tests.fuzz.scales --format gguf --mutants $(MUTANTS) --seed $(SEED) --minutes $(MINUTES)
-	$(BIN)/python -m tests.fuzz.scales --format quantized --mutants $(MUTANTS) --seed $(SEED) --minutes $(MINUTES)
+	$(BIN)/python -m tests.fuzz.scales --cases $(MUTANTS) --seed $(SEED) --minutes $(MINUTES) --jobs $(JOBS)
 
 fuzz-dcp: $(INSTALLED)
-	$(BIN)/python -m tests.fuzz.dcp --cases $(CASES) --seed $(SEED)
+	$(BIN)/python -m tests.fuzz.dcp --cases $(MUTANTS) --seed $(SEED) --minutes $(MINUTES) --jobs $(JOBS)
 
 fuzz-pytorch: $(INSTALLED)
 	$(BIN)/python -m tests.fuzz.pytorch --mutants $(MUTANTS) --seed $(SEED) --minutes $(MINUTES) --jobs 2

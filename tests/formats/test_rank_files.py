@@ -158,7 +158,7 @@ def test_the_shards_of_one_rank_are_never_taken_for_whole_tensors(tmp_path: Path
         with pytest.raises(UnsupportedError, match="part of a tensor"):
             bs.convert(source, tmp_path / "model.safetensors")
     with bs.open(next(folder.glob("*-00001-of-*"))) as file:
-        weight_map = {name: "shard-00001-model-00001-of-00002.safetensors" for name in file}
+        weight_map = dict.fromkeys(file, "shard-00001-model-00001-of-00002.safetensors")
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": weight_map}))
     for source in (folder, index):

@@ -1,21 +1,16 @@
 """Mutants of GGUF files and of quantized weights: each is opened and read, or refused by an error of burnstore.
 
-    python -m tests.fuzz.scales --format gguf --mutants 1000000 --seed 1 --minutes 20
-    python -m tests.fuzz.scales --format quantized --mutants 100000
+    python -m tests.fuzz.scales --cases 1000000 --seed 1 --minutes 5 --jobs 16
+    python -m tests.fuzz.scales --subject gguf --seed 1 --only 1234
 
-The last line counts what was opened and what was refused by which rule. Any other exception, and a mutant that takes
-more than a second, is printed with its number; the exit status is then 1.
+The last line of a subject counts what was opened and what was refused by which rule. Any other exception, and a mutant
+that takes more than a second, is printed with its number; the exit status is then 1. It needs NumPy and ml_dtypes.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import struct
-import sys
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -23,6 +18,8 @@ import numpy as np
 import burnstore as bs
 from burnstore.errors import BurnstoreError
 from burnstore.formats.gguf.blocks import TYPES
+
+from .drive import Judge, run
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -159,8 +156,6 @@ def quantized_mutant(seed: int, number: int) -> bytes:
 
 # --- the run ----------------------------------------------------------------------------------------------------------
 
-SUBJECTS: dict[str, Callable[[int, int], bytes]] = {"gguf": gguf_mutant, "quantized": quantized_mutant}
-
 
 def judge(raw: bytes) -> str:
     """Open a file and read all of it; return what came of it. Exceptions other than burnstore's pass through."""
@@ -177,42 +172,17 @@ def judge(raw: bytes) -> str:
         return f"refused by {error.rule or type(error).__name__}"
 
 
-def outcomes(subject: str, seed: int, mutants: int, until: float) -> Iterator[tuple[int, str, BaseException | None]]:
-    """Yield the outcome of each mutant, and the foreign exception if there was one."""
-    for number in range(mutants):
-        raw = SUBJECTS[subject](seed, number)
-        start = time.process_time()
-        try:
-            found = judge(raw)
-        except Exception as error:
-            yield number, f"{type(error).__name__}: {error}", error
-            continue
-        slow = time.process_time() - start > 1
-        yield number, found, TimeoutError("more than a second") if slow else None
-        if time.monotonic() > until:
-            return
+def gguf_case(seed: int, number: int) -> str:
+    """Open one mutant of a GGUF file."""
+    return judge(gguf_mutant(seed, number))
 
 
-def main() -> int:
-    """Run mutants until their number or the time is reached."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--format", choices=tuple(SUBJECTS), default="gguf")
-    parser.add_argument("--mutants", type=int, default=1_000_000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=20)
-    given = parser.parse_args()
-    counts: Counter[str] = Counter()
-    foreign = 0
-    until = time.monotonic() + 60 * given.minutes
-    for number, outcome, error in outcomes(given.format, given.seed, given.mutants, until):
-        counts[outcome] += error is None
-        if error is not None:
-            foreign += 1
-            print(f"mutant {number}: {outcome}")
-    shown = ", ".join(f"{outcome}: {count}" for outcome, count in sorted(counts.items()) if count)
-    print(f"{sum(counts.values()) + foreign} mutants of {given.format}, {foreign} foreign exceptions; {shown}")
-    return 1 if foreign else 0
+def quantized_case(seed: int, number: int) -> str:
+    """Open one mutant of quantized weights."""
+    return judge(quantized_mutant(seed, number))
 
+
+SUBJECTS: dict[str, Judge] = {"gguf": gguf_case, "quantized": quantized_case}
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(__doc__, SUBJECTS)

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from .dcp import run
+import pytest
+
+from .dcp import SUBJECTS
+from .drive import outcomes
 
 
-def test_mutants_give_tensors_or_errors_of_our_own() -> None:
-    assert run(60, 0) == 0
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_mutants_give_tensors_or_errors_of_our_own(subject: str) -> None:
+    found = outcomes(SUBJECTS[subject], 20_261_117, range(60))
+    assert found.foreign == []
+    assert found.cases == 60 and found.counts["opened and read"]

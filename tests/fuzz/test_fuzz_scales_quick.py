@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
-from .scales import SUBJECTS, outcomes
+from .drive import outcomes
+from .scales import SUBJECTS
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_mutants_are_read_or_refused_by_an_error_of_burnstore(subject: str) -> None:
-    found = list(outcomes(subject, 20_261_117, 600, time.monotonic() + 60))
-    assert [(number, outcome) for number, outcome, error in found if error is not None] == []
-    assert sum("opened and read" in outcome for _, outcome, _ in found) > 30
-    assert sum("refused" in outcome for _, outcome, _ in found) > 100
+    found = outcomes(SUBJECTS[subject], 20_261_117, range(600))
+    assert found.foreign == []
+    assert found.counts["opened and read"] > 30
+    assert sum(count for outcome, count in found.counts.items() if "refused" in outcome) > 100
