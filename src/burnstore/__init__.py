@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .jobs.merge.merge import merge as merge
     from .jobs.migrate import Migration as Migration
     from .jobs.migrate import migrate as migrate
+    from .jobs.prove.prove import prove as prove
     from .jobs.report.report import Report as Report
     from .jobs.report.report import report as report
     from .jobs.scan.scan import ScanResult as ScanResult
@@ -95,6 +96,7 @@ _ROOMS = {
     "jobs.map.map": ("map_names",),
     "jobs.merge.merge": ("MergeResult", "MergeSource", "merge"),
     "jobs.migrate": ("Migration", "migrate"),
+    "jobs.prove.prove": ("prove",),
     "jobs.report.report": ("Report", "report"),
     "jobs.scan.scan": ("ScanResult", "scan"),
     "jobs.verify.verify": ("Verification", "verify"),
@@ -192,6 +194,7 @@ __all__ = [
     "migrate",
     "nn",
     "open",
+    "prove",
     "replay",
     "report",
     "save",

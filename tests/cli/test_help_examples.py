@@ -18,6 +18,7 @@ from burnstore import nn
 from burnstore.cli import main
 from burnstore.cli.parser import VERBS
 from burnstore.models.outline import OUTLINE_KEY
+from burnstore.models.recording import FORWARD_KEY, Recording
 from burnstore.stores.records import NamedMpkFileRecorder, NamedMpkGzFileRecorder, save_file
 from jobs.test_migration import _adam, _scheduler
 
@@ -29,6 +30,9 @@ class Net(torch.nn.Module):
         super().__init__()
         self.encoder = torch.nn.ModuleDict({"fc": torch.nn.Linear(6, 4)})
         self.head = torch.nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.encoder["fc"](x).relu())
 """
 _RULES = """\
 source_layout = "torch"
@@ -92,7 +96,12 @@ def _write_files(folder: Path) -> None:
         bs.save(burn, folder / run / "model.bpk", layout="burn")
     modules = {"": "Struct:Net", "encoder.fc": "Struct:Linear", "head": "Struct:Linear"}
     outline = {OUTLINE_KEY: json.dumps({"format": 1, "burn": "0.22.1", "modules": modules})}
-    bs.save(burn, folder / "model.outline.bpk", metadata={**outline, "producer": "burn"})
+    x = chance.normal(size=(5, 6)).astype("f4")
+    hidden = np.maximum(x @ burn["encoder.fc.weight"] + burn["encoder.fc.bias"], 0)
+    recording = Recording({"x": x}, {"output": hidden @ burn["head.weight"] + burn["head.bias"]})
+    forward = {FORWARD_KEY: recording.to_text()}
+    bs.save(burn, folder / "model.outline.bpk", metadata={**outline, **forward, "producer": "burn"})
+    bs.save(burn, folder / "trained.bpk", metadata={**outline, **forward}, layout="burn", overwrite=True)
     bs.save(state, folder / "base" / "model.safetensors", metadata={"format": "pt"})
     config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": ["fc"], "bias": "none"}
     (folder / "adapter" / "adapter_config.json").write_text(json.dumps(config))

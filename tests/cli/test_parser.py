@@ -18,7 +18,7 @@ from burnstore.cli import arguments, main, parser
 
 Captured = pytest.CaptureFixture[str]
 IMPORTANCE = ["convert", "inspect", "explain", "diff", "verify", "merge", "report", "migrate", "config"]
-IMPORTANCE += ["map", "outline", "skeleton", "scan"]
+IMPORTANCE += ["map", "prove", "outline", "skeleton", "scan"]
 
 
 def imported_by(*given: str) -> set[str]:

@@ -27,6 +27,7 @@ class Source:
     config: Path
     inputs: Arrays
     outputs: Arrays
+    model: Any = None
 
     @property
     def numbers(self) -> dict[str, Any]:
@@ -61,7 +62,8 @@ def _source(
     (folder / "gallery.json").write_text(json.dumps(config), encoding="utf-8")
     with torch.no_grad():
         found = outputs(model, {name: torch.from_numpy(value) for name, value in inputs.items()})
-    return Source(checkpoint, folder / "gallery.json", inputs, {name: held.numpy() for name, held in found.items()})
+    arrays = {name: held.numpy() for name, held in found.items()}
+    return Source(checkpoint, folder / "gallery.json", inputs, arrays, model)
 
 
 def stir(model: Any) -> None:

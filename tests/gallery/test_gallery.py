@@ -109,6 +109,45 @@ def test_map_finds_the_expected_mapping_without_a_line_of_the_user(case: Case) -
     assert _error(case.outputs(tensors, "by_map"), case.source.outputs) < RTOL
 
 
+NAMES = {
+    "bert": {"tokens": "input_ids", "types": "token_type_ids", "mask": "attention_mask", "hidden": "last_hidden_state"}
+    | {"pooled": "pooler_output"},
+    "gpt2": {"tokens": "input_ids"},
+    "llama": {"tokens": "input_ids"},
+    "vit": {"images": "pixel_values"},
+    "resnet": {"images": "x"},
+}
+"""The names of PyTorch for what the gallery feeds its models and gets from them."""
+
+
+@pytest.mark.parametrize("case", [each for each in CASES if each.partition("-")[0] in NAMES], indirect=True)
+def test_the_mapping_is_proved_by_the_outputs_of_burn(case: Case) -> None:
+    """Burn records a stirred model, and later the one with the checkpoint's values; a mistake in the rules shows."""
+    inputs, recorded, trained = (case.folder / f"{name}.bpk" for name in ("fed", "recorded.outline", "trained.outline"))
+    bs.save(dict(case.source.inputs), inputs, overwrite=True)
+    assert case.gallery.run(case.model, "record", case.source.config, inputs, recorded) == ""
+    rules = RULES / f"{case.name}.toml"
+    converted = case.folder / "proved.bpk"
+    bs.convert(case.source.checkpoint, converted, rules=rules, overwrite=True)
+    options: dict[str, Any] = {"model": case.source.model, "names": NAMES[case.model]}
+    found = bs.prove(converted, like=recorded, weights=case.source.checkpoint, rules=rules, **options)
+    print(case.name, found)
+    assert (found.outcome, found.is_copy) == ("proved", True)
+    assert case.gallery.run(case.model, "record", case.source.config, inputs, trained, converted) == ""
+    assert bs.prove(trained, rules=rules, **options).outcome != "differs"
+    wrong = _wrong_rules(rules.read_text(encoding="utf-8"))
+    if wrong is not None:
+        (case.folder / "wrong.toml").write_text(wrong, encoding="utf-8")
+        assert bs.prove(recorded, rules=case.folder / "wrong.toml", **options, seconds=20).outcome == "differs"
+
+
+def _wrong_rules(text: str) -> str | None:
+    """Return rules with the query and the value exchanged, where the model has both as separate layers."""
+    if ".key." not in text or '["' in text:
+        return None
+    return text.replace(".key.", ".?.").replace(".value.", ".key.").replace(".?.", ".value.")
+
+
 def test_the_way_back_gives_the_checkpoint_again(case: Case) -> None:
     rules = RULES / f"{case.name}.toml"
     done = bs.convert(case.source.checkpoint, case.folder / "there.bpk", rules=rules, overwrite=True)

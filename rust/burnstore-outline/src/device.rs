@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
-use burn::module::{DisplaySettings, Module, ModuleDisplay, ModuleVisitor, Param};
-use burn::tensor::Tensor;
+use burn::module::{DisplaySettings, Module, ModuleDisplay, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::{Bool, Float, Int, Tensor, TensorData};
 use burn_store::{BurnpackStore, ModuleSnapshot};
 
+use crate::forward::{Forward, Recordable, Recorded};
 use crate::record::Record;
 
 /// Save an untrained model with the kinds of its modules; see the crate's documentation.
@@ -19,13 +20,86 @@ pub fn save<M: Module + ModuleDisplay>(
     model: &M,
     path: impl AsRef<Path>,
 ) -> Result<(), crate::Error> {
-    let path = path.as_ref();
-    let mut store = BurnpackStore::from_file(path)
-        .overwrite(crate::is_outline_name(path))
-        .metadata(crate::KEY, describe(model));
+    model
+        .save_into(&mut store(model, path.as_ref()))
+        .map_err(|error| crate::Error(error.to_string()))
+}
+
+/// Save a model with the kinds of its modules, and with what it computed: `burnstore prove` feeds PyTorch the same.
+///
+/// The model may be untrained (after [`stir`], so that no two tensors are equal) or trained.
+/// An existing file is replaced only if its name ends with `.outline.bpk`.
+///
+/// # Errors
+///
+/// Returns the store's message, or the reason why the forward pass cannot be stored: it has no input or no output, or
+/// more than [`MOST_BYTES`](crate::MOST_BYTES).
+pub fn record_forward<M: Module + ModuleDisplay>(
+    model: &M,
+    forward: &Forward,
+    path: impl AsRef<Path>,
+) -> Result<(), crate::Error> {
+    let recorded = forward.json().map_err(crate::Error)?;
+    let mut store = store(model, path.as_ref()).metadata(crate::FORWARD_KEY, recorded);
     model
         .save_into(&mut store)
         .map_err(|error| crate::Error(error.to_string()))
+}
+
+/// Return an untrained model in which no tensor is constant: ones and zeros get random numbers added, by the seed.
+///
+/// Norms begin with ones and biases with zeros, so that the outputs of an untrained model do not show whether two of
+/// them are exchanged. Tensors of which the values differ, or are not finite, stay unchanged.
+#[must_use]
+pub fn stir<M: Module + ModuleDisplay>(model: M, seed: u64) -> M {
+    model.map(&mut Stirring(Forward::seeded(seed)))
+}
+
+fn store<M: Module + ModuleDisplay>(model: &M, path: &Path) -> BurnpackStore {
+    BurnpackStore::from_file(path)
+        .overwrite(crate::is_outline_name(path))
+        .metadata(crate::KEY, describe(model))
+}
+
+struct Stirring(Forward);
+
+impl ModuleMapper for Stirring {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|tensor| {
+            let values: Vec<f32> = tensor.to_data().iter::<f32>().collect();
+            let is_constant = values
+                .iter()
+                .all(|value| *value == values[0] && value.is_finite());
+            if values.is_empty() || !is_constant {
+                return tensor;
+            }
+            let stirred: Vec<f32> = values
+                .iter()
+                .map(|value| value + 0.3 * self.0.unit())
+                .collect();
+            let noise =
+                Tensor::from_data(TensorData::new(stirred, tensor.dims()), &tensor.device());
+            tensor.zeros_like() + noise
+        })
+    }
+}
+
+impl<const D: usize> Recordable for Tensor<D, Float> {
+    fn recorded(&self) -> Recorded {
+        Recorded::floats(&self.dims(), self.to_data().iter::<f32>())
+    }
+}
+
+impl<const D: usize> Recordable for Tensor<D, Int> {
+    fn recorded(&self) -> Recorded {
+        Recorded::ints(&self.dims(), self.to_data().iter::<i64>())
+    }
+}
+
+impl<const D: usize> Recordable for Tensor<D, Bool> {
+    fn recorded(&self) -> Recorded {
+        Recorded::bools(&self.dims(), self.to_data().iter::<bool>())
+    }
 }
 
 /// Return the outline of a model as JSON, as [`save`] stores it under [`KEY`](crate::KEY).
@@ -61,6 +135,17 @@ impl ModuleVisitor for Walk {
             if mapper.on_save(Tensor::zeros(shape, &value.device())).dims() != shape {
                 self.0.transposed();
             }
+        }
+    }
+}
+
+impl Recordable for TensorData {
+    fn recorded(&self) -> Recorded {
+        let shape = self.shape().as_slice();
+        match self.dtype() {
+            dtype if dtype.is_bool() => Recorded::bools(shape, self.iter::<bool>()),
+            dtype if dtype.is_int() || dtype.is_uint() => Recorded::ints(shape, self.iter::<i64>()),
+            _ => Recorded::floats(shape, self.iter::<f32>()),
         }
     }
 }

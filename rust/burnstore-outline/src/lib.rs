@@ -2,13 +2,19 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod forward;
 mod record;
 
 use std::fmt;
 use std::path::Path;
 
+pub use forward::{Forward, MOST_BYTES, Recordable, Recorded};
+
 /// The key of the file's metadata under which the outline is stored.
 pub const KEY: &str = "burnstore.outline";
+
+/// The key of the file's metadata under which a recorded forward pass is stored.
+pub const FORWARD_KEY: &str = "burnstore.forward";
 
 /// The number of the outline's JSON format; a reader refuses numbers that it does not know.
 pub const FORMAT: u32 = 1;
@@ -77,7 +83,7 @@ compile_error!(
         feature = "burn-0-23-pre"
     ))
 ))]
-pub use v0_20::{describe, save};
+pub use v0_20::{describe, record_forward, save, stir};
 #[cfg(all(
     feature = "burn-0-21",
     not(any(
@@ -86,7 +92,7 @@ pub use v0_20::{describe, save};
         feature = "burn-0-23-pre"
     ))
 ))]
-pub use v0_21::{describe, save};
+pub use v0_21::{describe, record_forward, save, stir};
 #[cfg(all(
     feature = "burn-0-22",
     not(any(
@@ -95,9 +101,9 @@ pub use v0_21::{describe, save};
         feature = "burn-0-23-pre"
     ))
 ))]
-pub use v0_22::{describe, save};
+pub use v0_22::{describe, record_forward, save, stir};
 #[cfg(all(
     feature = "burn-0-23-pre",
     not(any(feature = "burn-0-20", feature = "burn-0-21", feature = "burn-0-22"))
 ))]
-pub use v0_23::{describe, save};
+pub use v0_23::{describe, record_forward, save, stir};

@@ -85,7 +85,7 @@ impl Pairs {
 }
 
 /// Return a text as a JSON string.
-fn quoted(text: &str) -> String {
+pub(crate) fn quoted(text: &str) -> String {
     let mut out = String::from('"');
     for character in text.chars() {
         match character {

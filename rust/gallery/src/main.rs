@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! gallery MODEL outline CONFIG.json OUT.outline.bpk
+//! gallery MODEL record CONFIG.json INPUTS.bpk OUT.outline.bpk [WEIGHTS.bpk]
 //! gallery MODEL forward CONFIG.json WEIGHTS.bpk INPUTS.bpk OUTPUTS.bpk
 //! ```
 //!
@@ -32,7 +33,7 @@ fn main() -> ExitCode {
         ["vit", rest @ ..] => run::command::<vit::VisionTransformer>(rest),
         ["clip", rest @ ..] => run::command::<clip::Clip>(rest),
         ["t5", rest @ ..] => run::command::<t5::T5>(rest),
-        [] => Err("usage: gallery MODEL outline|forward …".to_owned()),
+        [] => Err("usage: gallery MODEL outline|record|forward …".to_owned()),
         [unknown, ..] => Err(format!("no model {unknown}")),
     };
     match done {

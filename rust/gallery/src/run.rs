@@ -74,15 +74,44 @@ pub fn command<M: Example>(words: &[&str]) -> Result<(), String> {
     match words {
         ["outline", config, out] => burnstore_outline::save(&untrained::<M>(config)?, out)
             .map_err(|error| error.to_string()),
+        ["record", config, inputs, out] => {
+            let model = burnstore_outline::stir(untrained::<M>(config)?, 5);
+            record(&model, inputs, out)
+        }
+        ["record", config, inputs, out, weights] => {
+            let mut model = untrained::<M>(config)?;
+            load_strictly(&mut model, weights)?;
+            record(&model, inputs, out)
+        }
         ["forward", config, weights, inputs, out] => {
             let mut model = untrained::<M>(config)?;
             load_strictly(&mut model, weights)?;
             write(out, model.run(&Inputs::read(inputs)?))
         }
         _ => Err(
-            "usage: gallery MODEL outline CONFIG OUT | forward CONFIG WEIGHTS INPUTS OUT".into(),
+            "usage: gallery MODEL outline CONFIG OUT | record CONFIG INPUTS OUT [WEIGHTS] | \
+             forward CONFIG WEIGHTS INPUTS OUT"
+                .into(),
         ),
     }
+}
+
+/// Save a model with what it computes from the tensors of a file.
+fn record<M: Example>(model: &M, inputs: &str, out: &str) -> Result<(), String> {
+    let inputs = Inputs::read(inputs)?;
+    let mut forward = burnstore_outline::Forward::default();
+    for (name, data) in &inputs.tensors {
+        forward.input(name, data);
+    }
+    for (name, data) in model.run(&inputs) {
+        // A path names the module that computed a tensor.
+        if name.contains('.') {
+            forward.inner(name, &data);
+        } else {
+            forward.output(name, &data);
+        }
+    }
+    burnstore_outline::record_forward(model, &forward, out).map_err(|error| error.to_string())
 }
 
 fn untrained<M: Example>(config: &str) -> Result<M, String> {

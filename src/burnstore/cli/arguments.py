@@ -238,12 +238,13 @@ def model_or_path(text: str | None, beside: Iterable[str] = ()) -> Any:
     return import_model(text, beside) if text is not None and names_object(text) else text
 
 
-def import_model(text: str, beside: Iterable[str] = ()) -> Any:
+def import_model(text: str, beside: Iterable[str] = (), *, has_values: bool = False) -> Any:
     """Import the model ``module:name``: an object, or the result of calling a class or function.
 
     ``module:name(64, bias=False)`` passes arguments, which must be literals of Python. A class of transformers or
     diffusers gets the ``config.json`` beside one of the files ``beside``. The current folder is searched first. A torch
-    model is built on the meta device if possible, so that it takes no memory. Output of the module goes to stderr.
+    model is built on the meta device if possible, so that it takes no memory, unless it ``has_values``. Output of the
+    module goes to stderr.
     Raises ModelError if it cannot be imported or built.
     """
     with located(path=text):
@@ -255,9 +256,9 @@ def import_model(text: str, beside: Iterable[str] = ()) -> Any:
             for name in spelled["name"].split("."):
                 found = _attribute(found, name, spelled["module"])
             if spelled["arguments"] is not None:
-                found = _build(_with_arguments(found, spelled["arguments"]), spelled["name"])
+                found = _build(_with_arguments(found, spelled["arguments"]), spelled["name"], has_values)
             elif callable(found) and not _is_model(found):
-                found = _build(_configured(found, beside), spelled["name"])
+                found = _build(_configured(found, beside), spelled["name"], has_values)
             made = found
         if not _is_model(made):
             raise ModelError(f"expected a model, got {type(made).__name__} without tensors")
@@ -352,7 +353,7 @@ def _configured(factory: Callable[..., Any], beside: Iterable[str]) -> Callable[
     )
 
 
-def _build(factory: Callable[[], Any], name: str) -> Any:
+def _build(factory: Callable[[], Any], name: str, has_values: bool) -> Any:
     import inspect
 
     try:
@@ -365,7 +366,7 @@ def _build(factory: Callable[[], Any], name: str) -> Any:
     except ValueError:  # A class without a known signature may still work.
         pass
     torch = sys.modules.get("torch")
-    if hasattr(torch, "device"):
+    if hasattr(torch, "device") and not has_values:
         try:
             with torch.device("meta"):  # type: ignore[union-attr]  # it is imported
                 made = factory()

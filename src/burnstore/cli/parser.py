@@ -28,6 +28,7 @@ VERBS = {
     "migrate": "convert old records of Burn",
     "config": "show the configuration in a PyTorch file",
     "map": "match a checkpoint's tensors to a Burn model's",
+    "prove": "prove a mapping by what both models compute",
     "outline": "print Rust code that saves the outline of a Burn model",
     "skeleton": "print the Rust source of a Burn module for a torch model",
     "scan": "check whether files would run code when loaded",

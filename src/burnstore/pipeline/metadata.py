@@ -22,6 +22,7 @@ from ..formats.base import (
     stated_layout,
     supports_metadata,
 )
+from ..models.recording import FORWARD_KEY
 from ..tensor.note import Note
 from ..transforms.layout import LAYOUTS, Layout
 from .ends import Input
@@ -127,6 +128,10 @@ def metadata_for_files(
     Keys that the sources disagree on are left out, with a note in the plan.
     """
     metadata, disputed = _agreed(sources)
+    disputed.pop(FORWARD_KEY, None)
+    if metadata.pop(FORWARD_KEY, None) is not None:
+        text = "the recorded forward pass was left out: it belongs to the source's values"
+        plan.notes.append(Note("metadata", text, FORWARD_KEY))
     layout = plan.layout
     if not supports_metadata(chosen):
         lost = [printable(key) for key in metadata if key not in _STAMPS and not key.startswith("burnstore.")]

@@ -128,6 +128,25 @@ class MapResult(Result):
         with atomic_file(path, overwrite=overwrite, size=len(raw)) as scratch:
             scratch.write(raw)
 
+    def with_suggestions(self) -> MapResult | None:
+        """Return the mapping with its suggestions as rules, None if something would still be open.
+
+        Only a proof by output justifies it: a suggestion is the likeliest of several that fit.
+        """
+        if self.is_complete:
+            return self
+        recipe = recipe_from({**self.rules, "tensors": [*self.rules["tensors"], *self.suggested]})
+        sources = [template(name) for rule in recipe.rules for name in rule.sources]
+        targets = [template(name) for rule in recipe.rules for name in rule.targets]
+        is_open = any(not any(form.match(name) is not None for form in targets) for name in self.left_targets)
+        is_open = is_open or any(
+            not any(form.match(name) is not None for form in sources) for name in self.left_sources
+        )
+        if is_open or not self.suggested or any(why.why.startswith("config.json") for why in self.questions):
+            return None
+        rules = {**self.rules, "tensors": [*self.rules["tensors"], *self.suggested]}
+        return replace(self, questions=[], left_sources=[], left_targets=[], rules=rules, suggested=())
+
     def recipe(self) -> Recipe:
         """Return the rules as a recipe; ModelError if something is open, or only numbers or fields decide it.
 

@@ -1,0 +1,1 @@
+"""Prove a mapping by the outputs of the models on both sides."""
