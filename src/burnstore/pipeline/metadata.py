@@ -130,8 +130,8 @@ def metadata_for_files(
     metadata, disputed = _agreed(sources)
     disputed.pop(FORWARD_KEY, None)
     if metadata.pop(FORWARD_KEY, None) is not None:
-        text = "the recorded forward pass was left out: it belongs to the source's values"
-        plan.notes.append(Note("metadata", text, FORWARD_KEY))
+        left = "the recorded forward pass was left out: it belongs to the source's values"
+        plan.notes.append(Note("metadata", left, FORWARD_KEY))
     layout = plan.layout
     if not supports_metadata(chosen):
         lost = [printable(key) for key in metadata if key not in _STAMPS and not key.startswith("burnstore.")]
