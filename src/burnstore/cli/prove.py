@@ -46,13 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "rules", help="the rules file of the mapping (default: what burnstore map finds)")
     add_answers(parser)
     parser.add_argument(
-        "--name",
+        "--pair",
         action="append",
         metavar="RECORDED=TORCH",
         help="torch's name of an input, an output or a module that was recorded under another; repeatable",
     )
     parser.add_argument(
-        "--tolerance",
+        "--max-error",
         type=float,
         default=TOLERANCE,
         metavar="X",
@@ -67,11 +67,11 @@ def run(arguments: argparse.Namespace) -> int:
     from .errors import misuse
 
     model, *weights = arguments.torch
-    pairs = [text.partition("=") for text in arguments.name or ()]
+    pairs = [text.partition("=") for text in arguments.pair or ()]
     if len(weights) > 1 or not all(recorded and torch for recorded, _, torch in pairs):
-        return misuse("expected --torch MODULE:NAME [CHECKPOINT], and --name RECORDED=TORCH", "prove")
-    if not 0 < arguments.tolerance < 1:
-        return misuse("--tolerance is between 0 and 1", "prove")
+        return misuse("expected --torch MODULE:NAME [CHECKPOINT], and --pair RECORDED=TORCH", "prove")
+    if not 0 < arguments.max_error < 1:
+        return misuse("--max-error is between 0 and 1", "prove")
     try:
         if arguments.output is not None:
             refuse_existing(arguments.output, overwrite=arguments.overwrite)
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
             qkv=arguments.qkv,
             names={recorded: torch for recorded, _, torch in pairs},
             top_level_key=arguments.top_level_key,
-            tolerance=arguments.tolerance,
+            tolerance=arguments.max_error,
         )
         if arguments.output is not None:
             found.save_rules(arguments.output, overwrite=arguments.overwrite)

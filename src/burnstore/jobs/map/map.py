@@ -229,9 +229,14 @@ def map_names(
 
 
 def map_file(
-    source: Checkpoint, like: Checkpoint, outline: Outline, rope: Rope | None = None, qkv: Qkv | None = None
+    source: Checkpoint,
+    like: Checkpoint,
+    outline: Outline,
+    rope: Rope | None = None,
+    qkv: Qkv | None = None,
+    config: Mapping[str, Any] | None = None,
 ) -> MapResult:
-    """Return the mapping of an open checkpoint to an open outline."""
+    """Return the mapping of an open checkpoint to an open outline; ``config`` is that beside it, if not given."""
     if source.layout == "burn":
         raise ModelError("the source has Burn's layout; a mapping starts from PyTorch's")
     shapes = {name: tuple(source[name].shape) for name in source}
@@ -241,7 +246,9 @@ def map_file(
     alignment = Alignment(side)
     alignment.align(units, side.units)
     alignment.pair_rest()
-    return _Completed(source, side, alignment, buffers, _config(source.path), rope, qkv).result()
+    return _Completed(
+        source, side, alignment, buffers, _config(source.path) if config is None else config, rope, qkv
+    ).result()
 
 
 def _without_copies(units: Sequence[Unit], side: TargetSide, source: Checkpoint, dropped: dict[str, str]) -> list[Unit]:

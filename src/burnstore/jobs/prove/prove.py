@@ -9,25 +9,26 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 from ...checkpoint import Checkpoint, open_checkpoint
-from ...errors import BurnstoreError, ModelError, entry_point, located
+from ...errors import ModelError, entry_point, located
 from ...io.atomic import atomic_file
 from ...io.paths import as_path
 from ...models.outline import outline_of
 from ...models.recording import recording_of
 from ...pipeline.options import Pipeline, RulesLike
 from ...pipeline.write import check_apart, files_read
+from ...saving import serialize
 from ...tensor.note import Note
 from ...tensor.tabular import Result
 from ...transforms.operations import Cast
 from ...transforms.recipe import Recipe, recipe_from
-from ..map.map import MapResult, Qkv, Rope, map_names
+from ..map.map import MapResult, Qkv, Rope, map_file
 from .proof import TOLERANCE, Compared, Outcome, Proof, Suspect, prove_recipe
 
 Path = str | os.PathLike[str]
@@ -174,7 +175,7 @@ def prove(
 def _recipes(
     rules: RulesLike | None,
     model: Any,
-    weights: Path | None,
+    weights: Path | bytes | None,
     outline: Checkpoint | None,
     rope: Rope | None,
     qkv: Qkv | None,
@@ -195,45 +196,33 @@ def _recipes(
             "no mapping is known: neither rules nor an outline are given",
             hint='pass rules="rules.toml", or like="model.outline.bpk"',
         )
-    with tempfile.TemporaryDirectory(prefix="burnstore-") as folder:
-        source = weights
-        if source is None:
-            source = os.path.join(folder, "model.safetensors")
-            from ...saving import save  # not at import: only a model without a checkpoint is written
-
-            state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-            save(state, source, metadata={"format": "pt"}, durable=False)
-        found = map_names(source, like=outline.path, rope=rope, qkv=qkv, top_level_key=top_level_key)
-        last: BurnstoreError | None = None
-        count = 0
-        for mapping in _answered(found, source, outline.path, rope, qkv, top_level_key):
-            try:
-                recipe = recipe_from(mapping.rules)
-            except BurnstoreError as error:
-                last = error
-                continue
-            count += 1
-            yield recipe, mapping
-        if not count:
-            if last is not None:
-                raise last
+    declared = outline_of(outline.metadata)
+    assert declared is not None
+    options: dict[str, Any] = {} if top_level_key is None else {"top_level_key": top_level_key}
+    config: Mapping[str, Any] | None = None
+    if weights is None:  # the names of the model itself; no config.json is beside it
+        state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        weights, config = serialize(state, format="safetensors", metadata={"format": "pt"}), {}
+    with open_checkpoint(weights, **options) as source:
+        mapped = partial(map_file, source, outline, declared, config=config)
+        found = mapped(rope=rope, qkv=qkv)
+        mappings = [found] if found.is_complete else list(_answered(found, mapped, rope, qkv))
+        if not mappings:
             found.recipe()  # raises with what is open
+        for mapping in mappings:
+            yield recipe_from(mapping.rules), mapping
 
 
 def _answered(
-    found: MapResult, source: Path, like: str, rope: Rope | None, qkv: Qkv | None, top_level_key: str | None
+    found: MapResult, mapped: Callable[..., MapResult], rope: Rope | None, qkv: Qkv | None
 ) -> Iterator[MapResult]:
-    """Yield complete mappings: the one found, or it with each answer to its questions and its likeliest pairs."""
-    if found.is_complete:
-        yield found
-        return
+    """Yield complete mappings: what was found, with each answer to its questions, and its likeliest pairs."""
     choices = {choice for question in found.questions for choice in question.choices}
     ropes: tuple[Rope | None, ...] = ("halves", "pairs") if "rope=halves" in choices else (rope,)
     orders: tuple[Qkv | None, ...] = ("parts", "heads") if "qkv=parts" in choices else (qkv,)
-    for each_rope in ropes:
+    for answer in ropes:
         for order in orders:
-            mapping = map_names(source, like=like, rope=each_rope, qkv=order, top_level_key=top_level_key)
-            likely = mapping.with_suggestions()
+            likely = mapped(rope=answer, qkv=order).with_suggestions()
             if likely is not None:
                 yield likely
 
