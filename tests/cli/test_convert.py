@@ -353,6 +353,7 @@ def test_wrong_arguments_are_told_in_one_line(
     assert sorted(os.listdir()) == before
 
 
+@pytest.mark.slow("starts Python")
 def test_ctrl_c_leaves_the_old_file_and_ends_with_130(here: Path) -> None:
     bs.save({f"w{n}": rand(2000, 2000) for n in range(12)}, "big.safetensors", durable=False)
     (here / "out").mkdir()

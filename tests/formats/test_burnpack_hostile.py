@@ -227,7 +227,7 @@ LONG_TEXTS: dict[str, tuple[Callable[[], bytes], type[bs.errors.FormatError] | N
 }
 
 
-@pytest.mark.matrix(every=8)
+@pytest.mark.slow("bombs")
 @pytest.mark.parametrize("name", LONG_TEXTS)
 def test_a_text_as_long_as_a_header_can_be_costs_a_few_copies(name: str) -> None:
     content, kind, rule, copies = LONG_TEXTS[name]

@@ -55,6 +55,7 @@ BOMBS: dict[str, Callable[[], bytes]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow("bombs")
 @pytest.mark.parametrize("kind", BOMBS)
 def test_a_small_file_never_costs_much(kind: str) -> None:
     data = BOMBS[kind]()

@@ -37,6 +37,7 @@ def salvaged(data: bytes, expected: dict[str, torch.Tensor]) -> list[str]:
         return list(f)
 
 
+@pytest.mark.slow("files of every length")
 @pytest.mark.parametrize("options", [{}, LEGACY], ids=["zip", "legacy"])
 def test_a_file_cut_anywhere_gives_what_lies_before_the_cut(options: dict[str, Any]) -> None:
     """PT-28."""

@@ -655,6 +655,7 @@ def test_two_savers_leave_one_whole_set(tmp_path: Path) -> None:
 # --- H1, S13: by the thousand -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow("fuzzing")
 def test_mutants_of_an_index_are_opened_and_right_or_refused(folder: Path, watched: list[str]) -> None:
     good = (folder / INDEX).read_bytes()
     random = Random(20_261_115)

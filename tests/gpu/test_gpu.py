@@ -32,14 +32,14 @@ assert set(names) >= LONG
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
 
 
-@pytest.mark.matrix(every=4)
+@pytest.mark.matrix(every=10)
 @pytest.mark.parametrize("check", marked)
 def test_through_a_ring_in_plain_memory(check: Check, tmp_path: Path) -> None:
     with ring_for("cpu"):
         check("cpu", tmp_path)
 
 
-@pytest.mark.matrix(every=4)
+@pytest.mark.matrix(every=10)
 @pytest.mark.parametrize("check", marked)
 def test_through_the_ring_of_a_gpu_that_is_none(check: Check, tmp_path: Path) -> None:
     with ring_for("cpu"), gpu_that_is_none():

@@ -446,6 +446,7 @@ def test_without_durable_a_power_cut_may_harm_and_the_model_sees_it(tmp_path, us
 # --- full disks (S6) --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix(every=8)
 @pytest.mark.parametrize("announced", [True, False])
 @pytest.mark.parametrize("limit", [0, 1, 4095, 4096, 9_999, 10_000, 10_001])
 def test_a_file_size_limit_leaves_the_old_file(tmp_path, in_child, limit, announced):

@@ -110,6 +110,7 @@ def test_what_is_not_utf_8_is_refused(raw: bytes) -> None:
         json.parse(json.decode(raw, **ROOM))
 
 
+@pytest.mark.slow("bombs")
 @pytest.mark.parametrize("depth", [17, 100, 10_000, 1_000_000])
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}"), ('{"]]]]":[', "]}")])
 def test_deep_nesting_is_refused_and_never_recursed_into(depth: int, opening: str, closing: str) -> None:

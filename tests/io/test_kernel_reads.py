@@ -170,6 +170,7 @@ def test_a_queue_that_is_not_closed_is_closed_with_its_last_reference(fd: int, r
     assert found.any() and (found == memory).all()  # what was begun is done: nobody writes there any more
 
 
+@pytest.mark.matrix(every=3)
 @pytest.mark.parametrize("step", ["mmap", "memoryview", "set_workers"])
 def test_a_queue_that_a_signal_kept_from_being_made_leaves_nothing(
     reads: KernelReads, monkeypatch: pytest.MonkeyPatch, step: str

@@ -125,6 +125,7 @@ def test_interrupts_while_helpers_are_awaited_are_raised_when_these_are_done(
     assert (running, len(done)) == ([], 3)
 
 
+@pytest.mark.slow("interrupts at 150 instants")
 def test_interrupts_at_any_instant_leave_no_thread_running(
     monkeypatch: pytest.MonkeyPatch, alarm: Callable[..., None]
 ) -> None:

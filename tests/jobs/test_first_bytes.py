@@ -113,6 +113,7 @@ def test_what_is_no_file_of_tensors_is_shown_too(content: bytes, told: str, tmp_
     assert [(part.offset, part.nbytes, part.meaning) for part in found.parts] == [(0, len(content), told)]
 
 
+@pytest.mark.matrix(every=6)
 @pytest.mark.parametrize("file", EVERY[::7], ids=lambda file: f"{file.parent.name}-{file.name}")
 def test_a_file_cut_anywhere_is_told_of_without_an_error(file: Path, tmp_path: Path) -> None:
     raw = file.read_bytes()

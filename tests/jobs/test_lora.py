@@ -422,6 +422,7 @@ def test_a_pattern_that_could_take_for_ever_is_refused(pattern: str) -> None:
         Matcher().ends_with("a" * 40 + "!", pattern, "alpha_pattern")
 
 
+@pytest.mark.slow("bombs")
 def test_all_patterns_together_take_a_bounded_time() -> None:
     matcher = Matcher()
     with pytest.raises(MergeError, match="too many patterns, or too long ones"):

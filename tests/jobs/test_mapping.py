@@ -83,6 +83,7 @@ def _stored(model: Model, target: str, values: Any) -> Any:
     return values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
 
 
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("model", ALL, ids=lambda model: model.name)
 def test_the_rules_lead_to_the_outline_and_back(model: Model, tmp_path: Path) -> None:
     """What is open is in the file as a comment; the suggestions happen to be right in these models."""
@@ -134,7 +135,7 @@ def _renamed(model: Model, chance: random.Random) -> Model:
     )
 
 
-@pytest.mark.matrix(every=4)
+@pytest.mark.matrix(every=12)
 @pytest.mark.parametrize("model", ALL, ids=lambda model: model.name)
 def test_names_that_mislead_are_never_followed_into_a_wrong_pair(model: Model, tmp_path: Path) -> None:
     chance = random.Random(model.name)
@@ -166,7 +167,7 @@ def _exchanged(model: Model, chance: random.Random) -> Model:
     return dataclasses.replace(model, rows=tuple(rows))
 
 
-@pytest.mark.matrix(every=4)
+@pytest.mark.matrix(every=12)
 @pytest.mark.parametrize("model", ALL, ids=lambda model: model.name)
 def test_exchanged_names_are_never_silently_followed(model: Model, tmp_path: Path) -> None:
     """What is open may have wrong pairs among its suggestions; what is certain may not."""
@@ -577,6 +578,7 @@ def test_a_configuration_that_is_no_object_is_an_error(text: str, tmp_path: Path
         map_names(source, like=outline)
 
 
+@pytest.mark.slow("generated outlines")
 def test_outlines_that_mislead_never_lead_to_a_silent_error() -> None:
     known = bases()
     for seed in range(60):
@@ -645,6 +647,7 @@ def test_an_outline_checks_a_conversion_both_ways(tmp_path: Path) -> None:
         bs.convert(source, tmp_path / "x.bpk", like=outline)
 
 
+@pytest.mark.slow("large models")
 def test_a_thousand_tensors_take_a_bounded_number_of_calls(tmp_path: Path) -> None:
     """Calls, because seconds depend on what else a machine does; these take 0.3 s of a processor."""
     layers, names = 112, ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

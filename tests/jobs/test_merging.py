@@ -150,6 +150,7 @@ def test_a_filter_or_a_renaming_that_matches_nothing_is_an_error(two: list[Path]
         bs.merge([two[0], bs.MergeSource(two[1], rename=["^enc0der=>x"])], files.out, conflicts="last")
 
 
+@pytest.mark.slow("a slow reference")
 @given(
     st.lists(st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 99), max_size=6), min_size=1, max_size=4),
     st.sampled_from(["first", "last", "skip"]),
@@ -186,6 +187,7 @@ def test_a_soup_is_the_mean(files: Files) -> None:
     assert all(row.weights == (0.2,) * 5 and row.sources == (0, 1, 2, 3, 4) for row in done.tensors)
 
 
+@pytest.mark.slow("a slow reference")
 @given(st.data())
 def test_a_mean_is_that_of_arrays(tmp_path_factory: Any, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("mean")

@@ -110,6 +110,7 @@ def test_a_store_writes_and_loads_a_model_without_tensors_with_a_note() -> None:
     assert not found and found.is_success() and len(found.unused) == 4
 
 
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize(
     "options",
     [

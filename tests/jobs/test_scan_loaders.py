@@ -334,7 +334,7 @@ def nested_strings() -> bytes:
     return data
 
 
-@pytest.mark.matrix(every=5)
+@pytest.mark.slow("bombs")
 @pytest.mark.parametrize("kind", SLOW)
 def test_the_time_of_a_scan_is_linear(kind: str, tmp_path: Path) -> None:
     data = SLOW[kind]()

@@ -311,7 +311,7 @@ def test_noise_gets_a_verdict(tmp_path_factory: pytest.TempPathFactory, noise: b
     assert found.verdict in ("clean", "suspicious", "dangerous", "error")
 
 
-@pytest.mark.matrix(every=3)
+@pytest.mark.slow("files of every length")
 @pytest.mark.parametrize("container", ["zip", "zip, deflated", "legacy", "tar", "bare", "zip in zip"])
 def test_a_file_that_was_cut_behind_what_it_hides_is_never_clean(container: str, tmp_path: Path) -> None:
     whole = tb.containers(HIDDEN)[container]

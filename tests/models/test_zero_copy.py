@@ -139,6 +139,7 @@ def test_the_memory_of_a_bytearray_is_its_owners_alone(path: Path) -> None:
     assert data == path.read_bytes()
 
 
+@pytest.mark.matrix(every=4)
 def test_many_tensors_of_one_file_need_few_descriptors(path: Path) -> None:
     with bs.open(path, zero_copy=True) as file:
         before = len(os.listdir("/proc/self/fd"))

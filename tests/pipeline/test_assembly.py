@@ -382,7 +382,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 """
 
 
-@pytest.mark.matrix(every=4)
+@pytest.mark.slow("a large file")
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss in kilobytes")
 @pytest.mark.parametrize(
     "options",

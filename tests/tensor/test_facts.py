@@ -58,6 +58,7 @@ USES: dict[str, Callable[[str, Path], Any]] = {
 }
 
 
+@pytest.mark.matrix(every=5)
 @pytest.mark.parametrize("use", USES)
 def test_a_part_is_refused_by_name(use: str, shard: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="part of a tensor: rows 0–1") as caught:

@@ -132,7 +132,7 @@ HOLDERS: list[Callable[[TensorData], Any]] = [
 shapes = st.lists(st.integers(0, 7), min_size=1, max_size=4).map(tuple)
 
 
-@pytest.mark.matrix(every=3)
+@pytest.mark.slow("a slow reference")
 @pytest.mark.parametrize("holder", HOLDERS, ids=lambda holder: holder.__name__)
 @given(dtype=st.sampled_from(PLAIN), shape=shapes, world=st.integers(1, 8), data=st.data())
 def test_the_parts_of_all_ranks_are_the_whole(

@@ -558,6 +558,7 @@ def test_one_reader_is_enough_where_the_system_gives_no_more(
         transfer([Range(source, 0, len(DATA), sink)], ring(), readers=4)
 
 
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, TimeoutError])
 def test_an_interrupt_while_readers_are_awaited_waits_for_them_all_the_same(
     source: FileSource, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]

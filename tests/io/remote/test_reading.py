@@ -161,6 +161,7 @@ def test_a_server_without_ranges_is_read_whole_only_on_request(serve: Serve) -> 
         assert equal(file.numpy(), tensors)
 
 
+@pytest.mark.matrix(every=6)
 @pytest.mark.parametrize(
     "fault",
     [
@@ -187,6 +188,7 @@ def test_a_passing_fault_is_asked_again(serve: Serve, fault: servers.Fault) -> N
     assert script.used == 3
 
 
+@pytest.mark.matrix(every=5)
 @pytest.mark.parametrize(
     ("fault", "message"),
     [

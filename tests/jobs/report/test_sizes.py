@@ -56,6 +56,7 @@ def open_first(page: Any, name: str) -> None:
     pytest.fail(f"{name} did not open")
 
 
+@pytest.mark.slow("a browser")
 @pytest.mark.parametrize("name", ["one", "two"])
 def test_page_and_sheet_fit_the_window(open_page: Any, pages: dict[str, Path], width: int, name: str) -> None:
     page = open_page(pages[name])
@@ -70,6 +71,7 @@ def test_page_and_sheet_fit_the_window(open_page: Any, pages: dict[str, Path], w
     assert inner <= shown, "nothing in it is cut off at the side"
 
 
+@pytest.mark.slow("a browser")
 def test_names_keep_their_numbers_and_their_ends(open_page: Any, pages: dict[str, Path], width: int) -> None:
     page = open_page(pages["one"])
     cells = run(
@@ -81,12 +83,14 @@ def test_names_keep_their_numbers_and_their_ends(open_page: Any, pages: dict[str
     assert len(cells) > 10 and all(all(is_whole) for text, *is_whole in cells if "layers" in text)
 
 
+@pytest.mark.slow("a browser")
 def test_hints_about_keys_are_for_keyboards(open_page: Any, pages: dict[str, Path], width: int) -> None:
     page = open_page(pages["one"])
     shown = run(page, "return getComputedStyle(document.getElementById('table-keys')).display !== 'none'")
     assert shown == (width > 1000)
 
 
+@pytest.mark.slow("a browser")
 def test_a_tensor_is_an_image_with_a_bar_of_colours(open_page: Any, pages: dict[str, Path]) -> None:
     page = open_page(pages["one"])
     open_first(page, "model.text_encoder.layers.5.attention.query.weight")
@@ -103,6 +107,7 @@ def test_a_tensor_is_an_image_with_a_bar_of_colours(open_page: Any, pages: dict[
     assert run(page, "return document.querySelectorAll('.heat').length") == 0
 
 
+@pytest.mark.slow("a browser")
 def test_a_link_opens_a_tensor_and_opening_one_gives_the_link(open_page: Any, pages: dict[str, Path]) -> None:
     page = open_page(pages["one"])
     name = "model.text_encoder.layers.7.mlp.up.weight"
@@ -117,6 +122,7 @@ def test_a_link_opens_a_tensor_and_opening_one_gives_the_link(open_page: Any, pa
     page.get(f"{pages['one'].as_uri()}#nothing-of-this-name")
 
 
+@pytest.mark.slow("a browser")
 def test_each_changed_tensor_shows_both_distributions(open_page: Any, pages: dict[str, Path]) -> None:
     page = open_page(pages["two"])
     drawn = run(

@@ -402,8 +402,9 @@ class _Work:
                 )
         checks = sorted(checkpoint.checks(), key=lambda check: -check.nbytes)  # the longest first, for balance
         self.tasks += [_Checks(batch) for batch in in_batches(checks, lambda check: check.nbytes, TASK_BYTES)]
-        every = [tensor.local() for tensor in checkpoint.values()]
-        self._pieces = [tensor for tensor in every if tensor.piece is not None]
+        listed = list(checkpoint.values())
+        self._pieces = [tensor for tensor in listed if tensor.piece is not None]
+        every = [tensor.local() for tensor in listed]
         self._plan = plan_reads(every)
         tensors = [every[at] for at in self._plan.alone]
         room = MemoryBudget.for_each_of(tensor.bytes_held for tensor in tensors)
