@@ -189,6 +189,23 @@ def test_an_arc_is_that_of_float64_arithmetic(t: float) -> None:
     np.testing.assert_allclose(found, slerp(first, second, t), rtol=1e-6, atol=1e-7)
 
 
+def test_an_arc_between_complex_numbers_counts_both_of_their_parts() -> None:
+    draw = np.random.default_rng(5)
+    real = draw.standard_normal((2, 12))
+    first, second = real.view(np.complex128)
+    expected = arc_weights(snapshot(real[0]), snapshot(real[1]), 0.3)
+    assert arc_weights(snapshot(first), snapshot(second), 0.3) == pytest.approx(expected, rel=1e-12)
+
+
+def test_an_arc_of_many_reads_and_blocks_is_that_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(6)
+    first, second = (snapshot(draw.standard_normal(1003).astype(np.float32)) for _ in range(2))
+    expected = arc_weights(first, second, 0.3)
+    monkeypatch.setattr(blend, "_BLOCK", 64)
+    monkeypatch.setattr(blend, "_READ_BYTES", 1024)
+    assert arc_weights(first, second, 0.3) == pytest.approx(expected, rel=1e-9)
+
+
 def test_halfway_along_an_arc_a_vector_keeps_its_length() -> None:
     first, second = snapshot(np.float64([2, 0, 0])), snapshot(np.float64([0, 2, 0]))
     weights = arc_weights(first, second, 0.5)

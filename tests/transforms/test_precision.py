@@ -18,7 +18,7 @@ from burnstore.io.sizes import CHUNK_BYTES
 from burnstore.tensor.snapshot import TensorSnapshot
 from burnstore.tensor.sources import Data
 from burnstore.transforms.axes import transposed
-from burnstore.transforms.precision import CastData, cast, cast_array
+from burnstore.transforms.precision import CastData, cast, cast_array, held_as
 
 FLOATS = [bs.DType.F64, bs.DType.F32, bs.DType.F16, bs.DType.BF16, bs.DType.F8_E4M3, bs.DType.F8_E5M2]
 
@@ -117,3 +117,19 @@ def test_names_ids_and_containers_stay_and_it_can_be_pickled(tmp_path: Path) -> 
 def test_only_floats_of_whole_bytes_are_cast(dtype: Any, wanted: bs.DType) -> None:
     with pytest.raises(bs.errors.DTypeError):
         cast(TensorSnapshot.from_numpy("w", np.ones(4, dtype)), wanted)
+
+
+@pytest.mark.parametrize("value", [-1, 256])
+def test_an_integer_that_does_not_fit_is_refused(value: int) -> None:
+    with pytest.raises(bs.errors.DTypeError, match="do not fit U8"):
+        held_as(np.array([0, value]), bs.DType.U8)
+
+
+def test_integers_at_the_ends_of_a_dtype_and_none_at_all_fit() -> None:
+    assert held_as(np.array([0, 255]), bs.DType.U8).tolist() == [0, 255]
+    assert held_as(np.array([-128, 127]), bs.DType.I8).tolist() == [-128, 127]
+    assert held_as(np.zeros(0, np.int64), bs.DType.U8).dtype == np.uint8
+
+
+def test_numbers_held_as_bools_are_true_unless_they_are_0() -> None:
+    assert held_as(np.array([0, 2, 1]), bs.DType.Bool).tolist() == [False, True, True]
