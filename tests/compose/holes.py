@@ -115,8 +115,8 @@ _NAMES = importlib.import_module("burnstore.pipeline.names")
 _PLAN_OF = importlib.import_module("burnstore.stores.base").plan_of
 
 
-def _unstated_as_burn(self: Any, *_: Any) -> str:
-    return "burn"
+def _unstated_as_burn(source: Any, target: Any, pipeline: Any, *_: Any) -> Any:
+    return pipeline.layout or source.layout or "burn", None
 
 
 def _state_only(value: Any) -> Iterator[Any]:
@@ -131,13 +131,13 @@ _GRAPH = importlib.import_module("burnstore.formats.pytorch.graph")
 _OBJECT_EDGES = _GRAPH._object_edges
 
 
-def _without_filter(self: Any, rows: Any, known: Any) -> Any:
-    return rows
+def _without_filter(self: Any, moves: Any, known: Any) -> Any:
+    return moves
 
 
-def _without_last(self: Any, rows: Any, known: Any) -> Any:
+def _without_last(self: Any, moves: Any, known: Any) -> Any:
     """Apply the filter, and lose a tensor of several."""
-    kept = _FILTERED(self, rows, known)
+    kept = _FILTERED(self, moves, known)
     return kept[:-1] if len(kept) > 2 else kept
 
 
@@ -183,8 +183,7 @@ HOLES: dict[str, Patch] = {
     "convert loses one of several tensors": {"pipeline.compile_file:_Conversion._filtered": _without_last},
     "a number in a nested mapping is dropped": {"pipeline.save:_check_mapping": _unchecked_mapping},
     "an unstated layout is taken as Burn's": {
-        "pipeline.compile:_Load._unstated": _unstated_as_burn,
-        "pipeline.compile:proved_layout": _nothing,
+        "pipeline.compile:decide_layout": _unstated_as_burn,
     },
     "modules of unknown kind are copied unsaid": {
         "pipeline.compile:unknown_notes": _no_list,
@@ -220,7 +219,7 @@ HOLES: dict[str, Patch] = {
         "formats.safetensors.reader:_LAYOUTS_OF_FORMATS": {"pt": "torch"}
     },
     "apply takes snapshots as the model's layout": {"pipeline.execute:_input_for": _models_own},
-    "a filter hides that a file is Burn's": {"pipeline.compile_file:check_not_burn": _nothing},
+    "a filter hides that a file is Burn's": {"pipeline.layouts:check_not_burn": _nothing},
     "save ignores rules for tensors": {"pipeline.compile_file:follow_rules": _rules_unheard},
     "merge does not prove the layout of a source": {"jobs.merge.merge:_resolved": _unresolved},
     "a store does not say what it left out": {"stores.base:plan_of": _silent_plan},
@@ -239,16 +238,10 @@ CHECKS: dict[str, Patch] = {
         )
     },
     "tensor.data: bools": _BOOLS,
-    "pipeline.layouts: proved_layout": {
-        "pipeline.compile:proved_layout": _nothing,
-        "pipeline.compile_file:proved_layout": _nothing,
-    },
+    "pipeline.layouts: proved_layout": {"pipeline.layouts:proved_layout": _nothing},
     "pipeline.ends: layout_given": {"pipeline.ends:Input.layout_given": _given_or_stated},
     "pipeline.compile: shape and dtype of a slot": {"pipeline.compile:_mismatch": _nothing},
-    "pipeline.compile: adapters of converted tensors": {
-        "pipeline.compile:check_adapted": _nothing,
-        "pipeline.compile_file:check_adapted": _nothing,
-    },
+    "pipeline.stages: adapters of converted tensors": {"pipeline.stages:check_adapted": _nothing},
     "pipeline.compile_file: like": {"pipeline.compile_file:_Conversion._check_like": _nothing},
     "pipeline.compile_file: filter": {"pipeline.compile_file:_Conversion._filtered": _without_filter},
     "pipeline.execute: missing tensors and misfits": {"pipeline.execute:raise_if_refused": _nothing},

@@ -59,7 +59,7 @@ MUTANTS: list[tuple[int, str, Patch, list[str]]] = [
     (3, "the proof of a layout that a file does not state", HOLES["an unstated layout is taken as Burn's"],
      ["formats/test_safetensors_burn.py::test_a_file_of_burn_fills_the_model_that_it_is_of",
       "conformance/test_burn_safetensors.py::test_without_the_adapter_the_layout_is_proved_by_names_and_noted"]),
-    (3, "the refusal of Burn's names for a torch model", {"pipeline.compile:check_not_burn": _nothing},
+    (3, "the refusal of Burn's names for a torch model", {"pipeline.layouts:check_not_burn": _nothing},
      ["layouts/test_contradictions.py::test_a_file_of_burns_names_is_not_taken_for_pytorchs"]),
     (3, "the comparison of rules with shapes", CHECKS["transforms.layout: check_shapes"],
      ["layouts/test_contradictions.py::test_a_rule_that_the_shapes_contradict_is_refused"]),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..errors import AmbiguousError, DuplicateNameError, ModelError, Ways, located, printable, quoted
+from ..errors import AmbiguousError, ModelError, Ways, located, printable
 from ..io.paths import as_path, is_path, is_same_file
 from ..limits import Limits
 from ..models.bindings import binding_for, left_out_of
@@ -31,9 +31,10 @@ from .kinds import (
     view_of_model,
     view_of_record,
 )
-from .names import rename_tensors
+from .names import index_tensors, rename_tensors
 from .options import Pipeline
 from .plan import Plan
+from .stages import select, with_name
 from .stored import stored_for
 from .unify import hides_transpose, unify
 from .wrappers import strip_rule
@@ -85,14 +86,10 @@ def input_of_model(given: Any, shown: str) -> Input:
     if isinstance(given, (list, tuple)) and all(isinstance(each, TensorSnapshot) for each in given):
         return replace(input_of_snapshots(shown, given), left_out=getattr(given, "left_out", {}))
     if isinstance(given, Mapping) and given and all(isinstance(each, TensorSnapshot) for each in given.values()):
-        return input_of_snapshots(shown, [_named(name, each) for name, each in given.items()])
+        return input_of_snapshots(shown, [with_name(name, each) for name, each in given.items()])
     snapshots = [move.snapshot for move in compile_save(given, None, Pipeline()).moves]
     layout = layout_of(given) if states_layout(given) else None
     return Input(shown, snapshots, layout, model=given, left_out=left_out_of(given))
-
-
-def _named(name: str, snapshot: TensorSnapshot) -> TensorSnapshot:
-    return snapshot if snapshot.path == name else snapshot.with_path(name)
 
 
 def _is_same_file(a: Any, b: Any) -> bool:
@@ -164,7 +161,7 @@ def _without_wrappers(first: Input, second: Input, notes: list[Note]) -> tuple[I
 
 
 def _in_one_layout(first: Input, second: Input, pipeline: Pipeline, like: Any) -> Aligned:
-    ours, theirs = _by_name(first.snapshots), _by_name(second.snapshots)
+    ours, theirs = index_tensors(first.snapshots), index_tensors(second.snapshots)
     one = first.layout
     sides = (
         [(first.name, one)]
@@ -204,24 +201,14 @@ def _in_one_layout(first: Input, second: Input, pipeline: Pipeline, like: Any) -
 
 
 def _filtered(aligned: Aligned, pipeline: Pipeline) -> Aligned:
-    filter = pipeline.filter
-    if filter is None:
-        return aligned
     sides = (aligned.first, aligned.second)
-    items = [(path, each.container_stack) for side in sides for path, each in side.items()]
-    selection = filter.select(items)
-    kept = {path for (path, _), is_kept in zip(items, selection, strict=True) if is_kept}
-    notes = [Note("unmatched", f"the filter's {quoted(text)} matched no tensor", text) for text in selection.unmatched]
+    tensors = [each for side in sides for each in side.values()]
+    selection = select(tensors, pipeline, aligned.notes, "tensor")
+    if selection is None:
+        return aligned
+    kept = {each.path for each, is_kept in zip(tensors, selection, strict=True) if is_kept}
     first, second = ({path: each for path, each in side.items() if path in kept} for side in sides)
-    return Aligned(first, second, aligned.layout, [*aligned.notes, *notes])
-
-
-def _by_name(snapshots: Iterable[TensorSnapshot]) -> dict[str, TensorSnapshot]:
-    found: dict[str, TensorSnapshot] = {}
-    for snapshot in snapshots:
-        if found.setdefault(snapshot.path, snapshot) is not snapshot:
-            raise DuplicateNameError("two tensors have this name", tensor=snapshot.path)
-    return found
+    return replace(aligned, first=first, second=second)
 
 
 def _view(torch: Input, burn: Input, given: Mapping[str, TensorSnapshot], pipeline: Pipeline, like: Any) -> LayoutView:

@@ -8,31 +8,34 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from ..errors import BurnstoreError, DuplicateNameError, ModelError, quoted
+from ..errors import BurnstoreError, DuplicateNameError, quoted
 from ..models.binding import Slot
 from ..models.load.casting import value_for
 from ..models.result import ApplyError, MissingTensor
 from ..tensor.dtype import DType, Kind
 from ..tensor.note import Note
 from ..tensor.snapshot import TensorSnapshot
-from ..transforms.adapters import FunctionAdapter, ModuleAdapter
+from ..transforms.adapters import ModuleAdapter
 from ..transforms.layout import Layout
-from ..transforms.operations import Apply, Cast, Operation, operations_between
-from ..transforms.precision import cast, underflowed
+from ..transforms.operations import CONCAT, Operation, SlotCast, slot_cast
+from ..transforms.precision import underflowed
 from ..transforms.remap import KeyRemapper
 from ..transforms.view import ConvertedView, LayoutView, Origin
 from .ends import Input, Target
 from .kinds import kinds_by_rules, recorded_counts
-from .layouts import check_not_burn, layout_note, proved_layout
+from .layouts import decide_layout
 from .names import name_tensors
 from .options import Pipeline
 from .plan import Move, Plan
+from .stages import adapt, adapt_modules, cast_floats, check_given, select, take_part
 from .stored import stored_for
 from .unify import convertible
 from .wrappers import strip_rules, wrapper_hint, wrapper_rule
 
 _NO_STEPS: tuple[Operation, ...] = ()
+_JOINED: tuple[Operation, ...] = (CONCAT,)
 
 WRAPPER_STRIPPED = Note("names", "the file was saved from a wrapped model: stripped the wrapper from its names")
 
@@ -47,24 +50,23 @@ def compile_load(source: Input, target: Target, pipeline: Pipeline) -> Plan:
     if pipeline.recipe is not None:  # rules have the names of the model inside a wrapper
         inner = wrapper_rule([each.path for each in source.snapshots], target.slots)
         if inner is not None:
-            plan = _stripped(source, target, pipeline, inner)
+            plan = _Load(source, target, without_wrapper(pipeline, inner)).compiled()
             plan.result.notes.append(WRAPPER_STRIPPED)
             return plan
-    plan = _Load(source, target, pipeline).compiled([*source.notes, *target.notes])
+    plan = _Load(source, target, pipeline).compiled()
     missing, names = plan.result.missing, [snapshot.path for snapshot in source.snapshots]
     for rule in strip_rules(missing, plan.result.unused, names) if missing else ():
         # The file was saved from a wrapped model: only its names keep it from fitting.
-        again = _stripped(source, target, pipeline, rule)
+        again = _Load(source, target, without_wrapper(pipeline, rule)).compiled()
         if not again.result.missing:
             again.result.notes.append(WRAPPER_STRIPPED)
             return again
     return plan
 
 
-def _stripped(source: Input, target: Target, pipeline: Pipeline, rule: tuple[str, str]) -> Plan:
-    """Return the plan of a load with a rule that strips a wrapper from the source's names."""
-    stripped = pipeline.replace(rename=(pipeline.rename or KeyRemapper()) + KeyRemapper.from_patterns([rule]))
-    return _Load(source, target, stripped).compiled([*source.notes, *target.notes])
+def without_wrapper(pipeline: Pipeline, rule: tuple[str, str]) -> Pipeline:
+    """Return a pipeline that also strips a wrapper from the names of the source."""
+    return pipeline.replace(rename=(pipeline.rename or KeyRemapper()) + KeyRemapper.from_patterns([rule]))
 
 
 class _Load:
@@ -78,16 +80,14 @@ class _Load:
         if pipeline.rules and target.layout is not None:  # a rule that matches nothing is refused, needed or not
             kinds_by_rules((slot.path for slot in target.slots), pipeline.rules, convertible(target.layout) or "burn")
         self.named = name_tensors(source, pipeline, target)
-        self.view: LayoutView | None = None
 
-    def compiled(self, notes: Iterable[Note]) -> Plan:
+    def compiled(self) -> Plan:
         plan, pipeline = self.plan, self.pipeline
         result = plan.result
-        chosen = self._filtered()
+        chosen = select(self.target.slots, pipeline, result.notes, "parameter")
         index = {snapshot.path: snapshot for snapshot in self.named.snapshots}
         given = set(index)
         adapter = pipeline.adapter
-        self.made: dict[str, Operation] = {}
         if adapter is not None and adapter.is_structural:
             index = self._with_adapted_modules(index, adapter)
         seen = self._converted(index, adapter, chosen)
@@ -100,7 +100,7 @@ class _Load:
             self._note_part()
         if seen is not None:
             unmatched = self._note_view(seen, unmatched, given, self._kept(chosen))
-        result.notes += [*notes, *self.named.notes]
+        result.notes += [*self.source.notes, *self.target.notes, *self.named.notes]
         self._note_casts()
         self._share(unmatched)
         unclear = [note for note in self.source.notes if note.kind == "unclear part" and result.missing]
@@ -117,17 +117,6 @@ class _Load:
 
     # --- stages
 
-    def _filtered(self) -> Sequence[bool] | None:
-        """Return for each slot whether the filter keeps it; None if there is no filter."""
-        filter = self.pipeline.filter
-        if filter is None:
-            return None
-        selection = filter.select([(slot.path, slot.container_stack) for slot in self.target.slots])
-        self.plan.result.notes += [
-            Note("unmatched", f"the filter's {quoted(text)} matched no parameter", text) for text in selection.unmatched
-        ]
-        return selection
-
     def _with_adapted_modules(
         self, index: dict[str, TensorSnapshot], adapter: ModuleAdapter
     ) -> dict[str, TensorSnapshot]:
@@ -136,52 +125,34 @@ class _Load:
         for slot in self.target.slots:
             for place, module_type in _modules_around(slot):
                 modules.setdefault(place, module_type)
-        below: dict[str, dict[str, TensorSnapshot]] = {}
-        for path, snapshot in index.items():
-            parent, _, name = path.rpartition(".")
-            below.setdefault(parent, {})[name] = snapshot
-        adapted = dict(index)
-        for parent, module_type in modules.items():
-            tensors = below.get(parent)
-            if not tensors:
-                continue
-            given = adapter.adapt_module(module_type, dict(tensors))
-            if list(given.items()) == list(tensors.items()):
-                continue
-            prefix = f"{parent}." if parent else ""
-            for name in tensors:
-                adapted.pop(prefix + name, None)
-            for name, tensor in given.items():
-                path = prefix + name
-                if path in adapted:
-                    raise DuplicateNameError("the adapter returns a second tensor of this name", tensor=path)
-                adapted[path] = tensor.with_path(path)
-                self.made[path] = Apply(adapter_name(adapter))
-        return adapted
+        moves = [Move(path, *self.named.traced((Origin(path),), ()), tensor) for path, tensor in index.items()]
+        adapted: dict[str, Move] = {}
+        for move in adapt_modules(moves, adapter, lambda move: modules.get(move.target.rpartition(".")[0])):
+            if adapted.setdefault(move.target, move) is not move:
+                raise DuplicateNameError("the adapter returns a second tensor of this name", tensor=move.target)
+        made = {move.target: (move.origins, move.operations) for move in adapted.values()}
+        self.named = replace(self.named, made=made)
+        return {path: move.snapshot for path, move in adapted.items()}
 
     def _converted(
         self, index: Mapping[str, TensorSnapshot], adapter: ModuleAdapter | None, chosen: Sequence[bool] | None
     ) -> ConvertedView | None:
         """Return the tensors in the target's layout; None if they are in it already, or no layout matters."""
-        plan, target = self.plan, self.target
-        layout = self.source.layout_given(self.pipeline.layout, plan.result.notes, adapter)
-        if self.pipeline.recipe is not None:
-            layout = self.pipeline.recipe.target_layout or layout
+        plan, target, notes = self.plan, self.target, self.plan.result.notes
         plan.layout = target.layout
-        plan.source_layout = layout
-        wanted = convertible(target.layout)
+        wanted, kept = convertible(target.layout), self._kept(chosen)
         if adapter is not None and adapter.replaces_layout:
+            plan.source_layout, _ = decide_layout(self.source, None, self.pipeline, index, kept, notes)
             check_given(adapter, target)
             return None
-        plan.result.notes += target.meets(self.source, layout)
-        if layout is None and target.layout is not None:
-            layout = self._unstated(index, chosen)
+        layout, view = decide_layout(self.source, target, self.pipeline, index, kept, notes)
+        plan.source_layout = layout
         if wanted is None or layout == wanted or convertible(layout) is None:
             return None
-        view = self.view or target.view(index)
-        view.check(self._kept(chosen), wanted)
+        view = view or target.view(index)
+        view.check(kept, wanted)
         seen = view.convert(index, wanted)
-        plan.view, plan.is_converted, self.view = view, True, view
+        plan.view, plan.is_converted = view, True
         plan.constants, plan.part_ids = seen.constants, seen.part_ids
         return seen
 
@@ -189,31 +160,6 @@ class _Load:
         if chosen is None:
             return None
         return {slot.path for slot, is_kept in zip(self.target.slots, chosen, strict=True) if is_kept}
-
-    def _unstated(self, index: Mapping[str, TensorSnapshot], chosen: Sequence[bool] | None) -> Layout | None:
-        """Return the layout of a source that states none: PyTorch's for a torch model, otherwise what is proved."""
-        target = self.target
-        if target.layout == "torch":
-            self._check_not_burn(index, chosen)
-            self.plan.result.notes.append(layout_note(self.source.name, "torch", "PyTorch models are saved so"))
-            return None
-        self.view = target.view(index)
-        shapes = {slot.path: slot.shape for slot in target.slots}
-        proved = proved_layout(self.view, index, shapes, self._kept(chosen), self.source.name)
-        if proved is None:
-            return None
-        layout, why = proved
-        self.plan.source_layout = layout
-        self.plan.result.notes.append(layout_note(self.source.name, layout, why))
-        return layout
-
-    def _check_not_burn(self, index: Mapping[str, TensorSnapshot], chosen: Sequence[bool] | None) -> None:
-        """Refuse an unstated source that is Burn's by a name, or by a shape that nothing else would look at."""
-        slots = self.target.slots
-        is_checked = self.pipeline.validate
-        ignored = [slot for row, slot in enumerate(slots) if not is_checked or (chosen is not None and not chosen[row])]
-        shapes = {slot.path: slot.shape for slot in ignored}
-        check_not_burn(index, {slot.path for slot in slots}, shapes, self.source.name)
 
     def _matched(
         self, index: Mapping[str, TensorSnapshot], seen: ConvertedView | None, chosen: Sequence[bool] | None
@@ -246,10 +192,17 @@ class _Load:
             if chosen is not None and not chosen[row]:
                 skipped.append(path)
                 continue
-            param_id = found._param_id
-            steps = _NO_STEPS
+            made_of, steps = origins.get(name), _NO_STEPS
+            if made_of is None:
+                made_of = (Origin(name),)
+            elif len(made_of) > 1:
+                steps = _JOINED
+            if is_traced:
+                made_of, steps = self.named.traced(made_of, steps)
+            move = Move(path, made_of, steps, found, slot, found._param_id)
             if not is_simple:
-                found, steps = self._changed(found, slot)
+                move = self._changed(move)
+                found = move.snapshot
             given = found._dtype
             fits = given is fitting and slot.dtype is given and slot.keeps_dtype is keeps  # as the tensor before did
             if not fits or slot.shape != found._shape:
@@ -258,36 +211,21 @@ class _Load:
                     errors.append(problem)
                     continue
                 fitting, keeps = given if slot.dtype is given else None, slot.keeps_dtype
-            made_of = origins.get(name)
-            if is_traced:
-                made_of, steps = self.named.traced(made_of or (Origin(name),), steps)
-            elif made_of is None:
-                made_of = (Origin(name),)
-            moves.append(Move(path, made_of, steps, found, slot, param_id))
+                if is_cast(slot, found):
+                    move = move.becoming(found, slot_cast(given, slot.dtype))
+            moves.append(move)
         skipped.sort()
         return unmatched, consumed
 
-    def _changed(self, found: TensorSnapshot, slot: Slot) -> tuple[TensorSnapshot, tuple[Operation, ...]]:
-        """Return a tensor after its adapter, cast and part of a rank, and what was done to it."""
-        pipeline, adapter = self.pipeline, self.pipeline.adapter
-        steps: list[Operation] = []
-        if found.path in self.made:
-            steps.append(self.made[found.path])
-        if adapter is not None:
-            before = found.replace(container_stack=slot.container_stack)
-            found = adapter.adapt(before)
-            changed = operations_between(before, found, adapter_name(adapter))
-            check_adapted(adapter, before, found, changed, is_converted=self.plan.is_converted)
-            steps += changed
-        if pipeline.cast is not None and found.dtype.is_float and found.dtype is not pipeline.cast:
-            found = cast(found, pipeline.cast)
-            steps.append(Cast(pipeline.cast))
-        if pipeline.part is not None:
-            whole = found
-            found = pipeline.part.of(found, slot.path)
-            if found is not whole:
-                steps.append(Apply(f"part of {pipeline.part}"))
-        return found, tuple(steps)
+    def _changed(self, move: Move) -> Move:
+        """Return a tensor after its adapter, cast and part of a rank."""
+        pipeline, slot = self.pipeline, move.slot
+        if pipeline.adapter is not None and slot is not None:
+            placed = move._replace(snapshot=move.snapshot.replace(container_stack=slot.container_stack))
+            move = adapt(placed, pipeline.adapter, is_converted=self.plan.is_converted)
+        if pipeline.cast is not None:
+            move = cast_floats(move, pipeline.cast)
+        return move if pipeline.part is None else take_part(move, pipeline.part)
 
     # --- notes
 
@@ -295,7 +233,7 @@ class _Load:
         self, seen: ConvertedView, unmatched: list[Slot], given: Container[str], chosen: Container[str] | None
     ) -> list[Slot]:
         """Add notes about the layout conversion; return the slots that still need a tensor."""
-        plan, view = self.plan, self.view
+        plan, view = self.plan, self.plan.view
         assert view is not None
         layout = convertible(self.target.layout)
         assert layout is not None
@@ -339,18 +277,10 @@ class _Load:
             result.notes.append(Note("hint", f"the shapes found are those of {part}; the model must have them, too"))
 
     def _note_casts(self) -> None:
-        casts = Counter(
-            (move.snapshot.dtype, move.slot.dtype)
-            for move in self.plan.moves
-            if move.slot is not None and is_cast(move.slot, move.snapshot)
-        )
-        self.plan.result.notes += [
-            Note(
-                "cast",
-                f"cast from {given} to {kept}, the dtype of the model: {count} tensor{'' if count == 1 else 's'}",
-            )
-            for (given, kept), count in casts.items()
-        ]
+        last = (move.operations[-1] for move in self.plan.moves if move.operations)
+        for step, count in Counter(step for step in last if isinstance(step, SlotCast)).items():
+            text = f"cast from {step.given} to {step.dtype}, the dtype of the model: {count} tensor"
+            self.plan.result.notes.append(Note("cast", text + ("" if count == 1 else "s")))
 
     def _share(self, unmatched: Sequence[Slot]) -> None:
         """Let slots without a tensor take that of a slot with which they share one; the others are missing.
@@ -382,42 +312,6 @@ class _Load:
                     result.notes.append(Note("tied", text, slot.path))
             result.missing.sort()
         result.applied = [slot.path for slot in plan.slots if id(slot) in taking]
-
-
-def adapter_name(adapter: ModuleAdapter) -> str:
-    """Return the name of an adapter for plans and notes."""
-    return adapter.name if isinstance(adapter, FunctionAdapter) else type(adapter).__name__
-
-
-def check_given(adapter: ModuleAdapter, target: Target) -> None:
-    """Refuse an adapter that gives another layout than the target has."""
-    given = adapter.gives_layout
-    if given is not None and target.layout not in (None, given) and target.states_layout():
-        raise ModelError(
-            f"{adapter_name(adapter)} gives {given}'s layout, and {target.name} has {target.layout}'s",
-            hint="leave the adapter out: layouts are converted automatically",
-        )
-
-
-def check_adapted(
-    adapter: ModuleAdapter,
-    before: TensorSnapshot,
-    after: TensorSnapshot,
-    steps: Sequence[Operation],
-    *,
-    is_converted: bool,
-) -> None:
-    """Refuse an adapter that changes names or axes of a tensor whose layout is also converted, unless it may."""
-    if adapter.replaces_layout or not is_converted:
-        return
-    is_turned = any(step.name == "transpose" for step in steps)
-    if after.path != before.path or after.shape != before.shape or is_turned:
-        changed = "the name" if after.path != before.path else "the axes"
-        raise ModelError(
-            f"{adapter_name(adapter)} changes {changed} of a tensor whose layout is converted automatically",
-            tensor=before.path,
-            hint="set replaces_layout = True in the adapter if it converts layouts itself, or rename with rename=",
-        )
 
 
 def unknown_notes(

@@ -6,27 +6,25 @@ model or a file: every tensor must be one of its tensors, and it must get all of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from ..errors import DuplicateNameError, ModelError, PatternError, Ways, add_hint, quoted
+from ..errors import ModelError, PatternError, Ways, add_hint, quoted
 from ..models.binding import Slot
 from ..models.bindings import binding_for
 from ..tensor.dtype import DType
-from ..tensor.facts import DecodedData
 from ..tensor.note import Note
 from ..tensor.snapshot import TensorSnapshot
 from ..transforms.adapters import FunctionAdapter, IdentityAdapter, ModuleAdapter
 from ..transforms.layout import Layout
-from ..transforms.operations import CONCAT, Apply, Cast, Fill, Operation, operations_between
-from ..transforms.precision import cast
-from ..transforms.remap import KeyRemapper, keep_distinct
+from ..transforms.operations import CONCAT, Fill
+from ..transforms.remap import keep_distinct
 from ..transforms.shapes import weight_norm_hint, weight_norm_rules
 from ..transforms.view import ConvertedView, LayoutView, Origin, join
-from .compile import WRAPPER_STRIPPED, adapter_name, check_adapted, listed, unknown_notes
+from .compile import WRAPPER_STRIPPED, listed, unknown_notes, without_wrapper
 from .ends import Input, Target
 from .kinds import (
     WAYS_OUT,
@@ -39,20 +37,14 @@ from .kinds import (
     ways_out,
     zero_count,
 )
-from .layouts import check_not_burn, layout_note, proved_layout
-from .names import Named, follow_rules, name_tensors, rename_tensors
+from .layouts import decide_layout
+from .names import Named, follow_rules, index_tensors, name_tensors, rename_tensors
 from .options import Pipeline
 from .plan import Move, Plan
+from .stages import FILTERED, adapt, adapt_modules, adapter_name, cast_floats, keep, select, with_name
 from .stored import stored_for
 from .unify import convertible, unify
 from .wrappers import prefix_hint, wrapper_rule
-
-FILTERED = Note("filtered", "the filter does not match it")
-"""The reason for a tensor that the filter leaves out."""
-
-_Row = tuple[TensorSnapshot, tuple[Origin, ...], tuple[Operation, ...]]
-"""A tensor on its way, its origins, and what was done to the whole of it."""
-
 
 # --- model → file -----------------------------------------------------------------------------------------------------
 
@@ -71,7 +63,7 @@ def compile_save(model: Any, layout: Layout | None, pipeline: Pipeline) -> Plan:
     if pipeline.rules:  # a rule that matches nothing is refused, needed or not
         kinds_by_rules([slot.path for slot in slots], pipeline.rules, own)
     adapter = pipeline.adapter
-    rows: list[_Row]
+    moves: list[Move]
     wanted = own if layout is None else layout
     named = None
     if pipeline.recipe is not None:
@@ -84,9 +76,9 @@ def compile_save(model: Any, layout: Layout | None, pipeline: Pipeline) -> Plan:
                 f"layout={layout!r} contradicts {adapter_name(adapter)}, which gives {adapter.gives_layout}'s"
             )
         plan.layout = adapter.gives_layout or own
-        rows = _unchanged(snapshots)
+        moves = _unchanged(snapshots)
     elif wanted == own:
-        rows = _unchanged(snapshots)
+        moves = _unchanged(snapshots)
     else:
         view = view_of_model(model, slots, skip_enum_variants=skip, rules=pipeline.rules)
         is_filtered = pipeline.filter is not None or named is not None
@@ -97,15 +89,13 @@ def compile_save(model: Any, layout: Layout | None, pipeline: Pipeline) -> Plan:
             made = set(seen.filled)
             matches = pipeline.filter.matches_with_container_path
             kept = [each for each in kept if each.path not in made or matches(each.path, each.container_stack)]
-        rows = _converted_rows(seen, kept)
+        moves = _converted_moves(seen, kept)
         plan.notes += unknown_notes(view, own, lambda: {slot.path: slot.container_stack for slot in slots})
         plan.notes += _filled_note(seen, {each.path for each in kept}, "the model declares them absent")
         plan.notes += _count_note(seen.lost) if wanted == "torch" else []
-    rows = _adapt(rows, adapter, plan)
-    rows = _cast(rows, pipeline)
     if named is not None:
-        rows = [(row[0], *named.traced(row[1], row[2])) for row in rows]
-    _finish(plan, rows, pipeline)
+        moves = _traced(moves, named)
+    _finish(plan, _cast(_adapted(plan, moves, pipeline), pipeline), pipeline)
     return plan
 
 
@@ -140,32 +130,29 @@ def _model_by_rules(
 
 def select_tensors(plan: Plan, given: list[TensorSnapshot], pipeline: Pipeline) -> list[TensorSnapshot]:
     """Return the tensors that the filter keeps; the plan records the reason for the others."""
-    filter = pipeline.filter
-    if filter is None:
+    selection = select(given, pipeline, plan.notes, "tensor of the model")
+    if selection is None:
         return given
-    selection = filter.select([(each.path, each.container_stack) for each in given])
-    _note_unmatched(plan, selection.unmatched, pipeline, "tensor of the model")
     plan.fates |= {each.path: FILTERED for each, kept in zip(given, selection, strict=True) if not kept}
     return [each for each, kept in zip(given, selection, strict=True) if kept]
 
 
-def _note_unmatched(plan: Plan, unmatched: Sequence[str], pipeline: Pipeline, what: str) -> None:
-    if unmatched and pipeline.unmatched == "error":
-        after = "" if pipeline.rename is None else "write the new names, because rename= comes first; "
-        raise PatternError(
-            f"the filter {quoted(unmatched[0])} matched no {what}",
-            hint=f"{after}look up the names with burnstore inspect FILE",
-        )
-    plan.notes += [Note("unmatched", f"the filter's {quoted(text)} matched no {what}", text) for text in unmatched]
+def _unchanged(snapshots: Iterable[TensorSnapshot]) -> list[Move]:
+    return [Move(each._path, (Origin(each._path),), (), each) for each in snapshots]
 
 
-def _unchanged(snapshots: Sequence[TensorSnapshot]) -> list[_Row]:
-    return [(each, (Origin(each._path),), ()) for each in snapshots]
-
-
-def _converted_rows(seen: ConvertedView, kept: Sequence[TensorSnapshot]) -> list[_Row]:
+def _converted_moves(seen: ConvertedView, kept: Sequence[TensorSnapshot]) -> list[Move]:
     origins = [seen.origins.get(each._path) or (Origin(each._path),) for each in kept]
-    return [(each, own, (CONCAT,) if len(own) > 1 else ()) for each, own in zip(kept, origins, strict=True)]
+    return [
+        Move(each._path, own, (CONCAT,) if len(own) > 1 else (), each) for each, own in zip(kept, origins, strict=True)
+    ]
+
+
+def _traced(moves: list[Move], named: Named) -> list[Move]:
+    """Return moves from the source's own tensors, where names or rules were between."""
+    if not named.made and not named.originals:
+        return moves
+    return [Move(move.target, *named.traced(move.origins, move.operations), move.snapshot) for move in moves]
 
 
 def _model_in(
@@ -223,24 +210,22 @@ def compile_convert(source: Input, pipeline: Pipeline, layout: Layout | None, li
 
 def resolve_layout(source: Input, pipeline: Pipeline, like: Target | None) -> tuple[str | None, list[Note]]:
     """Return the layout of a source as its conversion would decide it, with notes: given, stated, or proved."""
-    conversion = _Conversion(replace(source, notes=()), _without_wrapper(source, pipeline, like)[0], like)
-    return conversion.own_layout(), conversion.plan.notes
+    notes: list[Note] = []
+    return _Conversion(source, _without_wrapper(source, pipeline, like), like).own_layout(notes), notes
 
 
-def _without_wrapper(source: Input, pipeline: Pipeline, like: Target | None) -> tuple[Pipeline, bool]:
-    """Return a pipeline that also strips a wrapper from the names of the source, and whether there is one."""
+def _without_wrapper(source: Input, pipeline: Pipeline, like: Target | None) -> Pipeline:
+    """Return a pipeline that also strips the wrapper, if there is one, from the names of the source."""
     rule = None if like is None else wrapper_rule([each.path for each in source.snapshots], like.slots)
-    if rule is None:
-        return pipeline, False
-    return pipeline.replace(rename=(pipeline.rename or KeyRemapper()) + KeyRemapper.from_patterns([rule])), True
+    return pipeline if rule is None else without_wrapper(pipeline, rule)
 
 
 def _compile_convert(source: Input, pipeline: Pipeline, layout: Layout | None, like: Target | None) -> Plan:
     if like is not None:
         source = stored_for(source, like.slots)
-    pipeline, is_wrapped = _without_wrapper(source, pipeline, like)
+    unwrapped = _without_wrapper(source, pipeline, like)
     try:
-        plan = _Conversion(source, pipeline, like).compiled(layout)
+        plan = _Conversion(source, unwrapped, like).compiled(layout)
     except ModelError as error:
         shapes = {each.path: each.shape for each in source.snapshots}
         wanted = [] if like is None else [slot.path for slot in like.slots]
@@ -250,7 +235,7 @@ def _compile_convert(source: Input, pipeline: Pipeline, layout: Layout | None, l
         if more is not None:
             error.hint = add_hint(error.hint, more)
         raise
-    if is_wrapped:
+    if unwrapped is not pipeline:
         plan.notes.append(WRAPPER_STRIPPED)
     return plan
 
@@ -267,20 +252,14 @@ class _Conversion:
             self.named: Named = rename_tensors(source, pipeline)
         else:
             self.named = name_tensors(source, pipeline, like)
-        self.index = {snapshot.path: snapshot for snapshot in self.named.snapshots}
-        if len(self.index) < len(self.named.snapshots):
-            seen: set[str] = set()
-            for snapshot in self.named.snapshots:
-                if snapshot.path in seen:
-                    raise DuplicateNameError("two tensors have this name", tensor=snapshot.path)
-                seen.add(snapshot.path)
+        self.index = index_tensors(self.named.snapshots)
 
     def compiled(self, layout: Layout | None) -> Plan:
         plan, pipeline, adapter = self.plan, self.pipeline, self.pipeline.adapter
         plan.notes += self.named.notes
         plan.fates |= self.named.dropped
         plan.equals += self.named.equals
-        own = self.own_layout()
+        own = self.own_layout(plan.notes)
         wanted = own if pipeline.keep_layout else pipeline.target_layout or layout or own
         self._add_ties(own)
         self._check_rules(own)
@@ -300,55 +279,33 @@ class _Conversion:
             plan.source_layout = pipeline.recipe.source_layout or own
         plan.view = None if known is None else known.view
         plan.guess = None if known is None else known.guess
-        rows = _unchanged(list(self.index.values()))
+        moves = _unchanged(self.index.values())
         if known is not None and is_converted:
-            rows = self._converted(known, wanted)
+            moves = self._converted(known, wanted)
         is_like_given = replaced and self.like is not None and gives == self.like.layout != own
         if self.like is not None:
             if not is_like_given:
-                self._check_like(own, wanted, rows, known)
+                self._check_like(own, wanted, moves, known)
             if plan.layout == self.like.layout:
                 plan.tied = _tied_in(self.like)
-        rows = self._filtered(rows, known if is_converted else None)
-        rows = _adapt(rows, adapter, plan, self._owners(known))
+        moves = self._filtered(_traced(moves, self.named), known if is_converted else None)
+        adapted = _adapted(plan, moves, pipeline, self._owners(known))
         if replaced:
             plan.layout = gives or own
         if is_like_given:  # the adapter has made what like has
-            self._compare_like({row[0].path: row[0] for row in rows})
+            self._compare_like({move.target: move.snapshot for move in adapted})
         if adapter is not None and known is None:
-            self._check_effect(adapter, rows)
-        rows = _cast(rows, pipeline)
-        rows = self._with_full_paths(rows)
-        if self.named.made or self.named.originals:
-            rows = [(row[0], *self.named.traced(row[1], row[2])) for row in rows]
-        plan.moves = _moves(rows)
+            _check_effect(adapter, moves, adapted)
+        plan.moves = self._with_full_paths(_cast(adapted, pipeline))
         plan.renames = {original: name for name, original in self.named.originals.items()}
         return plan
 
-    def own_layout(self) -> str | None:
+    def own_layout(self, notes: list[Note]) -> str | None:
         """Return the layout of the source: given, stated, or proved against a model."""
-        layout = self.source.layout_given(self.pipeline.layout, self.plan.notes, self.pipeline.adapter)
-        recipe = self.pipeline.recipe
-        if recipe is not None and recipe.target_layout is not None:
-            return recipe.target_layout
-        if self.like is not None:
-            self.plan.notes += self.like.meets(self.source, layout)
-        if layout is not None or self.like is None or self.like.layout is None:
-            return layout
-        if self.like.layout == "torch":
-            slots = {slot.path: slot.shape for slot in self.like.slots}
-            ignored = {path: shape for path, shape in slots.items() if not self._keeps(path)}
-            check_not_burn(self.index, slots, ignored, self.source.name)
-            self.plan.notes.append(layout_note(self.source.name, "torch", "PyTorch models are saved so"))
-            return "torch"
-        view = self.like.view(self.index)
-        shapes = {slot.path: slot.shape for slot in self.like.slots}
-        kept = None if self.pipeline.filter is None else {path for path in shapes if self._keeps(path)}
-        proved = proved_layout(view, self.index, shapes, kept, self.source.name)
-        if proved is None:  # no tensor that takes part differs between the layouts, if the kinds are known
-            return self.like.layout if self.like.states_layout() else None
-        self.plan.notes.append(layout_note(self.source.name, *proved))
-        return proved[0]
+        kept = None
+        if self.pipeline.filter is not None and self.like is not None:
+            kept = {slot.path for slot in self.like.slots if self._keeps(slot.path)}
+        return decide_layout(self.source, self.like, self.pipeline, self.index, kept, notes)[0]
 
     def _check_rules(self, own: str | None) -> None:
         """Refuse a rule for module kinds that matches nothing, whether kinds are needed or not."""
@@ -406,7 +363,7 @@ class _Conversion:
             )
         return known
 
-    def _converted(self, known: Known, layout: str | None) -> list[_Row]:
+    def _converted(self, known: Known, layout: str | None) -> list[Move]:
         """Return the tensors in the wanted layout; every one is used, and none is made up."""
         plan = self.plan
         wanted, own = convertible(layout), convertible(plan.source_layout)
@@ -448,7 +405,7 @@ class _Conversion:
         stacks = {name: self._containers.get(path, ()) for name, path in names}
         plan.notes += unknown_notes(known.view, own, lambda: stacks, self._keeps)
         plan.notes += _filled_note(seen, {each.path for each in seen.snapshots}, "the source leaves them out")
-        return _converted_rows(seen, seen.snapshots)
+        return _converted_moves(seen, seen.snapshots)
 
     def _check_parts(self, seen: ConvertedView) -> None:
         """Refuse a tensor of which the source has some parts only, if the filter keeps it."""
@@ -466,7 +423,7 @@ class _Conversion:
     def _containers(self) -> dict[str, tuple[str, ...]]:
         return {} if self.like is None else {slot.path: slot.container_stack for slot in self.like.slots}
 
-    def _check_like(self, own: str | None, wanted: str | None, rows: Sequence[_Row], known: Known | None) -> None:
+    def _check_like(self, own: str | None, wanted: str | None, moves: Sequence[Move], known: Known | None) -> None:
         """Refuse a tensor that the model or file given as like does not have, and one that the source lacks."""
         like = self.like
         assert like is not None
@@ -475,7 +432,7 @@ class _Conversion:
         layout = convertible(like.layout)
         if layout is not None and own != layout and convertible(own) is not None:
             if wanted == layout:
-                given = {snapshot.path: snapshot for snapshot, _, _ in rows}
+                given = {move.target: move.snapshot for move in moves}
             else:
                 seen = (known.view if known is not None else like.view(self.index)).convert(self.index, layout)
                 self._check_parts(seen)
@@ -523,24 +480,16 @@ class _Conversion:
             if name not in given and self._keeps(name):
                 raise ModelError(f"{like.name}, given as like, has this tensor, and the source has not", tensor=name)
 
-    def _filtered(self, rows: list[_Row], known: Known | None) -> list[_Row]:
-        filter = self.pipeline.filter
-        if filter is None:
-            return rows
-        pairs = [(row[0].path, self._containers.get(row[0].path) or row[0].container_stack) for row in rows]
-        selection = filter.select(pairs)
-        own = convertible(self.plan.source_layout)
-        is_refused = selection.unmatched and self.pipeline.unmatched == "error"
-        if is_refused and known is not None and own is not None:
-            known.view.check(self.index, own)  # a module that cannot be converted: its tensors are not there
-        _note_unmatched(self.plan, selection.unmatched, self.pipeline, "tensor of the target")
-        kept = [row for row, is_kept in zip(rows, selection, strict=True) if is_kept]
-        used = {origin.source for _, origins, _ in kept for origin in origins}
-        for (_, origins, _), is_kept in zip(rows, selection, strict=True):
-            for origin in origins:
-                if not is_kept and origin.source is not None and origin.source not in used:
-                    self.plan.fates[self.named.original(origin.source)] = FILTERED
-        return kept
+    def _filtered(self, moves: list[Move], known: Known | None) -> list[Move]:
+        tensors = [move.snapshot for move in moves]
+        try:
+            selection = select(tensors, self.pipeline, self.plan.notes, "tensor of the target", self._containers)
+        except PatternError:
+            own = convertible(self.plan.source_layout)
+            if known is not None and own is not None:
+                known.view.check(self.index, own)  # a module that cannot be converted: its tensors are not there
+            raise
+        return keep(self.plan, moves, selection)
 
     def _owners(self, known: Known | None) -> dict[str, str]:
         """Return the module type that an adapter sees for each tensor, by its name in the target."""
@@ -552,21 +501,22 @@ class _Conversion:
                     owners[name] = f"Struct:{module.map.owner}"
         return owners
 
-    def _check_effect(self, adapter: ModuleAdapter, rows: Sequence[_Row]) -> None:
-        """Refuse an adapter that goes by the modules where nothing states them: it would do nothing, silently."""
-        if isinstance(adapter, (IdentityAdapter, FunctionAdapter)) or any(steps for _, _, steps in rows):
-            return
-        if all(row[0].path == name for row, name in zip(rows, self.index, strict=False)):
-            raise ModelError(
-                f"{adapter_name(adapter)} goes by the kinds of modules, and nothing states them",
-                hint=Ways("like= a model or declaration", "rules={pattern: kind}", "guess=True"),
-            )
-
-    def _with_full_paths(self, rows: list[_Row]) -> list[_Row]:
+    def _with_full_paths(self, moves: list[Move]) -> list[Move]:
         full = {} if self.like is None or self.plan.layout != "burn" else self.like.full_paths
         if not full:
-            return rows
-        return [(row[0].with_path(full.get(row[0].path, row[0].path)), *row[1:]) for row in rows]
+            return moves
+        return [move.becoming(with_name(full.get(move.target, move.target), move.snapshot)) for move in moves]
+
+
+def _check_effect(adapter: ModuleAdapter, before: Sequence[Move], after: Sequence[Move]) -> None:
+    """Refuse an adapter that goes by the modules where nothing states them: it would do nothing, silently."""
+    if isinstance(adapter, (IdentityAdapter, FunctionAdapter)):
+        return
+    if all(one[:3] == other[:3] for one, other in zip(before, after, strict=False)):
+        raise ModelError(
+            f"{adapter_name(adapter)} goes by the kinds of modules, and nothing states them",
+            hint=Ways("like= a model or declaration", "rules={pattern: kind}", "guess=True"),
+        )
 
 
 def _tied_in(target: Target) -> list[list[str]]:
@@ -595,92 +545,39 @@ def _alike(slot: Slot, snapshot: TensorSnapshot) -> bool:
 # --- stages of both ---------------------------------------------------------------------------------------------------
 
 
-def _adapt(
-    rows: list[_Row], adapter: ModuleAdapter | None, plan: Plan, owners: Mapping[str, str] | None = None
-) -> list[_Row]:
-    """Return the tensors after an adapter, module by module where it asks for that."""
+def _adapted(plan: Plan, moves: list[Move], pipeline: Pipeline, owners: Mapping[str, str] | None = None) -> list[Move]:
+    """Return the tensors after the adapter; ``owners`` are the module types that it sees, by name."""
+    adapter = pipeline.adapter
     if adapter is None:
-        return rows
+        return moves
     if owners:
-        rows = [
-            (row[0].replace(container_stack=(owners[row[0].path],)), *row[1:]) if row[0].path in owners else row
-            for row in rows
+        moves = [
+            move._replace(snapshot=move.snapshot.replace(container_stack=(owners[move.target],)))
+            if move.target in owners
+            else move
+            for move in moves
         ]
     if adapter.is_structural:
-        rows = _module_by_module(rows, adapter)
-    adapted: list[_Row] = []
-    name = adapter_name(adapter)
-    changed = 0
-    for snapshot, origins, steps in rows:
-        after = adapter.adapt(snapshot)
-        more = () if after is snapshot else operations_between(snapshot, after, name)
-        check_adapted(adapter, snapshot, after, more, is_converted=plan.is_converted)
-        changed += after.path != snapshot.path or after.shape != snapshot.shape
-        adapted.append((after, origins, (*steps, *more)))
+        moves = adapt_modules(moves, adapter, lambda move: move.snapshot.module_type)
+    adapted = [adapt(move, adapter, is_converted=plan.is_converted) for move in moves]
+    changed = sum(
+        one.target != other.target or one.snapshot.shape != other.snapshot.shape
+        for one, other in zip(moves, adapted, strict=True)
+    )
     if changed and not adapter.replaces_layout:
-        stated = f"the file still states the layout {plan.layout or 'unknown'}"
+        name, stated = adapter_name(adapter), f"the file still states the layout {plan.layout or 'unknown'}"
         plan.notes.append(Note("layout", f"{name} changes the names or axes of {changed} tensors; {stated}", name))
     return adapted
 
 
-def _module_by_module(rows: Sequence[_Row], adapter: ModuleAdapter) -> list[_Row]:
-    """Return the tensors after the adapter has seen each module once and whole; its result takes the first place."""
-    modules: dict[tuple[str, str], dict[str, _Row]] = {}
-    owners: list[tuple[str, str] | None] = []
-    for row in rows:
-        snapshot = row[0]
-        parent, _, name = snapshot.path.rpartition(".")
-        module_type = snapshot.module_type
-        owners.append(None if module_type is None else (parent, module_type))
-        if module_type is not None:
-            members = modules.setdefault((parent, module_type), {})
-            if name in members:
-                raise DuplicateNameError("two tensors of the model have this path", tensor=snapshot.path)
-            members[name] = row
-    replaced: dict[tuple[str, str], list[_Row]] = {}
-    step = Apply(adapter_name(adapter))
-    for (parent, module_type), members in modules.items():
-        given = {name: row[0] for name, row in members.items()}
-        found = adapter.adapt_module(module_type, dict(given))
-        if list(found.items()) != list(given.items()):
-            prefix = f"{parent}." if parent else ""
-            origins = tuple(origin for row in members.values() for origin in row[1])
-            replaced[parent, module_type] = [
-                (_named(prefix + name, tensor), origins, (step,)) for name, tensor in found.items()
-            ]
-    result: list[_Row] = []
-    shown: set[tuple[str, str]] = set()
-    for row, owner in zip(rows, owners, strict=True):
-        if owner is None or owner not in replaced:
-            result.append(row)
-        elif owner not in shown:
-            shown.add(owner)
-            result += replaced[owner]
-    return result
+def _cast(moves: list[Move], pipeline: Pipeline) -> list[Move]:
+    return moves if pipeline.cast is None else [cast_floats(move, pipeline.cast) for move in moves]
 
 
-def _named(path: str, snapshot: TensorSnapshot) -> TensorSnapshot:
-    return snapshot if snapshot.path == path else snapshot.with_path(path)
-
-
-def _cast(rows: list[_Row], pipeline: Pipeline) -> list[_Row]:
-    dtype = pipeline.cast
-    if dtype is None:
-        return rows
-    step = Cast(dtype)
-    return [
-        (cast(row[0], dtype), row[1], (*row[2], step))
-        if row[0].dtype.is_quantized
-        or (row[0].dtype.is_float and (row[0].dtype is not dtype or isinstance(row[0]._data, DecodedData)))
-        else row
-        for row in rows
-    ]
-
-
-def _finish(plan: Plan, rows: list[_Row], pipeline: Pipeline) -> None:
+def _finish(plan: Plan, moves: list[Move], pipeline: Pipeline) -> None:
     """Rename the tensors of a model as the file is to have them, and make their moves."""
     remapper = pipeline.rename
-    names = [row[0].path for row in rows]
+    names = [move.target for move in moves] if remapper is not None else []
     if remapper is not None:
         renaming = remapper.remap_names(names)
         if renaming.unmatched and pipeline.unmatched == "error":
@@ -696,9 +593,5 @@ def _finish(plan: Plan, rows: list[_Row], pipeline: Pipeline) -> None:
                 plan.fates[name] = f"another tensor is renamed to {renaming.names[row]!r} as well"
                 plan.notes.append(Note("names", f"{name!r} was left out: {plan.fates[name]}", name))
         plan.renames = {names[row]: renaming.names[row] for row in kept}
-        rows = [(_named(renaming.names[row], rows[row][0]), *rows[row][1:]) for row in kept]
-    plan.moves = _moves(rows)
-
-
-def _moves(rows: Sequence[_Row]) -> list[Move]:
-    return [Move(snapshot._path, origins, steps, snapshot) for snapshot, origins, steps in rows]
+        moves = [moves[row].becoming(with_name(renaming.names[row], moves[row].snapshot)) for row in kept]
+    plan.moves = moves

@@ -1,4 +1,4 @@
-"""Prove the layout of a source that does not state it, by names or shapes, or refuse.
+"""Decide the layout of a source: given, stated by it or by rules, or proved by names or shapes; otherwise refuse.
 
 A guess could silently transpose a matrix. So such a layout counts as proved only if a name or a shape occurs in one of
 the two layouts and not in the other, and no tensor contradicts it.
@@ -14,9 +14,47 @@ from ..tensor.note import Note
 from ..tensor.snapshot import TensorSnapshot
 from ..transforms.layout import Layout, Link
 from ..transforms.view import LayoutView, join
+from .ends import Input, Target
+from .options import Pipeline
 
 _BURN_NAMES = frozenset({"gamma", "beta", "alpha"})
 """Names of tensors in Burn's modules that have other names in PyTorch."""
+
+
+def decide_layout(
+    source: Input,
+    target: Target | None,
+    pipeline: Pipeline,
+    index: Mapping[str, TensorSnapshot],
+    kept: Collection[str] | None,
+    notes: list[Note],
+) -> tuple[str | None, LayoutView | None]:
+    """Return the layout of a source, and the target's view where one was needed to prove it; None if it is unknown.
+
+    ``index`` has the source's tensors by the names that the target knows, ``kept`` the target's paths that the filter
+    keeps (None: all). The notes get the proof. ModelError where the layout matters and nothing proves it.
+    """
+    layout = source.layout_given(pipeline.layout, notes, pipeline.adapter)
+    if pipeline.recipe is not None:
+        layout = pipeline.recipe.target_layout or layout
+    if target is None:
+        return layout, None
+    notes += target.meets(source, layout)
+    if layout is not None or target.layout is None:
+        return layout, None
+    shapes = {slot.path: slot.shape for slot in target.slots}
+    if target.layout == "torch":
+        # What is neither loaded nor compared would show a transposed matrix to nothing else.
+        ignored = {path: shape for path, shape in shapes.items() if kept is not None and path not in kept}
+        check_not_burn(index, shapes, ignored if pipeline.validate else shapes, source.name)
+        notes.append(layout_note(source.name, "torch", "PyTorch models are saved so"))
+        return "torch", None
+    view = target.view(index)
+    proved = proved_layout(view, index, shapes, kept, source.name)
+    if proved is None:  # no tensor that takes part differs between the layouts, if the kinds are known
+        return target.layout if target.states_layout() else None, view
+    notes.append(layout_note(source.name, *proved))
+    return proved[0], view
 
 
 def layout_note(name: str, layout: Layout, why: str) -> Note:

@@ -8,15 +8,15 @@ entries.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..errors import ModelError, PatternError, Ways, located, printable, quoted
+from ..errors import DuplicateNameError, ModelError, PatternError, Ways, located, printable, quoted
 from ..tensor.note import Note
 from ..tensor.snapshot import TensorSnapshot
 from ..transforms.indices import ClosedGap, closed_gaps, contiguous_names, index_of
-from ..transforms.operations import Operation
+from ..transforms.operations import Apply, Operation
 from ..transforms.remap import KeyRemapper, Renaming, keep_distinct
 from ..transforms.view import Origin
 from .ends import Input, Target
@@ -61,16 +61,28 @@ class Named:
             return first, (*whole, *origins[0].operations, *steps)
         if not self.made and not self.originals:
             return origins, steps
-        found = []
+        found: list[Origin] = []
         for origin in origins:
             first, whole = self.made.get(str(origin.source), ((), ()))
-            if len(first) > 1:
+            if any(isinstance(step, Apply) for step in whole):  # of a function, only what it sees is known
+                found += [each for each in first if each not in found]
+                steps = (*whole, *steps)
+            elif len(first) > 1:
                 raise ModelError("rules join it, and its layout joins it again", tensor=origin.source)
-            if first:
+            elif first:
                 found.append(first[0]._replace(operations=(*first[0].operations, *whole, *origin.operations)))
             else:
                 found.append(origin._replace(source=self.originals.get(origin.source or "", origin.source)))
         return tuple(found), steps
+
+
+def index_tensors(snapshots: Sequence[TensorSnapshot]) -> dict[str, TensorSnapshot]:
+    """Return tensors by name; DuplicateNameError if two have one name."""
+    index = {snapshot._path: snapshot for snapshot in snapshots}
+    if len(index) < len(snapshots):
+        counts = Counter(snapshot.path for snapshot in snapshots)
+        raise DuplicateNameError("two tensors have this name", tensor=next(name for name in counts if counts[name] > 1))
+    return index
 
 
 def name_tensors(source: Input, pipeline: Pipeline, target: Target | None) -> Named:

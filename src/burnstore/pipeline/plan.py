@@ -40,6 +40,11 @@ class Move(NamedTuple):
     slot: Slot | None = None
     param_id: int | None = None
 
+    def becoming(self, snapshot: TensorSnapshot, *steps: Operation) -> Move:
+        """Return the move after more operations, which make this tensor; without a slot it names the target."""
+        target = self.target if self.slot is not None else snapshot._path
+        return Move(target, self.origins, (*self.operations, *steps), snapshot, self.slot, self.param_id)
+
     def steps(self) -> list[str]:
         """Return the operations as text, each once, in their order."""
         steps = [str(step) for origin in self.origins for step in origin.operations]

@@ -40,6 +40,7 @@ from .kinds import declared_layout, states_layout
 from .metadata import metadata_for_save, metadata_of_named, written_layout
 from .options import AdapterLike, Pipeline
 from .plan import Plan
+from .stages import with_name
 from .stored import keep_stored, keeps_stored
 from .ties import ties_of
 from .write import assemble, check_apart, planner
@@ -220,7 +221,7 @@ def _snapshot(name: str, tensor: Any) -> TensorSnapshot:
     if type(tensor) is np.ndarray:
         return TensorSnapshot.from_numpy(name, tensor)
     if isinstance(tensor, TensorSnapshot):
-        return tensor if tensor.path == name else tensor.with_path(name)
+        return with_name(name, tensor)
     if isinstance(tensor, TensorData):
         return TensorSnapshot.from_data(name, tensor)
     if isinstance(tensor, np.ma.MaskedArray):

@@ -317,6 +317,22 @@ class Cast(Operation):
 
 
 @dataclass(frozen=True, slots=True)
+class SlotCast(Operation):
+    """Take the dtype of the slot, which converts the values when they are assigned; integers are converted, too."""
+
+    given: DType
+    dtype: DType
+
+    name = "slot_cast"
+
+    def __call__(self, tensor: TensorSnapshot) -> TensorSnapshot:
+        return cast(tensor, self.dtype)
+
+    def __str__(self) -> str:
+        return f"cast {self.given} to {self.dtype}"
+
+
+@dataclass(frozen=True, slots=True)
 class Fill(Operation):
     """Make a tensor of one value, or of a pattern such as ``"arange"``, where the source has none."""
 
@@ -426,6 +442,10 @@ def _argument(field: Any, given: Any) -> Any:
     if type(given) is not int or not 0 <= given < 1 << 62:
         raise ValueError(f"{field.name} must be a count")
     return given
+
+
+slot_cast = functools.lru_cache(maxsize=1024)(SlotCast)
+"""Return the cast of one dtype to another; shared objects, as plans hold many."""
 
 
 @functools.lru_cache(maxsize=1024)

@@ -7,8 +7,8 @@ unknown: whether a number fits a narrower dtype, whether shared tensors are equa
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...checkpoint import Checkpoint, open_checkpoint
@@ -18,9 +18,9 @@ from ...io.paths import as_path, is_path, with_options
 from ...limits import Limits, check_options
 from ...models.result import ApplyResult
 from ...pipeline.compile import compile_load, is_cast
+from ...pipeline.compile_file import compile_convert
 from ...pipeline.ends import UNKNOWN_LAYOUT, Input, Target, input_of_file, layout_evidence, target_of_file
 from ...pipeline.execute import raise_if_refused
-from ...pipeline.kinds import kinds_of_classes, recorded_modules, view_of_kinds, view_of_record
 from ...pipeline.load import model_target
 from ...pipeline.options import AdapterLike, FilterLike, Pipeline, RenameLike, RulesLike, pipeline_of, refuse_unused
 from ...pipeline.plan import Move, Plan
@@ -34,7 +34,6 @@ from ...transforms.guess import guess_kinds
 from ...transforms.layout import LAYOUTS, Layout
 from ...transforms.operations import Split
 from ...transforms.partition import Part
-from ...transforms.view import ConvertedView
 from ..convert.convert import like_target, plan_of_files
 
 File = str | os.PathLike[str] | bytes | bytearray | memoryview
@@ -247,7 +246,7 @@ def explain(
         if target is not None:
             return _explained_conversion(given, as_path(target), format, like, chosen, known)
         if into is None:
-            return Explanation(**known, changes=[_change(file, own, wanted) for wanted in LAYOUTS])
+            return Explanation(**known, changes=[_change(given, own, wanted) for wanted in LAYOUTS])
         if is_path(into):
             with open_checkpoint(into) as other:
                 slots = target_of_file(other, given, chosen)
@@ -262,7 +261,12 @@ def _explained(
 ) -> Explanation:
     plan = compile_load(source, target, pipeline)
     sizes = {each.path: each.nbytes for each in source.snapshots}
-    rows = list(_rows(plan, sizes, pipeline))
+    leaders = {move.slot.identity(): move.target for move in reversed(plan.moves) if move.slot is not None}
+    made = {move.target: _row(move, plan, sizes, pipeline) for move in plan.moves}
+    for slot in plan.followers:
+        steps = (f"shared with {leaders[slot.identity()]}",)
+        made[slot.path] = TensorPlan(slot.path, (), steps, slot.shape, str(slot.dtype), 0)
+    rows = [made[slot.path] for slot in plan.slots if slot.path in made]
     return Explanation(
         **known,
         target=name,
@@ -283,7 +287,7 @@ def _explained_conversion(
         plan, _ = plan_of_files([source], pipeline, chosen, target)
     plan.check_not_empty(allow_empty=pipeline.allow_empty or bool(source.scalars), path=path)
     sizes = {each.path: each.nbytes for each in source.snapshots}
-    rows = [_row(move, move.snapshot.dtype, plan, sizes, pipeline) for move in plan.moves]
+    rows = [_row(move, plan, sizes, pipeline) for move in plan.moves]
     return Explanation(
         **known,
         target=path,
@@ -321,27 +325,7 @@ def _peak(plan: Plan, *, in_place: bool) -> int:
     return sum(held) + max(held)
 
 
-def _rows(plan: Plan, sizes: Mapping[str, int], pipeline: Pipeline) -> Iterator[TensorPlan]:
-    """Return a row for each tensor that will be applied, in the order of the model."""
-    moves = {id(move.slot): move for move in plan.moves}
-    following = {id(slot) for slot in plan.followers}
-    leaders = {move.slot.identity(): move.target for move in reversed(plan.moves) if move.slot is not None}
-    for slot in plan.slots:
-        move = moves.get(id(slot))
-        if move is not None:
-            row = _row(move, slot.dtype if slot.keeps_dtype else move.snapshot.dtype, plan, sizes, pipeline)
-            steps = (
-                [*row.steps, f"cast {move.snapshot.dtype} to {slot.dtype}"]
-                if is_cast(slot, move.snapshot)
-                else row.steps
-            )
-            yield TensorPlan(row.target, row.sources, tuple(steps), slot.shape, row.dtype, row.nbytes)
-        elif id(slot) in following:
-            shared = f"shared with {leaders[slot.identity()]}"
-            yield TensorPlan(slot.path, (), (shared,), slot.shape, str(slot.dtype), 0)
-
-
-def _row(move: Move, dtype: DType, plan: Plan, sizes: Mapping[str, int], pipeline: Pipeline) -> TensorPlan:
+def _row(move: Move, plan: Plan, sizes: Mapping[str, int], pipeline: Pipeline) -> TensorPlan:
     names = tuple(origin.source for origin in move.origins if origin.source is not None)
     steps = [step for name in names for step in _renames(name, plan, pipeline)]
     steps += move.steps() if move.origins else ["from the metadata"]
@@ -352,6 +336,7 @@ def _row(move: Move, dtype: DType, plan: Plan, sizes: Mapping[str, int], pipelin
         parts = next((step.parts for step in origin.operations if isinstance(step, Split)), 1)
         whole += 0 if origin.source is None else sizes.get(origin.source, 0) // parts
     nbytes = whole if pipeline.part is None else min(whole, move.snapshot.nbytes)
+    dtype = move.snapshot.dtype if move.slot is None or not move.slot.keeps_dtype else move.slot.dtype
     return TensorPlan(move.target, names, tuple(dict.fromkeys(steps)), move.snapshot.shape, str(dtype), nbytes)
 
 
@@ -381,7 +366,7 @@ def _evidence(file: Checkpoint, given: Layout | None) -> list[str]:
     return found
 
 
-def _change(file: Checkpoint, stated: str | None, wanted: Layout) -> LayoutChange:
+def _change(source: Input, stated: str | None, wanted: Layout) -> LayoutChange:
     """Return what a conversion into that layout needs."""
     layout = convertible(stated)
     if layout == wanted:
@@ -391,30 +376,24 @@ def _change(file: Checkpoint, stated: str | None, wanted: Layout) -> LayoutChang
         return LayoutChange(wanted, False, needed)
     if layout is None:
         return LayoutChange(wanted, False, "pass layout= to state which layout the file has")
-    recorded = recorded_modules(file.metadata)
-    if recorded is None and not file.classes:
-        return LayoutChange(wanted, False, _wanting(file, layout))
-    shapes = {name: file[name].shape for name in file}
+    is_recorded = source.recorded is not None
+    if not is_recorded and not source.classes:
+        return LayoutChange(wanted, False, _wanting(source, layout))
     try:
-        if recorded is None:
-            view = view_of_kinds(kinds_of_classes(file.classes, shapes), shapes, layout, is_declared=True)
-            view.check(None, layout)
-        else:
-            view = view_of_record(recorded, shapes, layout)
-        seen = view.convert({name: file[name] for name in file}, wanted)
+        plan = compile_convert(replace(source, layout=layout), Pipeline(), wanted)
     except ModelError as error:
-        why = "the modules of the named classes" if recorded is None else "the recorded modules"
+        why = "the recorded modules" if is_recorded else "the modules of the named classes"
         return LayoutChange(wanted, False, f"{why} cannot be converted: {error}")
-    stated = "names the classes of" if recorded is None else "records"
-    return LayoutChange(wanted, True, f"nothing, the file {stated} its modules", **_counts(seen))
+    stated = "records" if is_recorded else "names the classes of"
+    return LayoutChange(wanted, True, f"nothing, the file {stated} its modules", **_counts(plan.moves))
 
 
-def _wanting(file: Checkpoint, layout: Layout) -> str:
+def _wanting(source: Input, layout: Layout) -> str:
     """Return what is needed for a file that does not record its modules."""
     needed = "the kinds of its modules: like= a model, or rules="
     if layout != "torch":
         return needed
-    guess = guess_kinds({name: file[name].shape for name in file})
+    guess = guess_kinds({each.path: each.shape for each in source.snapshots})
     if not guess.ambiguous:
         return f"{needed}; or guess=True, because names and shapes decide all {len(guess.kinds)} modules"
     path, why = next(iter(guess.ambiguous.items()))
@@ -425,12 +404,12 @@ def _wanting(file: Checkpoint, layout: Layout) -> str:
     )
 
 
-def _counts(seen: ConvertedView) -> dict[str, int]:
-    made = {name: origins for name, origins in seen.origins.items() if origins[0].source is not None}
-    steps = {name: [step.name for origin in origins for step in origin.operations] for name, origins in made.items()}
+def _counts(moves: Sequence[Move]) -> dict[str, int]:
+    made = [move for move in moves if move.origins[0].source is not None]
+    steps = [{step.name for origin in move.origins for step in origin.operations} for move in made]
     return {
-        "renamed": sum(len(origins) == 1 and origins[0].source != name for name, origins in made.items()),
-        "transposed": sum("transpose" in each for each in steps.values()),
-        "split": sum("split" in each for each in steps.values()),
-        "joined": sum(len(origins) > 1 for origins in made.values()),
+        "renamed": sum(len(move.origins) == 1 and move.origins[0].source != move.target for move in made),
+        "transposed": sum("transpose" in names for names in steps),
+        "split": sum("split" in names for names in steps),
+        "joined": sum(len(move.origins) > 1 for move in made),
     }
