@@ -393,7 +393,7 @@ def _by_alternative_name(
 
 def _mismatch(slot: Slot, snapshot: TensorSnapshot) -> ApplyError | None:
     wanted, given = slot.dtype, snapshot.dtype
-    if wanted is not given and not _same_kind(wanted, given):
+    if wanted is not given and not is_same_kind(wanted, given):
         return ApplyError(
             "DTypeMismatch",
             slot.path,
@@ -448,7 +448,8 @@ def load_error(path: str, why: object) -> ApplyError:
     return ApplyError("LoadError", path, f"Load error for '{path}': {why}", found=found)
 
 
-def _same_kind(wanted: DType, given: DType) -> bool:
+def is_same_kind(wanted: DType, given: DType) -> bool:
+    """Return whether values of one dtype may stand for those of another."""
     if wanted.kind in (Kind.FLOAT, Kind.QUANTIZED):
         return given.kind in (Kind.FLOAT, Kind.QUANTIZED)
     if wanted.kind in (Kind.INT, Kind.UINT):

@@ -12,7 +12,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from ..errors import ModelError, PatternError, Ways, add_hint, quoted
+from ..errors import ModelError, PatternError, Ways, add_hint
 from ..models.binding import Slot
 from ..models.bindings import binding_for
 from ..tensor.dtype import DType
@@ -21,10 +21,9 @@ from ..tensor.snapshot import TensorSnapshot
 from ..transforms.adapters import FunctionAdapter, IdentityAdapter, ModuleAdapter
 from ..transforms.layout import Layout
 from ..transforms.operations import CONCAT, Fill
-from ..transforms.remap import keep_distinct
 from ..transforms.shapes import weight_norm_hint, weight_norm_rules
 from ..transforms.view import ConvertedView, LayoutView, Origin, join
-from .compile import WRAPPER_STRIPPED, listed, unknown_notes, without_wrapper
+from .compile import WRAPPER_STRIPPED, is_same_kind, listed, unknown_notes, without_wrapper
 from .ends import Input, Target
 from .kinds import (
     WAYS_OUT,
@@ -38,7 +37,7 @@ from .kinds import (
     zero_count,
 )
 from .layouts import decide_layout
-from .names import Named, follow_rules, index_tensors, name_tensors, rename_tensors
+from .names import Named, distinct_rows, follow_rules, index_tensors, name_tensors, new_names, rename_tensors
 from .options import Pipeline
 from .plan import Move, Plan
 from .stages import FILTERED, adapt, adapt_modules, adapter_name, cast_floats, keep, select, with_name
@@ -472,7 +471,7 @@ class _Conversion:
                     f"its shape is {list(snapshot.shape)}; {like.name}, given as like, has {list(slot.shape)}",
                     tensor=name,
                 )
-            if slot.dtype.kind is not snapshot.dtype.kind and not _alike(slot, snapshot):
+            if not is_same_kind(slot.dtype, snapshot.dtype):
                 raise ModelError(
                     f"its dtype is {snapshot.dtype}; {like.name}, given as like, has {slot.dtype}", tensor=name
                 )
@@ -536,12 +535,6 @@ def _count_origin(count: TensorSnapshot | None) -> Origin:
     return Origin(None, (Fill(value, (), DType.I64),))
 
 
-def _alike(slot: Slot, snapshot: TensorSnapshot) -> bool:
-    """Return whether dtypes of different kinds stand for each other: integers of both signs, quantized floats."""
-    kinds = {slot.dtype.kind.name, snapshot.dtype.kind.name}
-    return kinds in ({"INT", "UINT"}, {"FLOAT", "QUANTIZED"}, {"BOOL", "UINT"})
-
-
 # --- stages of both ---------------------------------------------------------------------------------------------------
 
 
@@ -576,22 +569,12 @@ def _cast(moves: list[Move], pipeline: Pipeline) -> list[Move]:
 
 def _finish(plan: Plan, moves: list[Move], pipeline: Pipeline) -> None:
     """Rename the tensors of a model as the file is to have them, and make their moves."""
-    remapper = pipeline.rename
-    names = [move.target for move in moves] if remapper is not None else []
-    if remapper is not None:
-        renaming = remapper.remap_names(names)
-        if renaming.unmatched and pipeline.unmatched == "error":
-            raise PatternError(f"the rename {quoted(renaming.unmatched[0])} matched no tensor")
-        plan.notes += [
-            Note("unmatched", f"the remapping {quoted(rule)} matched no tensor of the model", rule)
-            for rule in renaming.unmatched
-        ]
-        kept = keep_distinct(renaming.names, names, pipeline.on_collision)
-        is_kept = set(kept)
-        for row, name in enumerate(names):
-            if row not in is_kept:
-                plan.fates[name] = f"another tensor is renamed to {renaming.names[row]!r} as well"
-                plan.notes.append(Note("names", f"{name!r} was left out: {plan.fates[name]}", name))
-        plan.renames = {names[row]: renaming.names[row] for row in kept}
-        moves = [moves[row].becoming(with_name(renaming.names[row], moves[row].snapshot)) for row in kept]
+    if pipeline.rename is not None:
+        given = [move.target for move in moves]
+        names, notes = new_names(given, pipeline, "model")
+        kept, dropped = distinct_rows(given, names, notes, pipeline)
+        plan.notes += notes
+        plan.fates |= dropped
+        plan.renames = {given[row]: names[row] for row in kept}
+        moves = [moves[row].becoming(with_name(names[row], moves[row].snapshot)) for row in kept]
     plan.moves = moves

@@ -17,7 +17,7 @@ from ..tensor.note import Note
 from ..tensor.snapshot import TensorSnapshot
 from ..transforms.indices import ClosedGap, closed_gaps, contiguous_names, index_of
 from ..transforms.operations import Apply, Operation
-from ..transforms.remap import KeyRemapper, Renaming, keep_distinct
+from ..transforms.remap import Renaming, keep_distinct
 from ..transforms.view import Origin
 from .ends import Input, Target
 from .options import Pipeline
@@ -135,13 +135,12 @@ def _numbered(source: Input, pipeline: Pipeline, target: Target | None) -> Named
 
     Without a target, as for keys and snapshots of a store, indices of PyTorch files are numbered as for a Burn model.
     """
-    remapper = pipeline.rename
     is_default = pipeline.indices is None and source.format == "pytorch" and (target is None or target.layout == "burn")
     is_indexed = bool(pipeline.indices) or is_default
-    if remapper is None and not is_indexed:
+    if pipeline.rename is None and not is_indexed:
         return Named(source.snapshots, {}, [], {})
     given = [snapshot.path for snapshot in source.snapshots]
-    names, notes = _renamed(given, remapper, pipeline)
+    names, notes = new_names(given, pipeline)
     if is_indexed:
         keep = _kept(pipeline)
         if target is None:
@@ -157,17 +156,18 @@ def _numbered(source: Input, pipeline: Pipeline, target: Target | None) -> Named
 def rename_tensors(source: Input, pipeline: Pipeline) -> Named:
     """Rename the tensors of a source that is written to a file; indices are numbered only on request."""
     given = [snapshot.path for snapshot in source.snapshots]
-    names, notes = _renamed(given, pipeline.rename, pipeline)
+    names, notes = new_names(given, pipeline)
     if pipeline.indices:
         names = contiguous_names(names, _kept(pipeline)).names
     named = _named(source, given, names, notes, pipeline)
     return named if pipeline.recipe is None else _followed(named, source, pipeline)
 
 
-def _renamed(given: list[str], remapper: KeyRemapper | None, pipeline: Pipeline) -> tuple[list[str], list[Note]]:
-    if remapper is None:
+def new_names(given: list[str], pipeline: Pipeline, owner: str = "file") -> tuple[list[str], list[Note]]:
+    """Return the names after the renames; a rule that matches nothing is noted or refused."""
+    if pipeline.rename is None:
         return given, []
-    renaming = remapper.remap_names(given)
+    renaming = pipeline.rename.remap_names(given)
     if renaming.unmatched and pipeline.unmatched == "error":
         raise PatternError(
             f"the rename {quoted(renaming.unmatched[0])} matched no tensor",
@@ -175,7 +175,7 @@ def _renamed(given: list[str], remapper: KeyRemapper | None, pipeline: Pipeline)
             "a pattern that starts with ? may match nothing",
         )
     notes = [
-        Note("unmatched", f"the remapping {quoted(rule)} matched no tensor of the file", rule)
+        Note("unmatched", f"the remapping {quoted(rule)} matched no tensor of the {owner}", rule)
         for rule in renaming.unmatched
     ]
     return renaming.names, notes
@@ -184,21 +184,26 @@ def _renamed(given: list[str], remapper: KeyRemapper | None, pipeline: Pipeline)
 def _named(source: Input, given: list[str], names: list[str], notes: list[Note], pipeline: Pipeline) -> Named:
     if names == given:
         return Named(source.snapshots, {}, notes, {})
-    rows = keep_distinct(names, given, pipeline.on_collision)
-    dropped: dict[str, str] = {}
-    if len(rows) < len(names):
-        kept = {names[row]: given[row] for row in rows}
-        is_kept = set(rows)
-        dropped = {
-            given[row]: f"{kept[names[row]]!r} has the same name, {names[row]!r}"
-            for row in range(len(names))
-            if row not in is_kept
-        }
-        notes = [*notes, *(Note("names", f"{name!r} was left out: {why}", name) for name, why in dropped.items())]
+    rows, dropped = distinct_rows(given, names, notes, pipeline)
     tensors = source.snapshots
     renamed = [tensors[row] if given[row] == names[row] else tensors[row].with_path(names[row]) for row in rows]
     originals = {names[row]: given[row] for row in rows if given[row] != names[row]}
     return Named(renamed, originals, notes, dropped)
+
+
+def distinct_rows(
+    given: Sequence[str], names: Sequence[str], notes: list[Note], pipeline: Pipeline
+) -> tuple[list[int], dict[str, str]]:
+    """Return the rows to keep of tensors with new names, and the reasons for the others, which are noted, too."""
+    rows = keep_distinct(names, given, pipeline.on_collision)
+    kept = {names[row]: row for row in rows} if len(rows) < len(names) else {}
+    dropped = {
+        given[row]: f"{given[kept[name]]!r} has the same name, {name!r}"
+        for row, name in enumerate(names if kept else ())
+        if kept[name] != row
+    }
+    notes += [Note("names", f"{name!r} was left out: {why}", name) for name, why in dropped.items()]
+    return rows, dropped
 
 
 def _kept(pipeline: Pipeline) -> Callable[[str], bool]:
