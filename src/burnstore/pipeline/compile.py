@@ -28,8 +28,8 @@ from .kinds import kinds_by_rules, recorded_counts
 from .layouts import decide_layout
 from .names import name_tensors
 from .options import Pipeline
-from .plan import Move, Plan
-from .stages import adapt, adapt_modules, cast_floats, check_given, select, take_part
+from .plan import LoadPlan, Move
+from .stages import FILTERED, adapt, adapt_modules, cast_floats, check_given, select, take_part
 from .stored import stored_for
 from .unify import convertible
 from .wrappers import strip_rules, wrapper_hint, wrapper_rule
@@ -40,7 +40,7 @@ _JOINED: tuple[Operation, ...] = (CONCAT,)
 WRAPPER_STRIPPED = Note("names", "the file was saved from a wrapped model: stripped the wrapper from its names")
 
 
-def compile_load(source: Input, target: Target, pipeline: Pipeline) -> Plan:
+def compile_load(source: Input, target: Target, pipeline: Pipeline) -> LoadPlan:
     """Return the plan of a load of named tensors into the slots of a target.
 
     Where the layouts of source and target differ, the target is viewed in the source's layout, unless an adapter
@@ -76,12 +76,12 @@ class _Load:
         self.source = source
         self.target = target
         self.pipeline = pipeline
-        self.plan = Plan(slots=target.slots)
+        self.plan = LoadPlan(slots=target.slots)
         if pipeline.rules and target.layout is not None:  # a rule that matches nothing is refused, needed or not
             kinds_by_rules((slot.path for slot in target.slots), pipeline.rules, convertible(target.layout) or "burn")
         self.named = name_tensors(source, pipeline, target)
 
-    def compiled(self) -> Plan:
+    def compiled(self) -> LoadPlan:
         plan, pipeline = self.plan, self.pipeline
         result = plan.result
         chosen = select(self.target.slots, pipeline, result.notes, "parameter")
@@ -110,7 +110,8 @@ class _Load:
         if plan.hint is None and result.missing and result.unused:
             plan.hint = self.target.hint
         result.notes += [] if plan.hint is None or unclear else [Note("hint", plan.hint)]
-        plan.fates = self.named.dropped
+        plan.fates |= {self.named.original(name): "no parameter takes it" for name in result.unused}
+        plan.fates |= self.named.dropped
         plan.equals += self.named.equals
         plan.renames = {original: name for name, original in self.named.originals.items()}
         return plan
@@ -175,6 +176,7 @@ class _Load:
         is_simple = adapter is None and part is None and dtype is None
         unmatched: list[Slot] = []
         consumed: set[str] = set()
+        left: list[tuple[tuple[Origin, ...], str]] = []
         moves, errors, skipped = plan.moves, plan.result.errors, plan.result.skipped
         held = _Held()
         fitting: DType | None = None
@@ -191,6 +193,7 @@ class _Load:
             consumed.add(name)
             if chosen is not None and not chosen[row]:
                 skipped.append(path)
+                left.append((self.named.traced(origins.get(name) or (Origin(name),), ())[0], FILTERED))
                 continue
             made_of, steps = origins.get(name), _NO_STEPS
             if made_of is None:
@@ -209,11 +212,15 @@ class _Load:
                 problem = _mismatch(slot, found) or held.problem(slot, found)
                 if problem is not None:
                     errors.append(problem)
+                    left.append((move.origins, str(problem)))
                     continue
                 fitting, keeps = given if slot.dtype is given else None, slot.keeps_dtype
                 if is_cast(slot, found):
                     move = move.becoming(found, slot_cast(given, slot.dtype))
             moves.append(move)
+        if left:
+            used = {origin.source for move in moves for origin in move.origins}
+            plan.fates = {str(each.source): why for made_of, why in left for each in made_of if each.source not in used}
         skipped.sort()
         return unmatched, consumed
 

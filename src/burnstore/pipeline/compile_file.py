@@ -56,7 +56,7 @@ def compile_save(model: Any, layout: Layout | None, pipeline: Pipeline) -> Plan:
     own = layout_of(model)
     skip = bool(pipeline.skip_enum_variants)
     slots = list(binding_for(model).walk(model, skip_enum_variants=skip))
-    plan = Plan(slots=slots, source_layout=own, layout=own)
+    plan = Plan(source_layout=own, layout=own)
     given = [slot.snapshot() for slot in slots]
     snapshots = select_tensors(plan, given, pipeline)
     if pipeline.rules:  # a rule that matches nothing is refused, needed or not

@@ -22,7 +22,7 @@ from ..transforms.precision import underflows
 from .compile import compile_load, is_cast, load_error, underflow_notes
 from .ends import Input, Target, input_of_snapshots, target_of_model
 from .options import AdapterLike, FilterLike, Pipeline
-from .plan import Plan
+from .plan import LoadPlan
 
 
 @entry_point("apply")
@@ -97,7 +97,7 @@ def _input_for(target: Target, snapshots: list[TensorSnapshot], pipeline: Pipeli
     return replace(source, snapshots=snapshots)
 
 
-def execute(plan: Plan, pipeline: Pipeline, *, in_place: bool = True) -> ApplyResult:
+def execute(plan: LoadPlan, pipeline: Pipeline, *, in_place: bool = True) -> ApplyResult:
     """Read the tensors of a plan and assign them to its slots, with the guarantees of `apply`."""
     with gc_paused():
         plan.check_constants()
@@ -206,7 +206,7 @@ def _refuse(result: ApplyResult, slot: Slot, why: object) -> None:
     result.errors.append(load_error(slot.path, why))
 
 
-def _with_shared(plan: Plan, values: list[Value], *, apart_from: Collection[int]) -> list[Value]:
+def _with_shared(plan: LoadPlan, values: list[Value], *, apart_from: Collection[int]) -> list[Value]:
     """Return the values with one for every slot that shares its tensor with another; two that differ are an error.
 
     ``apart_from`` are the ids of the slots that are read in place.
@@ -235,7 +235,7 @@ def _with_shared(plan: Plan, values: list[Value], *, apart_from: Collection[int]
     return kept
 
 
-def _without_conflicts(plan: Plan, values: list[Value], overlaps: Sequence[Group]) -> list[Value]:
+def _without_conflicts(plan: LoadPlan, values: list[Value], overlaps: Sequence[Group]) -> list[Value]:
     """Refuse values that differ from others in memory that both share; note slots that change with others."""
     conflicts = disagreeing(overlaps, values)
     for slot, _, _ in values:

@@ -48,7 +48,7 @@ class Move(NamedTuple):
     def steps(self) -> list[str]:
         """Return the operations as text, each once, in their order."""
         steps = [str(step) for origin in self.origins for step in origin.operations]
-        if len(self.origins) > 1:
+        if len(self.origins) > 1 and not isinstance(self.operations[0] if self.operations else None, Apply):
             steps.append(f"joined from {len(self.origins)}")
         steps += [str(step) for step in self.operations if step != CONCAT]
         return list(dict.fromkeys(steps))
@@ -101,17 +101,6 @@ class Plan:
     tied: Sequence[Sequence[str]] = ()
     """Groups of target tensors that the model given as like has as one tensor."""
 
-    # A load into slots has these as well.
-    result: ApplyResult = field(default_factory=ApplyResult)
-    slots: Sequence[Slot] = ()
-    hint: str | None = None
-    """What to do about missing tensors."""
-
-    followers: list[Slot] = field(default_factory=list)
-    """Slots without a tensor of their own, which take that of another slot with which they share one."""
-
-    part_ids: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
-
     def check_constants(self) -> None:
         """Read the constants and equal tensors; ModelError if one has another value, which would be lost."""
         for given, value in self.constants:
@@ -148,7 +137,23 @@ class Plan:
     def unused(self, names: Iterable[str]) -> list[str]:
         """Return the source tensors, of these, that neither a move uses nor a reason covers: always none."""
         used = {origin.source for move in self.moves for origin in move.origins}
-        return [name for name in names if name not in used and name not in self.fates]
+        used |= {*self.fates, *self.counts, *(tensor.path for tensor, _ in self.constants)}
+        return [name for name in names if name not in used]
+
+
+@dataclass(slots=True)
+class LoadPlan(Plan):
+    """A plan into the slots of a model, with what a load will report."""
+
+    result: ApplyResult = field(default_factory=ApplyResult)
+    slots: Sequence[Slot] = ()
+    hint: str | None = None
+    """What to do about missing tensors."""
+
+    followers: list[Slot] = field(default_factory=list)
+    """Slots without a tensor of their own, which take that of another slot with which they share one."""
+
+    part_ids: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
 
 
 def lower(target: str, origins: Sequence[Origin], operations: Sequence[Operation], sources: Sources) -> TensorSnapshot:

@@ -23,7 +23,7 @@ from ...pipeline.ends import UNKNOWN_LAYOUT, Input, Target, input_of_file, layou
 from ...pipeline.execute import raise_if_refused
 from ...pipeline.load import model_target
 from ...pipeline.options import AdapterLike, FilterLike, Pipeline, RenameLike, RulesLike, pipeline_of, refuse_unused
-from ...pipeline.plan import Move, Plan
+from ...pipeline.plan import LoadPlan, Move, Plan
 from ...pipeline.unify import convertible
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
@@ -309,7 +309,7 @@ def _refusal(result: ApplyResult, pipeline: Pipeline) -> str | None:
     return None
 
 
-def _peak(plan: Plan, *, in_place: bool) -> int:
+def _peak(plan: LoadPlan, *, in_place: bool) -> int:
     """Return the memory that a load needs beside the model.
 
     All tensors are read before the first is assigned, except large ones of a torch model, which are read into its own
