@@ -87,9 +87,7 @@ def index_tensors(snapshots: Sequence[TensorSnapshot]) -> dict[str, TensorSnapsh
 
 def name_tensors(source: Input, pipeline: Pipeline, target: Target | None) -> Named:
     """Rename the tensors of a source, apply the rules for tensors, and number the indices (see `_numbered`)."""
-    if pipeline.recipe is None:
-        return _numbered(source, pipeline, target)
-    return _followed(rename_tensors(source, pipeline.replace(recipe=None)), source, pipeline)
+    return _numbered(source, pipeline, target) if pipeline.recipe is None else rename_tensors(source, pipeline)
 
 
 def follow_rules(snapshots: Sequence[TensorSnapshot], name: str, layout: str, pipeline: Pipeline) -> Named:

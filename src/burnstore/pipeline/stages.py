@@ -23,8 +23,6 @@ from .ends import Target
 from .options import Pipeline
 from .plan import Move, Plan
 
-# --- filter -----------------------------------------------------------------------------------------------------------
-
 FILTERED = Note("filtered", "the filter does not match it")
 """The reason for a tensor that the filter leaves out."""
 
@@ -66,9 +64,6 @@ def keep(plan: Plan, moves: list[Move], selection: Selection | None) -> list[Mov
             if origin.source is not None and origin.source not in used:
                 plan.fates[origin.source] = FILTERED
     return kept
-
-
-# --- adapters ---------------------------------------------------------------------------------------------------------
 
 
 def adapter_name(adapter: ModuleAdapter) -> str:
@@ -155,9 +150,6 @@ def adapt_modules(
 def with_name(path: str, snapshot: TensorSnapshot) -> TensorSnapshot:
     """Return a tensor under this name."""
     return snapshot if snapshot._path == path else snapshot.with_path(path)
-
-
-# --- casts and parts --------------------------------------------------------------------------------------------------
 
 
 _cast_to = functools.lru_cache(maxsize=64)(Cast)
