@@ -9,16 +9,19 @@
 
 from __future__ import annotations
 
+from _thread import allocate_lock
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
 from typing import Any, cast
 
 import numpy as np
 
 from ...errors import ChangedError, ClosedError, ReadError, TruncatedError
-from ..parallel import check_stopped
+from ..parallel import Stop, ThreadGroup, check_stopped
+from ..sizes import IO_THREADS
 from ..source import InFolder, Read, Source
 from ..spool import Spool
 from .location import Location
@@ -274,20 +277,7 @@ class RemoteSource:
                 _copy(held, buffer)
         if not wanted:
             return
-        todo = deque(_requests(wanted))
-        running: dict[Future[tuple[Stamp, _Body]], _Request] = {}
-        try:
-            while todo or running:
-                while todo and len(running) < MAX_CONCURRENT:
-                    request = todo.popleft()
-                    running[self._start(request.start, request.stop)] = request
-                for future in wait(running, _POLL_SECONDS, FIRST_COMPLETED).done:
-                    # The caller's thread copies: after an interrupt no other thread writes into these buffers.
-                    running.pop(future).deliver(future.result()[1].take())
-                check_stopped()
-        finally:
-            for future in running:
-                future.cancel()
+        _Transfer(self._start, _requests(wanted)).run()
 
     def view(self, offset: int, length: int) -> memoryview | None:
         return None
@@ -325,6 +315,90 @@ class RemoteSource:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteSource, (self._target, self._stamp)
+
+
+class _Transfer:
+    """Requests that are under way, 16 at a time, and the threads that copy what arrives.
+
+    Threads of this call alone write into the caller's buffers, and none is left when it ends. They are several because
+    the first touch of fresh memory takes as long as the copy: one thread would be slower than the network.
+    """
+
+    def __init__(self, start: Callable[[int, int], Future[tuple[Stamp, _Body]]], requests: Iterable[_Request]) -> None:
+        self._start = start
+        self._todo = deque(requests)
+        self._left = len(self._todo)
+        self._threads = min(IO_THREADS, self._left)
+        self._running: set[Future[tuple[Stamp, _Body]]] = set()
+        self._arrived: SimpleQueue[tuple[_Request, Future[tuple[Stamp, _Body]]] | None] = SimpleQueue()
+        self._failures: list[Exception] = []
+        self._lock = allocate_lock()
+        self._stop = Stop()
+
+    def run(self) -> None:
+        """Fill all buffers; the first failure is raised, and an interrupt at once."""
+        helpers = ThreadGroup()
+        try:
+            try:
+                for _ in range(min(MAX_CONCURRENT, self._left)):
+                    self._start_next()
+                for _ in range(self._threads - 1):
+                    if not helpers.start(lambda: self._stop.guard(lambda _: self._work(), None)):
+                        break
+                self._work()
+            finally:
+                self._end()
+                helpers.wait()
+        finally:
+            helpers.wait()  # for an interrupt that came just before the first wait
+            for future in self._running:  # a thread may have started one after the others were cancelled
+                future.cancel()
+        if self._failures:
+            raise self._failures[0]
+
+    def _start_next(self) -> None:
+        try:
+            request = self._todo.popleft()
+        except IndexError:
+            return  # all have been started
+        future = self._start(request.start, request.stop)
+        self._running.add(future)
+        future.add_done_callback(lambda done: self._arrived.put((request, done)))
+
+    def _work(self) -> None:
+        try:
+            while not self._failures:
+                try:
+                    arrived = self._arrived.get(timeout=_POLL_SECONDS)
+                except Empty:
+                    check_stopped()
+                    continue
+                if arrived is None:
+                    return
+                check_stopped()
+                request, future = arrived
+                self._start_next()
+                request.deliver(future.result()[1].take())
+                self._running.discard(future)
+                with self._lock:
+                    self._left -= 1
+                    last = self._left == 0
+                if last:
+                    self._end()
+                    return
+        except Exception as error:
+            self._failures.append(error)
+            self._end()
+
+    def _end(self) -> None:
+        """Cancel what is under way, and wake the threads that wait for it."""
+        self._todo.clear()
+        if self._left:
+            self._stop.set()
+        for future in list(self._running):
+            future.cancel()
+        for _ in range(self._threads):
+            self._arrived.put(None)
 
 
 class _Request:
