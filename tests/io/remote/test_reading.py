@@ -206,8 +206,8 @@ def test_a_lasting_fault_is_an_error_soon(serve: Serve, fault: servers.Fault, me
     server = serve({"a.safetensors": packed(some_tensors(200, 4000))})
     server.fault = fault
     before = time.monotonic()
+    timeout = 0.5 if fault is STALL else 10
     with pytest.raises(bs.BurnstoreError, match=message):
-        timeout = 0.5 if fault is STALL else 10
         bs.open(f"{server.url}/a.safetensors", storage_options={"timeout": timeout, "retries": 2})
     assert len(server.requests) == 3
     assert time.monotonic() - before < 20
