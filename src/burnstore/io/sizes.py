@@ -1,8 +1,12 @@
-"""Sizes and thread counts of all reads, writes and copies, chosen by measurement or by a limit of the system."""
+"""Sizes and thread counts of all reads, writes and copies, chosen by measurement or by a limit of the system.
+
+`parse_size` reads a size that a user states.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 
 IO_THREADS = min(4, os.cpu_count() or 1)
 """The threads that share one large read or copy (`burnstore.io.parallel`)."""
@@ -64,3 +68,21 @@ GPU_STAGING_BYTES = 48 << 20
 """Device memory for staging."""
 GPU_CAST_BYTES = 6 << 20
 """Device memory that a cast may use besides that of the values and of the target."""
+
+
+_UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of a size such as ``"5GB"`` (powers of 1000, as Hugging Face) or ``"2GiB"`` (of 1024).
+
+    >>> parse_size("5GB"), parse_size("1.5 MiB"), parse_size("1000")
+    (5000000000, 1572864, 1000)
+    """
+    match = _SIZE.fullmatch(text)
+    unit = None if match is None else _UNITS.get(match[2].lower())
+    if match is None or unit is None:
+        raise ValueError(f"{text!r} is not a size such as '5GB' or '500MiB'")
+    return int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit

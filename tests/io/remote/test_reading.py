@@ -324,11 +324,13 @@ def test_options_of_a_url_are_checked(serve: Serve, tmp_path: Any) -> None:
         bs.open(tmp_path / "a.bpk", storage_options={"timeout": 3})
     with pytest.raises(ValueError, match="unknown storage option 'tmeout'"):
         bs.open(f"{serve({}).url}/a.bpk", storage_options={"tmeout": 3})
-    for name, value in (("cache", True), ("cache_bytes", 1 << 20)):  # what would do nothing is not accepted
+    for name, value in (("cached", True), ("cache_bytes", 1 << 20)):  # what would do nothing is not accepted
         for url, known in ((f"{serve({}).url}/a.bpk", ""), ("s3://bucket/a.bpk", "those of obstore, ")):
             with pytest.raises(ValueError, match="unknown storage option") as refused:
                 bs.open(url, storage_options={name: value})
-            expected = f": unknown storage option {name!r}; known: {known}timeout, retries, whole, headers"
+            expected = (
+                f": unknown storage option {name!r}; known: {known}timeout, retries, whole, headers, cache, cache_size"
+            )
             assert str(refused.value) == f"{url}{expected}"
     with pytest.raises(TypeError, match="storage_options must be a mapping"):
         bs.open("s3://bucket/a", storage_options=["timeout"])  # type: ignore[arg-type]

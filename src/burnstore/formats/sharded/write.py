@@ -35,6 +35,7 @@ from ...io.atomic import already_exists, atomic_file, folder_locked, remove_file
 from ...io.documents import Bounds, read_json
 from ...io.opening import read_whole
 from ...io.paths import base_name, exists, folder_of, identity_of, is_remote, join, real_path
+from ...io.sizes import parse_size
 from ...progress import Progress
 from ...tensor.snapshot import TensorSnapshot
 from ..base import WriteOne, WriteOptions, WritePlan
@@ -43,11 +44,6 @@ from .read import SET_KEY, weight_map_at
 
 Plan = Callable[[Sequence[TensorSnapshot], Mapping[str, str]], WritePlan]
 """How the format plans the file of some tensors, with this metadata besides its own."""
-
-
-_UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-_UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
 JOURNAL_SUFFIX = ".burnstore-resume.json"
@@ -162,11 +158,7 @@ def byte_count(size: int | str) -> int:
     (5000000000, 1572864, 1000)
     """
     if isinstance(size, str):
-        match = _SIZE.fullmatch(size)
-        unit = None if match is None else _UNITS.get(match[2].lower())
-        if match is None or unit is None:
-            raise ValueError(f"{size!r} is not a size such as '5GB' or '500MiB'")
-        size = int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
+        size = parse_size(size)
     elif not isinstance(size, int) or isinstance(size, bool):
         raise TypeError(f"max_shard_size must be a number of bytes or a str such as '5GB', got {type(size).__name__}")
     if size <= 0:

@@ -5,10 +5,12 @@
 * Ranges are joined across gaps under 512 KiB, split above 16 MiB, and 16 requests run at a time.
 * Each request states the ETag of the opened content (If-Match), and each answer is compared with it: another content
   is a `ChangedError`. A body of another length than asked for is asked for again.
+* With a cache (`burnstore.io.remote.cache`) whole blocks are asked for, and those of earlier reads are not.
 """
 
 from __future__ import annotations
 
+import asyncio
 from _thread import allocate_lock
 from bisect import bisect_right
 from collections import deque
@@ -24,6 +26,7 @@ from ..parallel import Stop, ThreadGroup, check_stopped
 from ..sizes import IO_THREADS
 from ..source import InFolder, Read, Source
 from ..spool import Spool
+from .cache import BLOCK_BYTES, BlockCache, cache_for, content_name
 from .location import Location
 from .requests import MAX_CONCURRENT, Patience, RetryError, persist, result_of, run, submit
 from .store import Stamp, client_for, failure_of, patience_of, require_obstore, stamp_of
@@ -77,6 +80,7 @@ def open_target(target: Target) -> Source:
     if local is not None:
         return local
     if target.location.options.get("whole"):
+        cache_for(target.location)  # the two options exclude each other
         return _read_whole(target)
     return result_of(start_opening(target))
 
@@ -86,6 +90,7 @@ def start_opening(target: Target) -> Future[RemoteSource]:
     require_obstore()
     patience = patience_of(target.location)
     target.client()  # what is wrong with the options is raised here
+    cache_for(target.location)
 
     async def open_it() -> RemoteSource:
         stamp, head = await _fetch(target, 0, HEAD_BYTES, None, patience)
@@ -191,6 +196,52 @@ def _changed(location: Location, stamp: Stamp, found: Stamp) -> ChangedError:
     return ChangedError(f"the file was replaced after it was opened: its {what} differs", path=location)
 
 
+async def _fetch_cached(
+    target: Target, start: int, stop: int, stamp: Stamp, patience: Patience, cache: BlockCache, content: bytes
+) -> tuple[Stamp, _Body]:
+    """Return the bytes of a range from the blocks in the cache; those that are missing are fetched and kept."""
+    first, last = start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)
+    blocks: dict[int, bytes | memoryview] = {}
+
+    def load() -> None:
+        for number in range(first, last):
+            block = cache.load(content, number)
+            if block is not None and len(block) == _block_stop(number, stamp) - number * BLOCK_BYTES:
+                blocks[number] = block
+
+    def store(fetched: list[int]) -> None:
+        for number in fetched:
+            cache.store(content, number, memoryview(blocks[number]))
+
+    await asyncio.to_thread(load)
+    missing = [number for number in range(first, last) if number not in blocks]
+    runs = [(a, b) for a, b in _runs(missing)]
+    bodies = await asyncio.gather(
+        *(_fetch(target, a * BLOCK_BYTES, _block_stop(b - 1, stamp), stamp, patience) for a, b in runs)
+    )
+    for (a, b), (_, answer) in zip(runs, bodies, strict=True):
+        body = answer.take()
+        for number in range(a, b):
+            blocks[number] = body[(number - a) * BLOCK_BYTES : (number - a + 1) * BLOCK_BYTES]
+    if missing:
+        await asyncio.to_thread(store, missing)
+    joined = b"".join(blocks[number] for number in range(first, last))
+    return stamp, _Body(memoryview(joined)[start - first * BLOCK_BYTES : stop - first * BLOCK_BYTES])
+
+
+def _block_stop(number: int, stamp: Stamp) -> int:
+    return min((number + 1) * BLOCK_BYTES, stamp.size)
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first number of each run of neighbours, and the number after its last."""
+    for index, number in enumerate(numbers):
+        if not index or numbers[index - 1] != number - 1:
+            first = number
+        if index + 1 == len(numbers) or numbers[index + 1] != number + 1:
+            yield first, number + 1
+
+
 class RemoteSource:
     """A remote file, read by ranges of the content that was opened."""
 
@@ -204,6 +255,8 @@ class RemoteSource:
         self._prefetched: tuple[list[int], list[memoryview]] = ([], [])
         self._ahead: dict[str, Future[RemoteSource]] = {}
         self._closed = False
+        self._cache = cache_for(target.location)
+        self._content = content_name(target.location, stamp.tag, stamp.size) if self._cache is not None else None
 
     piece_bytes = 8 << 20
     """The bytes to ask for at a time when reading front to back: each read is a request."""
@@ -226,7 +279,10 @@ class RemoteSource:
     def is_current(self) -> bool:
         """Return whether the name still refers to the opened content."""
         try:
-            self._get(0, min(self.size, 1)) if self.size else open_target(self._target).close()
+            if self.size:  # asked of the server, whatever the cache has
+                run(lambda: _fetch(self._target, 0, 1, self._stamp, self._patience))
+            else:
+                open_target(self._target).close()
         except (ReadError, FileNotFoundError):
             return False
         return True
@@ -291,7 +347,11 @@ class RemoteSource:
         self._ahead = {}
 
     def _start(self, start: int, stop: int) -> Future[tuple[Stamp, _Body]]:
-        return submit(lambda: _fetch(self._target, start, stop, self._stamp, self._patience))
+        of_file = self._target, start, stop, self._stamp, self._patience
+        cache, content = self._cache, self._content
+        if cache is None or content is None or start >= stop:
+            return submit(lambda: _fetch(*of_file))
+        return submit(lambda: _fetch_cached(*of_file, cache, content))
 
     def _get(self, start: int, stop: int) -> memoryview:
         return result_of(self._start(start, stop))[1].take()

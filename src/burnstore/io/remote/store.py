@@ -16,7 +16,7 @@ from ...errors import ChangedError, MissingDependencyError, ReadError, Unsupport
 from .location import WEB_SCHEMES, Location
 from .requests import Patience, RetryError, persist, run
 
-_OWN_OPTIONS = ("timeout", "retries", "whole", "headers")
+_OWN_OPTIONS = ("timeout", "retries", "whole", "headers", "cache", "cache_size")
 """The options that are not obstore's: ``timeout`` is in seconds without a byte, ``retries`` counts further attempts."""
 
 _S3FS_NAMES = {

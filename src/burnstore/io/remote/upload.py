@@ -21,6 +21,7 @@ from typing import Any
 
 from ...errors import AlreadyExistsError, BurnstoreError, ChangedError, ClosedError, SaveError
 from ..parallel import check_stopped
+from .cache import mark_written
 from .folder import open_remote, size_of_object
 from .location import Location
 from .requests import RetryError, loop_of_requests, persist, result_of, run, submit
@@ -62,6 +63,7 @@ def remote_file(location: Location, *, overwrite: bool, size: int | None, exists
     require_obstore()
     if not overwrite and size_of_object(location) is not None:
         raise exists(location, stage="check")
+    mark_written(location)
     file = RemoteFile(location, size, overwrite=overwrite, exists=exists)
     try:
         file.check_possible()
@@ -381,11 +383,15 @@ def remove_object(location: Location) -> bool:
     async def attempt() -> bool:
         try:
             await obstore.delete_async(client, key)
+            return True
         except FileNotFoundError:
             return True
-        except Exception:
-            return False
-        return True
+        except Exception as error:
+            failure = failure_of(error, location, opened=False)
+        raise failure
 
     slow = SaveError("the store did not answer in time", stage="published", path=location)
-    return run(lambda: persist(attempt, patience_of(location), 0, slow))
+    try:
+        return run(lambda: persist(attempt, patience_of(location), 0, slow))
+    except (BurnstoreError, OSError):
+        return False
