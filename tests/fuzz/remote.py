@@ -4,7 +4,7 @@
 
 Web server, S3 and hub are written in Python and run on the loopback; obstore is needed, huggingface_hub for the hub.
 Each thread has its own servers. An operation reads a file, a slice, shards or through the cache, saves or converts,
-while its servers drop, cut, delay, shorten, shift, refuse or replace. Afterwards the objects in the bucket are compared.
+while its servers drop, cut, delay, shorten, shift, refuse or replace. Then the objects in the bucket are compared.
 
 The last line is a summary in JSON. Wrong bytes, an error that is not ours, an operation of more than a minute and a
 secret in any text are printed with the seed of their operation, and the exit status is 1.
