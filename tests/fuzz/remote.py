@@ -27,8 +27,10 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import md5
 from html import unescape
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -44,7 +46,7 @@ from remote_servers import Answer, Request
 
 PASSWORD, SIGNATURE, TOKEN = "p4ssw0rd-fuzz", "s1gnature-fuzz", "hf_t0ken_fuzz"
 SECRETS = (PASSWORD, SIGNATURE, TOKEN, servers.SECRET, "hub-signature")
-THREADS = 12
+THREADS = 6
 LONGEST = 60.0
 HUB_NAME = "org/model"
 
@@ -478,6 +480,9 @@ def run(faults: int, seed: int, seconds: float, threads: int = THREADS) -> tuple
     logging.getLogger().addHandler(log)
     folder = Path(tempfile.mkdtemp(prefix="burnstore-faults-"))
     started: dict[int, tuple[float, str]] = {}
+    for name in ("boto3", "huggingface_hub.file_download"):  # or the first operations would wait for the imports
+        with suppress(ImportError):
+            import_module(name)
 
     def work(index: int) -> None:
         worker = Worker(seed * 1000 + index, counts, folder)
