@@ -480,7 +480,11 @@ def run(faults: int, seed: int, seconds: float, threads: int = THREADS) -> tuple
     logging.getLogger().addHandler(log)
     folder = Path(tempfile.mkdtemp(prefix="burnstore-faults-"))
     started: dict[int, tuple[float, str]] = {}
-    for name in ("boto3", "huggingface_hub.file_download"):  # or the first operations would wait for the imports
+    for name in (
+        "boto3",
+        "huggingface_hub.hf_api",
+        "huggingface_hub.file_download",
+    ):  # or the first operations would wait for the imports
         with suppress(ImportError):
             import_module(name)
 

@@ -147,7 +147,7 @@ def test_a_read_only_folder_serves_what_it_has(serve: Serve, tmp_path: Path, mon
     def refuse(*arguments: Any, **options: Any) -> Any:  # root, who may run this test, writes into any folder
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("burnstore.io.atomic.atomic_file", refuse)
+    monkeypatch.setattr("os.replace", refuse)
     monkeypatch.setattr("os.utime", refuse)
     server.requests.clear()
     assert equal(read(server, tmp_path), TENSORS)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import re
-from _thread import allocate_lock
+from _thread import allocate_lock, get_ident
 from collections.abc import Iterator
 from contextlib import suppress
 from hashlib import sha256
@@ -25,7 +25,7 @@ from time import time
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from ...errors import ReadError, SaveError
+from ...errors import ReadError
 from ..sizes import parse_size
 from .location import Location
 
@@ -39,6 +39,8 @@ _HEADER = len(_MAGIC) + 32
 _FREED = 0.9  # of the bound is left after entries were removed
 _UNCOUNTED = 64 << 20  # bytes that a process stores before it looks at what others have stored
 _FRESH_SECONDS = 60  # an entry that was used since then needs no new time
+_ABANDONED_SECONDS = 3600  # an entry that is being written for so long is of a process that was killed
+_SCRATCH_SUFFIX = ".tmp"
 _ENTRY_NAME = re.compile(r"[0-9a-f]{64}")
 _SIGNATURES = re.compile(
     r"x-(?:amz|goog)-.*|signature|expires|key-pair-id|policy|awsaccesskeyid|googleaccessid|.*token"
@@ -146,18 +148,19 @@ class BlockCache:
 
     def store(self, content: bytes, number: int, block: memoryview) -> None:
         """Keep a block, unless the folder can only be read or its disk is full."""
-        from ..atomic import atomic_file  # it imports this package
-
         nbytes = _HEADER + len(block)
         if nbytes > self._bound * _FREED:
             return
         name = _name(content, number)
         path = self._path(name)
+        scratch = f"{path}.{os.getpid()}-{get_ident()}{_SCRATCH_SUFFIX}"
         try:
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-            with atomic_file(path, overwrite=True, durable=False, size=nbytes) as scratch:
-                scratch.write(_header(name, block), block)
-        except (SaveError, OSError):
+            _write(scratch, _header(name, block), block)
+            os.replace(scratch, path)
+        except OSError:
+            with suppress(OSError):
+                os.unlink(scratch)
             return
         with self._lock:
             self._uncounted += nbytes
@@ -186,21 +189,27 @@ class BlockCache:
         return sum(size for _, size, _ in self._entries())
 
     def _evict(self, total: int) -> int:
-        for _, size, path in sorted(self._entries()):
+        abandoned = time() - _ABANDONED_SECONDS
+        for used, size, path in sorted(self._entries()):
             if total <= self._bound * _FREED:
                 break
-            if _ENTRY_NAME.fullmatch(os.path.basename(path)) or _is_abandoned(path):
+            is_scratch = path.endswith(_SCRATCH_SUFFIX) and used < abandoned
+            if is_scratch or _ENTRY_NAME.fullmatch(os.path.basename(path)):
                 with suppress(OSError):  # another process was first
                     os.unlink(path)
                 total -= size
         return total
 
 
-def _is_abandoned(path: str) -> bool:
-    """Return whether a scratch file is of a process that was killed."""
-    from ..atomic import stale_scratch_files
-
-    return path in stale_scratch_files(os.path.dirname(path), older_than=3600)
+def _write(path: str, *buffers: bytes | memoryview) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0), 0o600)
+    try:
+        for buffer in buffers:
+            left = memoryview(buffer)
+            while left:
+                left = left[os.write(descriptor, left) :]
+    finally:
+        os.close(descriptor)
 
 
 def content_name(location: Location, tag: str | None, size: int) -> bytes | None:

@@ -308,14 +308,13 @@ class _ConditionalUpload(_Parts):
         self._running: list[Future[dict[str, Any]]] = []
         self._done: list[dict[str, Any]] = []
         self._number = 0
-        with self._errors():
-            self._id = self._client.create_multipart_upload(**self._target, ChecksumAlgorithm="SHA256")["UploadId"]
+        created = self._ask(lambda: self._client.create_multipart_upload(**self._target, ChecksumAlgorithm="SHA256"))
+        self._id = created["UploadId"]
 
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
+    def _ask(self, call: Callable[[], Any]) -> Any:
+        """Return the result of a call of boto3, or raise our error: botocore's text has what the server sent."""
         try:
-            yield
-            return
+            return call()
         except BurnstoreError:
             raise
         except Exception as error:
@@ -337,17 +336,18 @@ class _ConditionalUpload(_Parts):
         self._collect(_CONCURRENT_PARTS)
 
     def _collect(self, most: int) -> None:
-        with self._errors():
-            while len(self._running) > most:
-                self._done.append(result_of(self._running[0]))
-                self._running.pop(0)
+        while len(self._running) > most:
+            self._done.append(self._ask(lambda: result_of(self._running[0])))
+            self._running.pop(0)
 
     def finish(self) -> None:
         self._collect(0)
-        with self._errors():
-            self._client.complete_multipart_upload(
-                **self._target, UploadId=self._id, MultipartUpload={"Parts": self._done}, IfNoneMatch="*"
+        parts = {"Parts": self._done}
+        self._ask(
+            lambda: self._client.complete_multipart_upload(
+                **self._target, UploadId=self._id, MultipartUpload=parts, IfNoneMatch="*"
             )
+        )
         self._workers.shutdown()
 
     def abort(self) -> None:

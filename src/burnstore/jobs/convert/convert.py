@@ -9,11 +9,12 @@ receipt    on request: what was read, done and written, with digests, beside the
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from inspect import signature
-from typing import Any, ClassVar
+from types import ModuleType
+from typing import Any, ClassVar, Literal
 
 from ... import __version__
 from ...checkpoint import Checkpoint, open_checkpoint
@@ -64,7 +65,7 @@ from ...tensor.snapshot import TensorSnapshot
 from ...tensor.tabular import Result
 from ...transforms.guess import Guess
 from ..map.map import MapResult, Qkv, Rope, map_names
-from .job import Job, job_sources, units_of, without_secrets
+from .job import Job, is_cluster, is_ray, job_sources, units_of, without_secrets
 from .receipt import RECEIPT_SUFFIX, Receipt, ReceiptSource, ReceiptTensor, file_digest, files_of, read_receipt
 from .training import training_plan
 
@@ -128,7 +129,7 @@ def convert(
     receipt: bool | Path = False,
     resume: bool = False,
     plan: Path | None = None,
-    executor: Workers = None,
+    executor: Workers | Literal["ray"] | ModuleType = None,
     limits: Limits | None = None,
     progress: ProgressLike | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -169,9 +170,10 @@ def convert(
     machine, and finishes it.
 
     At most the largest tensor and some megabytes are in memory. ``executor`` runs the work: threads of this process
-    (None), processes (their number), or an object with ``submit``, such as a Dask client; for the latter two, files
-    must have the same paths everywhere. Raises ModelError if a module kind is unknown or a tensor does not fit; the
-    target is then unchanged.
+    (None), processes (their number), or an object with ``submit``; for the latter two, files must have the same paths
+    everywhere. With a Dask client, ``"ray"`` or the module `ray` the workers do shares of a job, which is finished
+    here: they read and write a bucket directly, or local files that they share. Raises ModelError if a module kind is
+    unknown or a tensor does not fit; the target is then unchanged.
 
     >>> import tempfile, numpy as np, burnstore as bs
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -198,6 +200,7 @@ def convert(
     ).with_defaults(unmatched="error")
     paths, target, like = with_options(storage_options, _paths(source), target, like)
     refuse_unused(chosen, "convert", "part", "strict")
+    cluster, workers = _cluster_of(executor, storage_options, receipt=receipt, resume=resume)
     how = _Destination(
         target=as_path(target),
         format=format,
@@ -209,7 +212,8 @@ def convert(
         receipt=_receipt_path(receipt, as_path(target)),
         resume=resume,
         job=None if plan is None else as_path(plan, storage_options),
-        workers=executor,
+        cluster=cluster,
+        workers=workers,
         limits=limits,
         format_options=format_options,
     )
@@ -242,6 +246,35 @@ def convert(
                 {**scalar_options(inputs, writer, compiled, format_options), **format_options},
             )
         return _converted(compiled, written, sources, writer, how, report)
+
+
+RunJob = Callable[[bytes, Progress | None], "ConvertResult"]
+"""Does all shares of a job with a cluster, and finishes it."""
+
+
+def _cluster_of(
+    executor: Any, storage_options: Mapping[str, Any] | None, *, receipt: bool | Path, resume: bool
+) -> tuple[RunJob | None, Workers]:
+    """Return how a cluster does a job, or another executor.
+
+    Receipts and interrupted conversions are of one process and its helpers: a client of Dask is then such a helper, as
+    every executor is.
+    """
+    if not is_cluster(executor):
+        if isinstance(executor, str):
+            raise ValueError(f'expected "ray" or an executor, got {executor!r}')
+        return None, executor
+    if receipt or resume:
+        if is_ray(executor):
+            raise ValueError("with Ray a conversion is a job: leave out receipt and resume")
+        return None, executor
+
+    def run(document: bytes, report: Progress | None) -> ConvertResult:
+        from .parts import run_job  # it imports this module
+
+        return run_job(executor, document, storage_options=storage_options, progress=report)
+
+    return run, None
 
 
 def _mapped(
@@ -367,6 +400,7 @@ class _Destination(WriteOptions):
     allow_empty: bool = False
     receipt: str | None = None
     job: str | None = None
+    cluster: RunJob | None = None
 
     def checked_format(self) -> Format:
         """Return the target's format; refuse what cannot be written before anything is opened."""
@@ -374,7 +408,9 @@ class _Destination(WriteOptions):
             raise ValueError("receipt needs verify=True: a receipt states only what was proved")
         if self.resume and self.max_shard_size is None:
             raise ValueError("resume needs max_shard_size: only a conversion into shards can be resumed")
-        if self.job is not None and (self.receipt is not None or self.resume or self.workers is not None):
+        if self.job is not None and (
+            self.receipt is not None or self.resume or self.workers is not None or self.cluster is not None
+        ):
             raise ValueError("plan= only compiles the conversion: leave out receipt, resume and executor")
         chosen = format_for_path(self.target, self.format)
         with located(path=self.target):
@@ -393,7 +429,9 @@ def _converted(
     report: Progress | None,
 ) -> ConvertResult:
     moves = []
-    if how.receipt is not None or how.job is not None:  # what cannot be stored is refused before any work
+    if (
+        how.receipt is not None or how.job is not None or how.cluster is not None
+    ):  # what cannot be stored is refused before any work
         moves = [move.to_json() for move in plan.moves]
         for key, value in how.format_options.items():
             if not isinstance(value, (str, int, float, bool)):
@@ -404,8 +442,16 @@ def _converted(
     plan.check_constants()
     snapshots = [move.snapshot for move in plan.moves]
     ties = ties_of(plan, snapshots, chosen, written.metadata)
-    if how.job is not None:
-        return _planned(plan, written, sources, chosen, how, moves)
+    if how.job is not None or how.cluster is not None:
+        job = _job_of(plan, written, sources, chosen, how, moves)
+        if how.cluster is not None:
+            done_by_workers = how.cluster(job.document(), report)
+            return replace(done_by_workers, notes=plan.notes, guess=plan.guess, left_out=plan.fates)
+        assert how.job is not None
+        job.save(how.job, overwrite=how.overwrite)
+        nbytes = sum(each.nbytes for each in snapshots)
+        layouts = plan.source_layout, plan.layout
+        return ConvertResult(len(snapshots), nbytes, *layouts, False, plan.notes, [how.job], left_out=plan.fates)
     written_as = replace(how, digests=how.receipt is not None, progress=report, format_options=written.options)
     done = assemble(snapshots, how.target, chosen, written_as, metadata=written.metadata, ties=ties)
     if how.receipt is not None:
@@ -428,18 +474,17 @@ def _converted(
     )
 
 
-def _planned(
+def _job_of(
     plan: Plan,
     written: _Written,
     sources: Sequence[Checkpoint],
     chosen: Format,
     how: _Destination,
     moves: Sequence[Mapping[str, Any]],
-) -> ConvertResult:
-    """Write the job of a conversion instead of its target."""
+) -> Job:
+    """Return a conversion as a job."""
     if isinstance(chosen, WritesFolder):
         raise UnsupportedError(f"a job writes one file or shards; a checkpoint of {chosen.name} is a folder")
-    assert how.job is not None
     snapshots = [move.snapshot for move in plan.moves]
     job = Job(
         id=os.urandom(16).hex(),
@@ -465,10 +510,7 @@ def _planned(
     for source in job.sources:
         for file in source.files:
             without_secrets(file.path)
-    job.save(how.job, overwrite=how.overwrite)
-    nbytes = sum(each.nbytes for each in snapshots)
-    layouts = plan.source_layout, plan.layout
-    return ConvertResult(len(snapshots), nbytes, *layouts, False, plan.notes, [how.job], left_out=plan.fates)
+    return job
 
 
 @contextmanager

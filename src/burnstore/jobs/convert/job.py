@@ -96,8 +96,8 @@ class Job:
         """Return where a unit is kept until the job is finished."""
         return join(self.stage, f"unit-{number + 1:05d}-of-{len(self.units):05d}")
 
-    def save(self, path: str, *, overwrite: bool) -> None:
-        """Write the job, all or nothing."""
+    def document(self) -> bytes:
+        """Return the job as the JSON document that `read_job` reads."""
         document = {
             "burnstore": __version__,
             "job": _SCHEMA,
@@ -120,9 +120,23 @@ class Job:
             "units": [list(unit) for unit in self.units],
         }
         tensors = ",\n  ".join(json.dumps(each) for each in self.tensors)
-        text = f'{json.dumps(document, indent=1)[:-2]},\n "tensors": [\n  {tensors}\n ]\n}}\n'.encode()
+        return f'{json.dumps(document, indent=1)[:-2]},\n "tensors": [\n  {tensors}\n ]\n}}\n'.encode()
+
+    def save(self, path: str, *, overwrite: bool) -> None:
+        """Write the job, all or nothing."""
+        text = self.document()
         with atomic_file(path, overwrite=overwrite, size=len(text)) as scratch:
             scratch.write(text)
+
+
+def is_ray(executor: Any) -> bool:
+    """Return whether an executor is Ray: ``"ray"`` or the module."""
+    return executor == "ray" if isinstance(executor, str) else getattr(executor, "__name__", None) == "ray"
+
+
+def is_cluster(executor: Any) -> bool:
+    """Return whether an executor is Ray or a client of Dask, whose workers may be on other machines."""
+    return is_ray(executor) or hasattr(executor, "get_executor")
 
 
 def job_sources(sources: Sequence[Checkpoint]) -> tuple[JobSource, ...]:

@@ -36,7 +36,7 @@ from ...pipeline.write import FileWriter, assemble, held_in
 from ...progress import Advance, ProgressLike, progress_from
 from ...tensor.snapshot import TensorSnapshot
 from .convert import ConvertResult, opened_files, scalar_options
-from .job import Job, read_job, read_job_bytes
+from .job import Job, is_ray, read_job, read_job_bytes
 
 Path = str | os.PathLike[str]
 
@@ -145,7 +145,7 @@ def finish_job(
 
 def run_job(
     executor: Any,
-    job: Path,
+    job: Path | bytes,
     *,
     parts: int = 64,
     attempts: int = 3,
@@ -153,13 +153,14 @@ def run_job(
     limits: Limits | None = None,
     progress: ProgressLike | None = None,
 ) -> ConvertResult:
-    """Do all shares of a job with a cluster, and finish it here.
+    """Do all shares of a job with a cluster, at most ``parts`` of them, and finish it here.
 
     ``executor`` is a client of Dask, the module `ray` or ``"ray"``, or any object with ``submit``. Workers get the job
     itself and reach its files as this process does: with ``storage_options``, or by their own environment. A share
     whose worker was lost is done again, up to ``attempts`` times; an error of burnstore ends the job.
     """
-    document = read_job_bytes(as_path(job, storage_options))
+    document = job if isinstance(job, bytes) else read_job_bytes(as_path(job, storage_options))
+    parts = max(min(parts, len(read_job(document).units)), 1)
     share = partial(_share, document, parts, storage_options)
     with progress_from(progress) as report:
         advance = Advance(report, parts)
@@ -174,14 +175,16 @@ def _share(document: bytes, parts: int, storage_options: Mapping[str, Any] | Non
 
 def _cluster(executor: Any) -> Executor:
     """Return what starts calls on a cluster."""
-    if executor != "ray" and getattr(executor, "__name__", None) != "ray":
+    if not is_ray(executor):
         if executor is None or not hasattr(executor, "submit"):
             raise TypeError(f'expected "ray", a client of Dask or an executor, got {type(executor).__name__}')
         return executor  # type: ignore[no-any-return]
     try:
         import ray  # type: ignore[import-not-found,unused-ignore]  # with ray or without
     except ImportError:
-        raise MissingDependencyError("this executor needs the package ray", hint="pip install ray") from None
+        raise MissingDependencyError(
+            "this executor needs the package ray", hint="pip install 'burnstore[ray]'"
+        ) from None
     return _Ray(ray)
 
 
@@ -190,7 +193,7 @@ class _Ray:
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
-        self._call = ray.remote(_call)
+        self._call = ray.remote(max_retries=0)(_call)  # `run_tasks` starts what was lost again
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> _RayFuture:
         return _RayFuture(self._ray, self._call.remote(function, *arguments))
@@ -204,7 +207,11 @@ class _RayFuture:
     reference: Any
 
     def result(self) -> Any:
-        return self.ray.get(self.reference)
+        try:
+            return self.ray.get(self.reference)
+        except self.ray.exceptions.RayTaskError as error:
+            failure = error.cause
+        raise failure  # the error of the call, without the text of the worker's traceback
 
     def cancel(self) -> None:
         self.ray.cancel(self.reference)
