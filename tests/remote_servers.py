@@ -10,6 +10,7 @@ import hashlib
 import http.client
 import json
 import os
+import random
 import re
 import shutil
 import socket
@@ -19,10 +20,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from html import unescape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import numpy as np
 import pytest
@@ -218,6 +220,124 @@ class FaultProxy(_Server):
 
 
 _HOP_BY_HOP = ("connection", "keep-alive", "transfer-encoding", "content-length")
+
+
+# --- buckets ----------------------------------------------------------------------------------------------------------
+
+
+class BucketServer(_Server):
+    """As much of S3 as obstore and boto3 use, with objects in memory; Google's storage speaks the same protocol.
+
+    ``before`` may refuse a request that would be done.
+    """
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.uploads: dict[str, dict[int, bytes]] = {}
+        self.before: Callable[[Request], Answer | None] | None = None
+        self._lock = threading.Lock()
+        super().__init__()
+
+    def answer(self, request: Request, body: bytes) -> Answer:
+        refused = self.before(request) if self.before is not None else None
+        if refused is not None:
+            return refused
+        parts = urlsplit(request.path)
+        query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
+        key = unquote(parts.path).removeprefix("/bucket").lstrip("/")
+        if "aws-chunked" in request.headers.get("content-encoding", ""):
+            body = _unchunked(body)
+        with self._lock:
+            return self._do(request, key, query, body)
+
+    def _do(self, request: Request, key: str, query: dict[str, str], body: bytes) -> Answer:
+        if request.method == "GET" and query.get("list-type") == "2":
+            return _listing(self.objects, query)
+        if request.method in ("GET", "HEAD"):
+            data = self.objects.get(key)
+            if data is None:
+                return Answer(404, {}, b"<Error><Code>NoSuchKey</Code></Error>")
+            return ranged(request, data, _tag(data))
+        if request.method == "DELETE":
+            if "uploadId" in query:
+                self.uploads.pop(query["uploadId"], None)
+            else:
+                self.objects.pop(key, None)
+            return Answer(204, {}, b"")
+        only_new = (
+            request.headers.get("if-none-match") == "*" or request.headers.get("x-goog-if-generation-match") == "0"
+        )
+        exists = key in self.objects and only_new
+        if request.method == "POST" and "delete" in query:
+            keys = [unescape(key.decode()) for key in re.findall(rb"<Key>([^<]*)</Key>", body)]
+            for name in keys:
+                self.objects.pop(name, None)
+            rows = "".join(f"<Deleted><Key>{name}</Key></Deleted>" for name in keys)
+            return Answer(200, {}, f"<DeleteResult>{rows}</DeleteResult>".encode())
+        if request.method == "POST" and "uploads" in query:
+            name = f"upload-{random.getrandbits(64):x}"
+            self.uploads[name] = {}
+            text = f"<InitiateMultipartUploadResult><Bucket>bucket</Bucket><Key>{key}</Key><UploadId>{name}</UploadId>"
+            return Answer(200, {}, f"{text}</InitiateMultipartUploadResult>".encode())
+        if "uploadId" in query:
+            upload = self.uploads.get(query["uploadId"])
+            if upload is None:
+                return Answer(404, {}, b"<Error><Code>NoSuchUpload</Code></Error>")
+            if request.method == "PUT":
+                upload[int(query["partNumber"])] = body
+                return Answer(200, {"ETag": _tag(body)}, b"")
+            if exists:
+                return Answer(412, {}, b"<Error><Code>PreconditionFailed</Code></Error>")
+            numbers = [int(number) for number in re.findall(rb"<PartNumber>(\d+)</PartNumber>", body)]
+            tags = [tag.replace(b"&quot;", b'"').decode() for tag in re.findall(rb"<ETag>([^<]*)</ETag>", body)]
+            if [_tag(upload.get(number, b"")).strip('"') for number in numbers] != [tag.strip('"') for tag in tags]:
+                return Answer(400, {}, b"<Error><Code>InvalidPart</Code></Error>")
+            self.objects[key] = b"".join(upload[number] for number in numbers)
+            del self.uploads[query["uploadId"]]
+            text = f"<CompleteMultipartUploadResult><Key>{key}</Key><ETag>{_tag(self.objects[key])}</ETag>"
+            return Answer(200, {}, f"{text}</CompleteMultipartUploadResult>".encode())
+        if exists:
+            return Answer(412, {}, b"<Error><Code>PreconditionFailed</Code></Error>")
+        self.objects[key] = body
+        return Answer(200, {"ETag": _tag(body)}, b"")
+
+
+def _tag(data: bytes) -> str:
+    return f'"{hashlib.md5(data).hexdigest()}"'
+
+
+def _unchunked(body: bytes) -> bytes:
+    pieces, at = [], 0
+    while True:
+        end = body.index(b"\r\n", at)
+        size = int(body[at:end].split(b";")[0], 16)
+        if not size:
+            return b"".join(pieces)
+        pieces.append(body[end + 2 : end + 2 + size])
+        at = end + 2 + size + 2
+
+
+def _listing(objects: dict[str, bytes], query: dict[str, str]) -> Answer:
+    prefix, most = query.get("prefix", ""), int(query.get("max-keys", "1000"))
+    after = query.get("continuation-token", "")
+    names = sorted(name for name in objects if name.startswith(prefix) and name > after)
+    page, folders, rows = names[:most], set(), []
+    for name in page:
+        rest = name[len(prefix) :]
+        if query.get("delimiter") and "/" in rest:
+            folders.add(prefix + rest.partition("/")[0] + "/")
+            continue
+        rows.append(
+            f"<Contents><Key>{name}</Key><Size>{len(objects[name])}</Size><ETag>{_tag(objects[name])}</ETag>"
+            "<LastModified>2026-11-02T10:00:00.000Z</LastModified></Contents>"
+        )
+    more = len(names) > most
+    following = f"<NextContinuationToken>{page[-1]}</NextContinuationToken>" if more else ""
+    text = "".join(rows) + "".join(f"<CommonPrefixes><Prefix>{folder}</Prefix></CommonPrefixes>" for folder in folders)
+    head = f"<KeyCount>{len(page)}</KeyCount><IsTruncated>{str(more).lower()}</IsTruncated>{following}"
+    return Answer(
+        200, {"Content-Type": "application/xml"}, f"<ListBucketResult>{head}{text}</ListBucketResult>".encode()
+    )
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------
@@ -458,6 +578,18 @@ def azurite_options(port: int) -> dict[str, Any]:
         "account_key": AZURE_KEY,
         "endpoint": f"http://{HOST}:{port}/{AZURE_ACCOUNT}",
     }
+
+
+def google_options(port: int, **more: Any) -> dict[str, Any]:
+    """Options for Google's storage at a `BucketServer`."""
+    account = {
+        "gcs_base_url": f"http://{HOST}:{port}",
+        "disable_oauth": True,
+        "client_email": "",
+        "private_key": SECRET,
+        "private_key_id": "",
+    }
+    return {"service_account_key": json.dumps(account), "client_options": {"allow_http": True}, **more}
 
 
 def make_azure_container(port: int, name: str) -> None:

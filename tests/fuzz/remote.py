@@ -17,7 +17,6 @@ import json
 import logging
 import os
 import random
-import re
 import shutil
 import subprocess
 import sys
@@ -28,12 +27,9 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from hashlib import md5
-from html import unescape
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -42,122 +38,13 @@ import numpy as np
 import burnstore as bs
 import remote_servers as servers
 from burnstore.errors import AlreadyExistsError, BurnstoreError
-from remote_servers import Answer, Request
+from remote_servers import Answer, BucketServer, Request
 
 PASSWORD, SIGNATURE, TOKEN = "p4ssw0rd-fuzz", "s1gnature-fuzz", "hf_t0ken_fuzz"
 SECRETS = (PASSWORD, SIGNATURE, TOKEN, servers.SECRET, "hub-signature")
 THREADS = 6
 LONGEST = 60.0
 HUB_NAME = "org/model"
-
-
-class S3Server(servers._Server):
-    """As much of S3 as obstore and boto3 use, with objects in memory; ``before`` may refuse what is not done yet."""
-
-    def __init__(self) -> None:
-        self.objects: dict[str, bytes] = {}
-        self.uploads: dict[str, dict[int, bytes]] = {}
-        self.before: Callable[[Request], Answer | None] | None = None
-        self._lock = threading.Lock()
-        super().__init__()
-
-    def answer(self, request: Request, body: bytes) -> Answer:
-        refused = self.before(request) if self.before is not None else None
-        if refused is not None:
-            return refused
-        parts = urlsplit(request.path)
-        query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
-        key = unquote(parts.path).removeprefix("/bucket").lstrip("/")
-        if "aws-chunked" in request.headers.get("content-encoding", ""):
-            body = _unchunked(body)
-        with self._lock:
-            return self._do(request, key, query, body)
-
-    def _do(self, request: Request, key: str, query: dict[str, str], body: bytes) -> Answer:
-        if request.method == "GET" and query.get("list-type") == "2":
-            return _listing(self.objects, query)
-        if request.method in ("GET", "HEAD"):
-            data = self.objects.get(key)
-            if data is None:
-                return Answer(404, {}, b"<Error><Code>NoSuchKey</Code></Error>")
-            return servers.ranged(request, data, _tag(data))
-        if request.method == "DELETE":
-            if "uploadId" in query:
-                self.uploads.pop(query["uploadId"], None)
-            else:
-                self.objects.pop(key, None)
-            return Answer(204, {}, b"")
-        exists = key in self.objects and request.headers.get("if-none-match") == "*"
-        if request.method == "POST" and "delete" in query:
-            keys = [unescape(key.decode()) for key in re.findall(rb"<Key>([^<]*)</Key>", body)]
-            for name in keys:
-                self.objects.pop(name, None)
-            rows = "".join(f"<Deleted><Key>{name}</Key></Deleted>" for name in keys)
-            return Answer(200, {}, f"<DeleteResult>{rows}</DeleteResult>".encode())
-        if request.method == "POST" and "uploads" in query:
-            name = f"upload-{random.getrandbits(64):x}"
-            self.uploads[name] = {}
-            text = f"<InitiateMultipartUploadResult><Bucket>bucket</Bucket><Key>{key}</Key><UploadId>{name}</UploadId>"
-            return Answer(200, {}, f"{text}</InitiateMultipartUploadResult>".encode())
-        if "uploadId" in query:
-            upload = self.uploads.get(query["uploadId"])
-            if upload is None:
-                return Answer(404, {}, b"<Error><Code>NoSuchUpload</Code></Error>")
-            if request.method == "PUT":
-                upload[int(query["partNumber"])] = body
-                return Answer(200, {"ETag": _tag(body)}, b"")
-            if exists:
-                return Answer(412, {}, b"<Error><Code>PreconditionFailed</Code></Error>")
-            numbers = [int(number) for number in re.findall(rb"<PartNumber>(\d+)</PartNumber>", body)]
-            tags = [tag.replace(b"&quot;", b'"').decode() for tag in re.findall(rb"<ETag>([^<]*)</ETag>", body)]
-            if [_tag(upload.get(number, b"")).strip('"') for number in numbers] != [tag.strip('"') for tag in tags]:
-                return Answer(400, {}, b"<Error><Code>InvalidPart</Code></Error>")
-            self.objects[key] = b"".join(upload[number] for number in numbers)
-            del self.uploads[query["uploadId"]]
-            text = f"<CompleteMultipartUploadResult><Key>{key}</Key><ETag>{_tag(self.objects[key])}</ETag>"
-            return Answer(200, {}, f"{text}</CompleteMultipartUploadResult>".encode())
-        if exists:
-            return Answer(412, {}, b"<Error><Code>PreconditionFailed</Code></Error>")
-        self.objects[key] = body
-        return Answer(200, {"ETag": _tag(body)}, b"")
-
-
-def _tag(data: bytes) -> str:
-    return f'"{md5(data).hexdigest()}"'
-
-
-def _unchunked(body: bytes) -> bytes:
-    pieces, at = [], 0
-    while True:
-        end = body.index(b"\r\n", at)
-        size = int(body[at:end].split(b";")[0], 16)
-        if not size:
-            return b"".join(pieces)
-        pieces.append(body[end + 2 : end + 2 + size])
-        at = end + 2 + size + 2
-
-
-def _listing(objects: dict[str, bytes], query: dict[str, str]) -> Answer:
-    prefix, most = query.get("prefix", ""), int(query.get("max-keys", "1000"))
-    after = query.get("continuation-token", "")
-    names = sorted(name for name in objects if name.startswith(prefix) and name > after)
-    page, folders, rows = names[:most], set(), []
-    for name in page:
-        rest = name[len(prefix) :]
-        if query.get("delimiter") and "/" in rest:
-            folders.add(prefix + rest.partition("/")[0] + "/")
-            continue
-        rows.append(
-            f"<Contents><Key>{name}</Key><Size>{len(objects[name])}</Size><ETag>{_tag(objects[name])}</ETag>"
-            "<LastModified>2026-11-02T10:00:00.000Z</LastModified></Contents>"
-        )
-    more = len(names) > most
-    following = f"<NextContinuationToken>{page[-1]}</NextContinuationToken>" if more else ""
-    text = "".join(rows) + "".join(f"<CommonPrefixes><Prefix>{folder}</Prefix></CommonPrefixes>" for folder in folders)
-    head = f"<KeyCount>{len(page)}</KeyCount><IsTruncated>{str(more).lower()}</IsTruncated>{following}"
-    return Answer(
-        200, {"Content-Type": "application/xml"}, f"<ListBucketResult>{head}{text}</ListBucketResult>".encode()
-    )
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------
@@ -291,7 +178,7 @@ class Worker:
 
     def __init__(self, seed: int, counts: Counter[str], folder: Path) -> None:
         self.seed, self.counts, self.folder = seed, counts, folder
-        self.web, self.s3 = servers.RangeServer(), S3Server()
+        self.web, self.s3 = servers.RangeServer(), BucketServer()
         self.hub: servers.HubServer | None = None
         try:
             import huggingface_hub  # noqa: F401
