@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from .checkpoint import Checkpoint as Checkpoint
     from .checkpoint import open_checkpoint as open
     from .errors import BurnstoreError as BurnstoreError
-    from .jobs.convert.convert import ConvertResult as ConvertResult
     from .jobs.convert.convert import convert as convert
     from .jobs.convert.convert import replay as replay
+    from .jobs.convert.result import ConvertResult as ConvertResult
     from .jobs.diff.diff import diff as diff
     from .jobs.diff.result import Diff as Diff
     from .jobs.explain.explain import Explanation as Explanation
@@ -88,7 +88,8 @@ _ROOMS = {
     "tensor.param_id": ("ParamId",),
     "tensor.scalar": ("Scalar",),
     "tensor.snapshot": ("TensorSnapshot",),
-    "jobs.convert.convert": ("ConvertResult", "convert", "replay"),
+    "jobs.convert.convert": ("convert", "replay"),
+    "jobs.convert.result": ("ConvertResult",),
     "jobs.diff.diff": ("diff",),
     "jobs.diff.result": ("Diff",),
     "jobs.explain.explain": ("Explanation", "explain"),

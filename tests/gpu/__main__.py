@@ -10,7 +10,8 @@ from pathlib import Path
 
 import tests.gpu.cast_checks  # it adds to the checks
 import tests.gpu.load_checks  # it adds to the checks
-import tests.gpu.rank_checks  # noqa: F401  # it adds to the checks
+import tests.gpu.rank_checks  # it adds to the checks
+import tests.gpu.remote_checks  # noqa: F401  # it adds to the checks
 from tests.gpu.checks import CHECKS, ring_for
 
 

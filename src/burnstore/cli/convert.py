@@ -12,7 +12,8 @@ from ..formats.registry import name_with_suffix_of
 from ..formats.sharded.write import JOURNAL_SUFFIX
 from ..io.atomic import refuse_existing
 from ..io.paths import base_name, exists, is_remote, join
-from ..jobs.convert.convert import ConvertResult, convert, replay
+from ..jobs.convert.convert import convert, replay
+from ..jobs.convert.result import ConvertResult
 from ..pipeline.write import check_apart
 from ..transforms.guess import Guess
 from .arguments import add_answers, add_option, add_options, expand_patterns, like_from, pipeline_from

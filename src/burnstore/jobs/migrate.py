@@ -15,6 +15,7 @@ from ..formats.record.record import Record
 from ..formats.record.training import RecordKind
 from ..formats.registry import HEAD_BYTES, format_for_path, format_named
 from ..io.opening import read_head
+from ..io.paths import is_folder, is_remote, with_options
 from ..limits import Limits, check_options
 from ..pipeline.compile_file import compile_convert
 from ..pipeline.ends import Input
@@ -91,6 +92,7 @@ def migrate(
     durable: bool = True,
     limits: Limits | None = None,
     progress: ProgressLike | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Migration:
     """Write the contents of an old record into a new file, which gets its name after every tensor was compared.
 
@@ -121,7 +123,13 @@ def migrate(
     ('module', 2, 36, ['bias', 'weight'])
     """
     check_options(limits=limits, allow_empty=allow_empty, overwrite=overwrite, durable=durable)
-    old, new = os.fsdecode(source), os.fsdecode(destination)
+    old, new, model = with_options(storage_options, source, destination, model)
+    if is_remote(old) and is_folder(old):
+        raise UnsupportedError(
+            "a folder of records is migrated from this machine; this one is remote",
+            path=old,
+            hint="download it, or migrate its records one by one",
+        )
     options = _Options(like, scheduler, undecided, overwrite, durable, limits, _renaming(rename, rules), allow_empty)
     if not os.path.isdir(old):
         paths: Mapping[str, str] = {}

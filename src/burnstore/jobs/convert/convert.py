@@ -11,10 +11,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from inspect import signature
 from types import ModuleType
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from ... import __version__
 from ...checkpoint import Checkpoint, open_checkpoint
@@ -43,7 +43,7 @@ from ...limits import Limits, check_options
 from ...pipeline.compile import underflow_notes
 from ...pipeline.compile_file import compile_convert
 from ...pipeline.ends import Input, Target, input_of_file, target_of_file, target_of_model, with_full_paths
-from ...pipeline.metadata import checked_metadata, metadata_for_files, scalars_of, written_layout
+from ...pipeline.metadata import checked_metadata, metadata_for_files, written_layout
 from ...pipeline.options import (
     AdapterLike,
     FilterLike,
@@ -62,41 +62,13 @@ from ...progress import Progress, ProgressLike, progress_from
 from ...tensor.dtype import DType
 from ...tensor.note import Note
 from ...tensor.snapshot import TensorSnapshot
-from ...tensor.tabular import Result
-from ...transforms.guess import Guess
 from ..map.map import MapResult, Qkv, Rope, map_names
 from .job import Job, is_cluster, is_ray, job_sources, units_of, without_secrets
 from .receipt import RECEIPT_SUFFIX, Receipt, ReceiptSource, ReceiptTensor, file_digest, files_of, read_receipt
+from .result import ConvertResult, opened_files, scalar_options
 from .training import training_plan
 
 Path = str | os.PathLike[str]
-
-
-@dataclass(frozen=True, slots=True)
-class ConvertResult(Result):
-    """What a conversion did: how many tensors and bytes it wrote, and in which layout they were and are.
-
-    ``left_out`` has the tensors of the sources that were not written, each with the reason; ``receipt`` is the path of
-    the receipt, ``guess`` the evidence for module kinds that were guessed.
-    """
-
-    tensors: int
-    nbytes: int
-    source_layout: str | None
-    layout: str | None
-    verified: bool
-    notes: list[Note] = field(default_factory=list)
-    files: list[str] = field(default_factory=list, repr=False)
-    receipt: str | None = field(default=None, repr=False)
-    guess: Guess | None = field(default=None, repr=False)
-    left_out: Mapping[str, str] = field(default_factory=dict, repr=False)
-
-    _facts: ClassVar[tuple[str, ...]] = ("ok", "evidence")
-
-    @property
-    def evidence(self) -> dict[str, str] | None:
-        """The reason for the guessed kind of each tensor's module; None if nothing was guessed."""
-        return None if self.guess is None else {name: why for name, _, why in self.guess.by_tensor()}
 
 
 @entry_point("convert")
@@ -270,7 +242,7 @@ def _cluster_of(
         return None, executor
 
     def run(document: bytes, report: Progress | None) -> ConvertResult:
-        from .parts import run_job  # it imports this module
+        from .parts import run_job  # not at import: few conversions have a cluster
 
         return run_job(executor, document, storage_options=storage_options, progress=report)
 
@@ -354,14 +326,6 @@ def gathered(inputs: Sequence[Input], pipeline: Pipeline) -> Input:
             *(note.about(printable(each.name)) for each in inputs for note in each.notes),
         ],
     )
-
-
-def scalar_options(inputs: Sequence[Input], chosen: Format, plan: Plan, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the option that writes the scalars of the sources, where there are some and the format has a place."""
-    if "scalars" in given:
-        return {}
-    scalars = scalars_of(inputs, chosen, plan.notes)
-    return {"scalars": scalars} if scalars else {}
 
 
 @contextmanager
@@ -513,35 +477,11 @@ def _job_of(
     return job
 
 
-@contextmanager
-def opened_files(
-    paths: Sequence[Any],
-    limits: Limits | None,
-    keys: Sequence[str | None] | None = None,
-    *,
-    together: bool = False,
-) -> Iterator[list[Checkpoint]]:
-    """Open several files, of each the part below its top-level key; ``together``, files with pieces are one."""
-    keys = keys or [None] * len(paths)
-    with ExitStack() as opened:
-        files = [
-            opened.enter_context(open_checkpoint(path, limits=limits, top_level_key=key))
-            for path, key in zip(paths, keys, strict=True)
-        ]
-        if together and len(files) > 1 and len(set(keys)) == 1 and any(_has_pieces(file) for file in files):
-            files = [opened.enter_context(open_checkpoint(paths, limits=limits, top_level_key=keys[0]))]
-        yield files
-
-
 def _path_of(source: ReceiptSource) -> str | list[str]:
     """Return what to open for a source of a receipt: its index or metadata, or all files of a set without one."""
     if len(source.files) == 1 or source.path.endswith((INDEX_SUFFIX, ".metadata")):
         return source.path
     return [file.path for file in source.files]
-
-
-def _has_pieces(file: Checkpoint) -> bool:
-    return any(fact.piece is not None for fact in file._table.facts.values())
 
 
 def _paths(source: Path | Sequence[Path]) -> list[str]:

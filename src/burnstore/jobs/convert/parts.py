@@ -35,8 +35,8 @@ from ...pipeline.ties import ties_of
 from ...pipeline.write import FileWriter, assemble, held_in
 from ...progress import Advance, ProgressLike, progress_from
 from ...tensor.snapshot import TensorSnapshot
-from .convert import ConvertResult, opened_files, scalar_options
 from .job import Job, is_ray, read_job, read_job_bytes
+from .result import ConvertResult, opened_files, scalar_options
 
 Path = str | os.PathLike[str]
 

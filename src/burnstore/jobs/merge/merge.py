@@ -51,7 +51,8 @@ from ...tensor.note import Note
 from ...tensor.tabular import Result
 from ...transforms.layout import ModuleKind
 from ...transforms.operations import Combine
-from ..convert.convert import like_target, opened_files
+from ..convert.convert import like_target
+from ..convert.result import opened_files
 from .combine import Combined, Conflicts, Contribution, MergedTensor, Method, checked_blend, combine, listed
 from .lora import adapter_of, fold, is_adapter
 
