@@ -6,6 +6,8 @@ import copy
 import inspect
 import pickle
 import re
+import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -153,3 +155,21 @@ def test_long_text_is_shortened_with_its_length() -> None:
 def test_names_in_messages_cannot_break_a_terminal() -> None:
     error = CorruptError("no", path="a\x1b[2Jb", tensor="c\nd")
     assert str(error) == r"a\x1b[2Jb: tensor 'c\nd': no"
+
+
+def test_a_warning_points_to_the_caller_of_burnstore(tmp_path: Path) -> None:
+    import numpy as np
+
+    bs.save({"w": np.ones(2)}, tmp_path / "old.bpk", burn_version="0.19")
+    with bs.open(tmp_path / "old.bpk") as file:
+        stamp = dict(file.metadata)
+    calls = (
+        lambda: bs.save({"w": np.ones(2)}, tmp_path / "a.bpk", metadata=stamp),
+        lambda: bs.serialize({"w": np.ones(2)}, format="burnpack", metadata=stamp),
+        lambda: bs.convert(tmp_path / "old.bpk", tmp_path / "b.bpk"),
+    )
+    for call in calls:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            call()
+        assert [each.filename for each in caught] == [__file__]

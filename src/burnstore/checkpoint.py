@@ -18,6 +18,7 @@ from .errors import (
     DTypeError,
     TensorNotFoundError,
     UnsupportedError,
+    counted,
     entry_point,
     located,
     printable,
@@ -326,7 +327,8 @@ class Checkpoint(Tabular, Mapping[str, TensorSnapshot]):
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""
         return (
-            f"<Checkpoint {printable(self.path)!r}: {self._format}, {len(self)} tensors, {self.nbytes:,} bytes{state}>"
+            f"<Checkpoint {printable(self.path)!r}: {self._format}, {counted(len(self), 'tensor')}, "
+            f"{counted(self.nbytes, 'byte')}{state}>"
         )
 
     def to_dict(self) -> dict[str, Any]:

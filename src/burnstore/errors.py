@@ -33,7 +33,10 @@ The layer that knows a fact attaches it with `located`; lower layers raise witho
 
 from __future__ import annotations
 
+import os
 import re
+import sys
+import warnings
 from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -41,6 +44,7 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_PACKAGE = os.path.dirname(__file__) + os.sep
 _FACTS = ("path", "tensor", "offset", "rule", "hint")
 _LONGEST_NAME_SHOWN = 200
 _SECRET = "***"
@@ -204,6 +208,14 @@ def printable(text: str, most: int = _LONGEST_NAME_SHOWN) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def warn(text: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line that called burnstore, however many of its own functions are in between."""
+    frame, level = sys._getframe(1), 3
+    while frame.f_back is not None and frame.f_back.f_code.co_filename.startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, category, stacklevel=level)
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:

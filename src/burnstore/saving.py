@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from .errors import BurnstoreWarning, entry_point, located, refuse_unknown
+from .errors import BurnstoreWarning, entry_point, located, refuse_unknown, warn
 from .formats.base import WriteOptions
 from .formats.registry import format_for_path, format_named
 from .io.atomic import refuse_existing
@@ -156,7 +155,7 @@ def serialize(
     assert written is not None
     left_out = [f"left out: {name} ({why})" for name, why in result.left_out.items() if note_kind(why) != "filtered"]
     for note in (*left_out, *(note for note in result.notes if note.kind != "empty")):
-        warnings.warn(note, BurnstoreWarning, stacklevel=3)  # of the caller of the entry point
+        warn(note, BurnstoreWarning)
     return written
 
 

@@ -66,7 +66,7 @@ def test_a_file_alone(folder: Path, capsys: Captured) -> None:
         "net.pt: pytorch (zip), 2 tensors, 60 B",
         "  layout torch: pytorch files have it",
         "  into burn's layout: the kinds of its modules: --like a model, or --rules; or --guess, because names and "
-        "shapes decide all 1 modules",
+        "shapes decide 1 module",
         "  into torch's layout: nothing, the file has this layout",
     ]
 

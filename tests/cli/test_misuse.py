@@ -54,7 +54,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("merge a1.bpk a2.bpk o.bpk --weights 1", "expected 2 weights (one per source), got 1"),
         ("merge net.pt a1.bpk o.bpk", "--guess to decide by names and shapes"),
         ("convert a1.bpk a2.bpk", "hint: pass --overwrite"),
-        ("convert complex.pt o.bpk --guess", "hint: leave it out, or write SafeTensors"),
+        (
+            "convert complex.pt o.bpk --guess",
+            "hint: leave it out with --filter, or save SafeTensors (.safetensors), which has it",
+        ),
         ("convert square.pt o.bpk --guess", "tensor 'fc': ambiguous: a square matrix: Linear and Conv1D look the same"),
         ("report a1.bpk --layout torch", "--layout needs two files"),
         ("diff net.bpk a2.bpk --layout torch", 'layout="torch" contradicts the source: net.bpk states burn\'s layout'),

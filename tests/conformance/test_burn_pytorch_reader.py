@@ -125,7 +125,7 @@ def test_a_tensor_is_read_when_it_is_asked_for(tmp_path: Path) -> None:
         weight = reader.get("weight")
         assert weight is not None and weight.shape == (3, 4) and reader.get("nothing") is None
         assert weight.numpy().tolist() == np.arange(12.0).reshape(3, 4).tolist()
-        assert not reader.is_empty() and "1 tensors" in repr(reader)
+        assert not reader.is_empty() and "1 tensor>" in repr(reader)
 
 
 def test_a_top_level_key_leaves_its_own_name_out(tmp_path: Path) -> None:

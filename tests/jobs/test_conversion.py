@@ -410,7 +410,7 @@ def test_casting_takes_floats_only_and_equals_numpys(tmp_path: Path) -> None:
         assert {name: str(f[name].dtype) for name in f} == {"f": "F16", "d": "F16", "i": "I64", "b": "Bool"}
         assert np.array_equal(f["f"].numpy(), values["f"].astype(np.float16))
     bs.save({"f": np.array([1e6, 1.0], F32)}, tmp_path / "c.safetensors")
-    with pytest.raises(bs.errors.DTypeError, match="1 finite values, up to 1e\\+06, are too large for F16") as caught:
+    with pytest.raises(bs.errors.DTypeError, match="1 finite value, up to 1e\\+06, is too large for F16") as caught:
         bs.convert(tmp_path / "c.safetensors", tmp_path / "d.safetensors", cast="f16")
     assert caught.value.tensor == "f" and not (tmp_path / "d.safetensors").exists()
 

@@ -258,7 +258,7 @@ def test_other_parameter_ids_are_noted(folder: Path) -> None:
     for name, number in (("b.bpk", 1), ("c.bpk", 2)):
         bs.save([bs.TensorSnapshot.from_numpy("w", rand(2), param_id=number)], folder / name)
     found = bs.diff(folder / "b.bpk", folder / "c.bpk")
-    assert found.is_equal and found.notes == ("the parameter ids of 1 tensors differ",)
+    assert found.is_equal and found.notes == ("the parameter ids of 1 tensor differ",)
 
 
 def test_open_checkpoints_models_and_bytes_can_be_compared(folder: Path) -> None:

@@ -214,10 +214,10 @@ def test_a_file_that_records_its_modules_needs_nothing_to_change_its_layout(tmp_
 def test_what_must_be_told_of_a_file_is_told(torch_file: Path, tmp_path: Path) -> None:
     torch.save({"fc.weight": torch.zeros(4, 3), "fc.bias": torch.zeros(4)}, tmp_path / "plain.pt")
     change = change_of(bs.explain(tmp_path / "plain.pt"), "burn")
-    assert not change.is_known and "or guess=True, because names and shapes decide all 1 modules" in change.needs
+    assert not change.is_known and "or guess=True, because names and shapes decide 1 module" in change.needs
     torch.save({"fc.weight": torch.zeros(4, 4), "fc.bias": torch.zeros(4)}, tmp_path / "square.pt")
     needs = change_of(bs.explain(tmp_path / "square.pt"), "burn").needs
-    assert "1 of 1 modules are ambiguous, the first: fc (a square matrix" in needs
+    assert "1 of 1 module is ambiguous, the first: fc (a square matrix" in needs
 
 
 def test_evidence_for_a_layout_is_shown_where_the_file_does_not_tell(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_evidence_for_a_layout_is_shown_where_the_file_does_not_tell(tmp_path: P
     assert plan.layout is None
     assert plan.evidence == [
         "layout unknown: the file does not state it",
-        "1 names that only burn uses: norm.gamma",
+        "1 name that only burn uses: norm.gamma",
     ]
     assert "pass layout= to state which layout" in change_of(plan, "torch").needs
     bs.save({"w": rand(3)}, tmp_path / "b.safetensors", metadata={"format": "pt"})

@@ -338,7 +338,7 @@ def test_a_sum_that_does_not_fit_leaves_the_old_file(two: list[Path], files: Fil
     a = files("large.bpk", {"w": np.float16([60000])})
     b = files("small.bpk", {"w": np.float16([-60000])})
     files("out.bpk", {"old": np.zeros(1)})
-    with pytest.raises(DTypeError, match="tensor 'w': 1 sums are too large for F16"):
+    with pytest.raises(DTypeError, match="tensor 'w': 1 sum is too large for F16"):
         bs.merge([a, b], files.out, method="linear", weights=[2, -1], overwrite=True)
     assert list(contents(files.out)) == ["old"]
 

@@ -154,7 +154,7 @@ def test_the_verb_takes_renames(tmp_path: Path, capsys: pytest.CaptureFixture[st
     _adam(tmp_path / "optim.mpk", model)
     record, rename = str(tmp_path / "model.mpk"), ["--rename", "^weight$=>kernel"]
     assert main(["migrate", str(tmp_path / "optim.mpk"), str(tmp_path / "optim.bpk"), "--model", record, *rename]) == 0
-    assert "training state of 1 parameters, 1 of them under new names" in capsys.readouterr().out
+    assert "training state of 1 parameter, 1 of them under new names" in capsys.readouterr().out
     with bs.open(tmp_path / "optim.bpk") as f:
         assert list(f.metadata.values()) == ["kernel"]
 

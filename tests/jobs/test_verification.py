@@ -191,7 +191,7 @@ def test_padding_between_tensors_that_is_not_zero_is_odd(folder: Path) -> None:
     edited(folder / "model.bpk", end + 3, 1)
     found = bs.verify(folder / "model.bpk")
     assert found.is_whole and not found.ok
-    assert found.warnings == ("1 bytes between tensors are not zero, as padding is (BP-16)",)
+    assert found.warnings == ("1 byte between tensors is not zero, as padding is (BP-16)",)
 
 
 def test_values_that_were_never_saved_are_told_of(tmp_path: Path) -> None:

@@ -408,7 +408,7 @@ def test_sums_of_an_adapter_that_become_0_are_noted_and_infinite_ones_refused(tm
             bs.merge, [tmp_path / "a.safetensors", tmp_path / "lora"], tmp_path / "b.safetensors", method="lora"
         )
         if expected is None:
-            with pytest.raises(bs.errors.DTypeError, match="1 results of finite values are too large"):
+            with pytest.raises(bs.errors.DTypeError, match="1 result of finite values is too large"):
                 merge(overwrite=True)
         else:
             assert not any("became 0" in note for note in merge(overwrite=True).notes)

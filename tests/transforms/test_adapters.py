@@ -150,7 +150,7 @@ def test_casts_round_to_nearest_even():
 
 
 def test_a_finite_value_that_would_become_infinite_is_an_error():
-    with pytest.raises(DTypeError, match=r"1 finite values, up to 1e\+06"):
+    with pytest.raises(DTypeError, match=r"1 finite value, up to 1e\+06"):
         cast(tensor("w", np.float32([1e6, np.inf])), DType.F16).numpy()
 
 

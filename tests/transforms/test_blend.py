@@ -114,7 +114,7 @@ def test_nan_and_infinities_of_sources_stay_what_arithmetic_makes_of_them() -> N
 def test_a_finite_sum_that_does_not_fit_is_an_error_and_not_an_infinity(dtype: str) -> None:
     largest = ml_dtypes.finfo(BLENDABLE[dtype]).max
     tall, deep = (snapshot(np.array([1, sign * largest], BLENDABLE[dtype])) for sign in (1, -1))
-    with pytest.raises(DTypeError, match=r"tensor 'w': 1 sums are too large for"):
+    with pytest.raises(DTypeError, match=r"tensor 'w': 1 sum is too large for"):
         blended([tall, deep], [2.0, -1.0]).numpy()
 
 

@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _summary(found: Report) -> str:
     total = found.files[-1].inspection.total
-    facts = [f"{counted(total.tensors, 'tensor')}, {total.elements:,} parameters"]
+    facts = [f"{counted(total.tensors, 'tensor')}, {counted(total.elements, 'parameter')}"]
     unsound = sum(file.unsound for file in found.files)
     if unsound:
         facts.append(f"{unsound:,} with NaN, Inf or unreadable values")

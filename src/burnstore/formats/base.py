@@ -10,14 +10,14 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from ..errors import CorruptError, FormatError, printable
+from ..errors import CorruptError, DTypeError, FormatError, Ways, printable
 from ..io.gather import Column
 from ..io.source import Source
 from ..io.workers import Workers
 from ..limits import Limits
 from ..progress import Progress
 from ..tensor.data import Shape
-from ..tensor.dtype import DType
+from ..tensor.dtype import DType, Kind
 from ..tensor.facts import Facts, Piece, PieceData
 from ..tensor.note import Note
 from ..tensor.snapshot import TensorSnapshot
@@ -53,6 +53,31 @@ def layout_to_record(metadata: Mapping[str, str] | None, files: str) -> str | No
     if other is not None:
         raise FormatError(f"{files} has no place for metadata: {other!r}")
     return (metadata or {}).get(LAYOUT_KEY)
+
+
+def no_dtype(format_name: str, dtype: DType, rule: str | None = None) -> DTypeError:
+    """Return the error for a dtype that a format lacks; its hint names a cast, if one works, and formats that have it.
+
+    >>> print(no_dtype("NumPy", DType.C32))
+    NumPy has no dtype for C32
+      hint: leave it out with filter=, or save PyTorch (.pt), which has it
+    """
+    if dtype.is_quantized or dtype.is_bool:
+        holders = "Burnpack (.bpk)"
+    elif dtype.kind is Kind.COMPLEX:
+        known = {32: "PyTorch (.pt)", 64: "SafeTensors (.safetensors)"}
+        holders = known.get(dtype.bits, "PyTorch (.pt) or NumPy (.npz)")
+    elif dtype.bits < 8:
+        holders = "SafeTensors (.safetensors)"
+    else:
+        holders = "SafeTensors (.safetensors) or PyTorch (.pt)"
+    save = f"save {holders}, which {'have' if ' or ' in holders else 'has'} it"
+    is_castable = dtype.is_quantized or (dtype.is_float and dtype.bits >= 8)
+    return DTypeError(
+        f"{format_name} has no dtype for {dtype.name}",
+        rule=rule,
+        hint=Ways('pass cast="f32"' if is_castable else "leave it out with filter=", save, lead=""),
+    )
 
 
 QUANTIZATION_KEY = "burnstore.quantization"

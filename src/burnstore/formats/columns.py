@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import CorruptError, DuplicateNameError, FormatError, LimitError, TruncatedError
+from ..errors import CorruptError, DuplicateNameError, FormatError, LimitError, TruncatedError, counted
 from ..io.source import Source
 from ..limits import Limits
 from ..tensor.data import Shape
@@ -142,7 +142,7 @@ def check_count(count: int, limits: Limits, rule: str) -> None:
     """Check the number of tensors."""
     if count > (limits.tensors or 0):
         raise LimitError(
-            f"{count} tensors, more than the limit of {limits.tensors}",
+            f"{counted(count, 'tensor')}, more than the limit of {limits.tensors}",
             rule=rule,
             hint=f"if you trust the file, pass limits=Limits(tensors={count})",
         )

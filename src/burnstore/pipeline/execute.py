@@ -166,7 +166,7 @@ def _why_nothing(result: ApplyResult) -> str:
     if unmatched:
         return str(unmatched[0])
     if result.skipped:
-        return f"the filter leaves out all of {len(result.skipped)} tensors"
+        return f"the filter leaves out all of {counted(len(result.skipped), 'tensor')}"
     if result.missing and result.unused:
         return "no tensor of the file has the name of a parameter"
     return "the file has no tensors" if result.missing else "the model has no parameters"

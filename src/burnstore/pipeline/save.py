@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..checkpoint import Checkpoint
-from ..errors import BurnstoreWarning, ModelError, UnsupportedError, entry_point, located
+from ..errors import BurnstoreWarning, ModelError, UnsupportedError, entry_point, located, warn
 from ..formats.base import (
     LAYOUT_KEY,
     QUANTIZATION_KEY,
@@ -288,7 +287,7 @@ def collect(
     plan = compile_save(model, None, chosen)
     for note in plan.notes:
         if note.kind == "unmatched":
-            warnings.warn(note, BurnstoreWarning, stacklevel=3)
+            warn(note, BurnstoreWarning)
     is_converted = chosen.adapter is not None and chosen.adapter.gives_layout is not None
     layout = plan.layout if is_converted or states_layout(model) else None
     snapshots = [move.snapshot.replace(layout=layout) for move in plan.moves]

@@ -25,7 +25,7 @@ from itertools import accumulate, dropwhile
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..errors import BurnstoreError, CorruptError, SaveError, UnsupportedError, located, printable
+from ..errors import BurnstoreError, CorruptError, SaveError, UnsupportedError, counted, located, printable
 from ..formats.base import Format, Shardable, WriteOptions, WritePlan, WritesFolder
 from ..formats.sharded.locate import INDEX_SUFFIX
 from ..formats.write import batches
@@ -329,7 +329,7 @@ class FileWriter:
     ) -> tuple[str | None, str] | None:
         """Return the first tensor that differs from the stored one, and why; None if all are equal."""
         if isinstance(stored, int):
-            return None, f"{len(tensors)} tensors were written, {stored} are there"
+            return None, f"{counted(len(tensors), 'tensor was', 'tensors were')} written, {stored} are there"
         how, pairs, room = self.how, list(zip(tensors, stored, strict=True)), _room_for(tensors)
         prover = _Prover(room, how.digests or how.expected is not None)
         for batch, (wrong, found, zeroed) in run_batches(prover, pairs, _nbytes, how.workers, advance=advance):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..checkpoint import open_checkpoint
-from ..errors import located
+from ..errors import counted, located
 from ..formats import pytorch
 from ..limits import Limits
 from ..tensor.note import Note
@@ -142,4 +142,4 @@ class PytorchReader:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<PytorchReader {self._checkpoint.path!r}: {len(self)} tensors>"
+        return f"<PytorchReader {self._checkpoint.path!r}: {counted(len(self), 'tensor')}>"

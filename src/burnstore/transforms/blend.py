@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DTypeError, MergeError, located, printable
+from ..errors import DTypeError, MergeError, counted, located, printable
 from ..io.source import same_bytes
 from ..tensor.data import Array
 from ..tensor.dtype import DType, Kind
@@ -238,7 +238,8 @@ class BlendedData(Data):
         lost |= np.isnan(rounded[odd]) & ~np.isnan(sums[odd])
         if lost.any():
             raise DTypeError(
-                f"{int(lost.sum())} sums are too large for {self.dtype.name}", hint="use cast= with a wider dtype"
+                f"{counted(int(lost.sum()), 'sum is', 'sums are')} too large for {self.dtype.name}",
+                hint="use cast= with a wider dtype",
             )
 
 

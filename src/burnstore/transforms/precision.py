@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import DTypeError
+from ..errors import DTypeError, counted
 from ..io.sizes import CHUNK_BYTES
 from ..tensor.data import Array, array_from_bytes, bytes_of_array
 from ..tensor.dtype import DType, Kind
@@ -183,12 +183,13 @@ def rounded_results(results: Array, dtype: DType, given: Sequence[Array]) -> Arr
     >>> rounded_results(np.float64([1e300]), DType.F32, [np.float64([1e150])])
     Traceback (most recent call last):
         ...
-    burnstore.errors.DTypeError: 1 results of finite values are too large for F32, or undefined
+    burnstore.errors.DTypeError: 1 result of finite values is too large for F32, or undefined
     """
     converted = converted_array(results, dtype)
     lost = ~np.isfinite(converted)
     if lost.any() and all(np.isfinite(values).all() for values in given):
-        raise DTypeError(f"{int(lost.sum())} results of finite values are too large for {dtype.name}, or undefined")
+        many = counted(int(lost.sum()), "result of finite values is", "results of finite values are")
+        raise DTypeError(f"{many} too large for {dtype.name}, or undefined")
     if _changed(results, converted).any():
         raise DTypeError(f"results are too large for {dtype.name}")
     return converted
@@ -250,9 +251,11 @@ class _Refused:
                 hint="BF16 and F32 have all values of F8_E8M0",
             )
         if not self.count:
-            return DTypeError(f"{self.infinite} values are infinite, and {dtype.name} has no infinities")
+            many = counted(self.infinite, "value is", "values are")
+            return DTypeError(f"{many} infinite, and {dtype.name} has no infinities")
+        verb = "is" if self.count == 1 else "are"
         return DTypeError(
-            f"{self.count} finite values, up to {self.largest:g}, are too large for {dtype.name}",
+            f"{counted(self.count, 'finite value')}, up to {self.largest:g}, {verb} too large for {dtype.name}",
             hint="BF16 has the range of F32" if dtype is DType.F16 else None,
         )
 

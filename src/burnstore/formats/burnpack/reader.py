@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from ...errors import CorruptError, FormatError, UnsupportedError, located
+from ...errors import CorruptError, FormatError, UnsupportedError, counted, located
 from ...io.source import Source
 from ...limits import Limits
 from ...tensor.data import Shape
@@ -99,7 +99,11 @@ class PaddingCheck:
             place += length
         self.source.read_into(reads)
         count = int(np.count_nonzero(buffer))
-        return f"{count} bytes between tensors are not zero, as padding is (BP-16)" if count else None
+        return (
+            f"{counted(count, 'byte between tensors is', 'bytes between tensors are')} not zero, as padding is (BP-16)"
+            if count
+            else None
+        )
 
 
 def checks(source: Source, contents: Contents, limits: Limits) -> Sequence[Check]:

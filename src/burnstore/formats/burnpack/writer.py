@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
-from ...errors import DTypeError, FormatError, LimitError, located
+from ...errors import FormatError, LimitError, located, warn
 from ...limits import Limits
 from ...tensor.data import Shape
 from ...tensor.dtype import DType, Kind
 from ...tensor.scalar import Scalar
 from ...tensor.snapshot import TensorSnapshot
-from ..base import WritePlan
+from ..base import WritePlan, no_dtype
 from ..codec.cbor import Tree, encode, encode_map_head, encode_text, encode_uint
 from ..columns import check_count, check_names, check_shape, checked_metadata, utf8, wrong_size
 from .descriptors import BOOL_STORES, PLAIN
@@ -73,10 +72,9 @@ def _release(metadata: Mapping[str, str] | None, burn_version: str | None) -> tu
     if burn_version is None:
         release = stamped or named_release(DEFAULT_VERSION)
         if release.era is Era.V0_19:
-            warnings.warn(
+            warn(
                 f"the metadata states Burn {release.version}, so the file is written in that release's unaligned form, "
-                'which no newer Burn opens; pass burn_version="0.22" to write a current one',
-                stacklevel=6,  # up to the caller of save: _release, plan, save_plan, save, entry_point
+                'which no newer Burn opens; pass burn_version="0.22" to write a current one'
             )
         return release, stored
     release = named_release(burn_version)
@@ -185,6 +183,4 @@ def _spell(dtype: DType, era: Era) -> Tree:
         from .quant_spelling import scheme_to_tree  # few files have quantized tensors
 
         return {"QFloat": scheme_to_tree(dtype.scheme, "T" if era & Era.SCHEME_T else "P")}
-    is_real = dtype.kind is not Kind.COMPLEX
-    hint = "cast it to a dtype that Burn has, such as F32 or BF16" if is_real else "leave it out, or write SafeTensors"
-    raise DTypeError(f"Burnpack has no dtype for {dtype.name}", rule="BP-09", hint=hint)
+    raise no_dtype("Burnpack", dtype, rule="BP-09")

@@ -8,7 +8,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...errors import BurnstoreError, CorruptError, ReadError, UnsafeContentError, UnsupportedError, located, printable
+from ...errors import (
+    BurnstoreError,
+    CorruptError,
+    ReadError,
+    UnsafeContentError,
+    UnsupportedError,
+    counted,
+    located,
+    printable,
+)
 from ...io.paths import base_name, folder_of, names_in, sibling
 from ...io.source import InFolder, JoinedSource, RangeSource, Source
 from ...limits import Limits
@@ -146,7 +155,7 @@ def _contents(
         notes.append(Note("names", "written by Megatron: vocabulary tensors may have padding rows at their end"))
     return Contents(
         table,
-        variant=f"{len(joined.parts)} files",
+        variant=counted(len(joined.parts), "file"),
         layout="torch",
         source=joined,
         file_size=size,

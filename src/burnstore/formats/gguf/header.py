@@ -11,7 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import CorruptError, LimitError, TruncatedError, UnknownFormatError, UnsupportedError, located, printable
+from ...errors import (
+    CorruptError,
+    LimitError,
+    TruncatedError,
+    UnknownFormatError,
+    UnsupportedError,
+    counted,
+    located,
+    printable,
+)
 from ...io.source import Source
 from ...limits import Limits
 from .blocks import TYPES
@@ -228,7 +237,7 @@ class GgufMetadata(Mapping[str, str]):
         return key in self._places
 
     def __repr__(self) -> str:
-        return f"<GgufMetadata of {len(self)} keys>"
+        return f"<GgufMetadata of {counted(len(self), 'key')}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...errors import CorruptError, LimitError, TruncatedError, located
+from ...errors import CorruptError, LimitError, TruncatedError, counted, located
 from ...io.source import Source
 from ...limits import Limits
 from ...tensor.dtype import DType
@@ -42,7 +42,8 @@ def read(source: Source, limits: Limits, *, shards: Sequence[str] | None = None)
     announced = own.value(SPLIT_TENSORS) if isinstance(own, GgufMetadata) else None
     if isinstance(announced, int) and announced != len(whole.table.names):
         raise CorruptError(
-            f"{len(whole.table.names)} tensors in {len(shards)} files; {SPLIT_TENSORS} announces {announced}",
+            f"{counted(len(whole.table.names), 'tensor')} in {counted(len(shards), 'file')}; "
+            f"{SPLIT_TENSORS} announces {announced}",
             rule="GG-11",
         )
     metadata = {key: text for key, text in own.items() if not key.startswith("split.")}
@@ -154,7 +155,8 @@ class _PaddingCheck:
 
     def __call__(self) -> str | None:
         count = sum(np.count_nonzero(np.frombuffer(self.source.read_at(*gap), np.uint8)) for gap in self.gaps)
-        return f"{count} bytes between tensors are not zero, as padding is (GG-10)" if count else None
+        many = counted(int(count), "byte between tensors is", "bytes between tensors are")
+        return f"{many} not zero, as padding is (GG-10)" if count else None
 
 
 def checks(source: Source, contents: Contents, limits: Limits) -> Sequence[Check]:

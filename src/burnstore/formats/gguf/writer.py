@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import CorruptError, DTypeError, FormatError, LimitError, located, printable
+from ...errors import CorruptError, DTypeError, FormatError, LimitError, counted, located, printable
 from ...io.documents import Bounds, read_json
 from ...limits import Limits
 from ...tensor.dtype import DType
@@ -87,7 +87,8 @@ def plan(
 def losses(tensors: Sequence[TensorSnapshot], *, quantize: str | None = None, **_: Any) -> list[Note]:
     """Return what writing these tensors rounds, a sentence each."""
     count = sum(_is_quantized(tensor, quantize) for tensor in tensors)
-    text = f"{count} of {len(tensors)} tensors are written as Q8_0, which rounds their values"
+    verb = "is" if count == 1 else "are"
+    text = f"{count} of {counted(len(tensors), 'tensor')} {verb} written as Q8_0, which rounds the values"
     return [Note("cast", text)] if count else []
 
 

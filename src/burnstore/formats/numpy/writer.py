@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ...errors import DTypeError, DuplicateNameError, FormatError, located
+from ...errors import DuplicateNameError, FormatError, located
 from ...limits import Limits
 from ...tensor.snapshot import TensorSnapshot
-from ..base import LAYOUT_KEY, WritePlan, layout_to_record
+from ..base import LAYOUT_KEY, WritePlan, layout_to_record, no_dtype
 from ..codec.zip import is_plain_path
 from ..codec.zip_writer import NewMember, plan_zip
 from ..columns import check_count, check_names
@@ -53,7 +53,7 @@ def plan(
 
 def _header(tensor: TensorSnapshot) -> bytes:
     if str(tensor.dtype) not in _HELD:
-        raise DTypeError(f"NumPy has no dtype for {tensor.dtype.name}", rule="NP-03", hint='pass cast="f32"')
+        raise no_dtype("NumPy", tensor.dtype, rule="NP-03")
     text = f"{{'descr': '{tensor.dtype.numpy.str}', 'fortran_order': False, 'shape': {tuple(tensor.shape)!r}, }}"
     if tensor.shape:  # NumPy leaves space for a longer first axis, so that arrays can be appended to in place.
         text += " " * max(21 - len(str(tensor.shape[0])), 0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from dataclasses import replace
 
-from ...errors import CorruptError, FormatError, UnsafeContentError, UnsupportedError, located
+from ...errors import CorruptError, FormatError, UnsafeContentError, UnsupportedError, counted, located
 from ...io.sizes import CHUNK_BYTES
 from ...io.source import Source
 from ...limits import Limits
@@ -51,7 +51,7 @@ def without_lost(found: Found, broken: Broken) -> Found:
     lost = [name for name in found.tensors if name not in kept]
     unproved = [name for name, leaf in kept.items() if _is_unproved(leaf)]
     whole = "are whole" if not unproved else "have all of their bytes"
-    text = f"salvaged: {len(kept)} of {len(found.tensors)} tensors {whole}"
+    text = f"salvaged: {len(kept)} of {counted(len(found.tensors), 'tensor')} {whole}"
     text += f"; lost: {shown_names(lost)}" if lost else ""
     if unproved:
         which = "" if len(unproved) == len(kept) else f" of {shown_names(unproved)}"

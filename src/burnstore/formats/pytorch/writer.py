@@ -11,11 +11,11 @@ import struct
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
-from ...errors import DTypeError, located
+from ...errors import located
 from ...limits import Limits
 from ...tensor.dtype import DType
 from ...tensor.snapshot import TensorSnapshot
-from ..base import LAYOUT_KEY, WritePlan, layout_to_record
+from ..base import LAYOUT_KEY, WritePlan, layout_to_record, no_dtype
 from ..codec.zip_writer import NewMember, plan_zip
 from ..columns import check_count, check_names
 from .stream import MAX_PICKLE_BYTES, MAX_TENSORS
@@ -47,6 +47,7 @@ _UNTYPED = {
     DType.F8_E5M2: "float8_e5m2",
     DType.F8_E4M3FNUZ: "float8_e4m3fnuz",
     DType.F8_E5M2FNUZ: "float8_e5m2fnuz",
+    DType.C32: "complex32",
 }
 """Dtypes that came after typed storages: their tensors state the dtype themselves."""
 _NAMES = {dtype: name for name, dtype in reversed(DTYPES.items())} | {DType.Flex32: "float32", DType.BoolU8: "bool"}
@@ -103,7 +104,7 @@ def plan_tensor(tensor: TensorSnapshot) -> WritePlan:
 def dtype_name(dtype: DType) -> str:
     """Return torch's name of a dtype; DTypeError if it has none."""
     if dtype not in _STORAGES and dtype not in _UNTYPED:
-        raise DTypeError(f"PyTorch has no dtype for {dtype.name}", hint="cast it, or save Burnpack, which holds it")
+        raise no_dtype("PyTorch", dtype)
     return _UNTYPED.get(dtype) or _NAMES[dtype]
 
 
@@ -124,7 +125,7 @@ class _Pickle:
         dtype, shape, count = tensor.dtype, tensor.shape, math.prod(tensor.shape)
         old, new = _STORAGES.get(dtype), _UNTYPED.get(dtype)
         if old is None and new is None:
-            raise DTypeError(f"PyTorch has no dtype for {dtype.name}", hint="cast it, or save Burnpack, which holds it")
+            raise no_dtype("PyTorch", dtype)
         self._once(_global("torch._utils", "_rebuild_tensor_v2" if old else "_rebuild_tensor_v3"))
         self._out += b"(("
         self._once(_text("storage"))

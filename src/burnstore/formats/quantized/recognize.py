@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...errors import BurnstoreError, CorruptError, LimitError, located, printable
+from ...errors import BurnstoreError, CorruptError, LimitError, counted, located, printable
 from ...io.documents import Bounds, read_json
 from ...io.opening import read_whole
 from ...io.paths import exists, folder_of, is_remote, join
@@ -586,7 +586,7 @@ class _Finder:
             if isinstance(found.data, RefusedData)
         ]
         more = len(refused) - 3
-        return [*notes, Note("check", f"{more} more tensors cannot be decoded")] if more > 0 else notes
+        return [*notes, Note("check", f"{counted(more, 'more tensor')} cannot be decoded")] if more > 0 else notes
 
 
 _METHODS = {

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...errors import CorruptError, DTypeError, LimitError, ModelError, located
+from ...errors import CorruptError, DTypeError, LimitError, ModelError, counted, located, warn
 from ...tensor.data import Array
 from ...tensor.dtype import DType, Kind
 from ...tensor.param_id import ParamId
@@ -70,7 +69,7 @@ def _cast(values: Array, wanted: DType, path: str) -> Array:
             cast = values.astype(wanted.numpy)
         lost = int(np.count_nonzero(np.isinf(cast)) - np.count_nonzero(np.isinf(values)))
         if lost:
-            warnings.warn(f"tensor {path!r}: {lost} values too large for {wanted.name} became infinite", stacklevel=2)
+            warn(f"tensor {path!r}: {counted(lost, 'value')} too large for {wanted.name} became infinite")
         return cast
     info = np.iinfo(wanted.numpy)
     if values.size and (int(values.min()) < info.min or int(values.max()) > info.max):

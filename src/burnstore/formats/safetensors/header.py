@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import CorruptError, DTypeError, LimitError, UnsupportedError, located, printable
+from ...errors import CorruptError, LimitError, UnsupportedError, located, printable
 from ...io import json
 from ...limits import Limits
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
 from .. import columns as base
+from ..base import no_dtype
 from ..columns import check_count, check_name
 
 LENGTH = struct.Struct("<Q")
@@ -50,12 +51,7 @@ def spelling_of(dtype: DType) -> str:
     spelling = _SPELLINGS.get(dtype)
     if spelling is not None:
         return spelling
-    hint = "cast it to a dtype that the format has, such as F32 or C64"
-    if dtype.is_quantized:
-        hint = "save Burnpack, which holds quantized tensors; or save the values that numpy() gives"
-    elif dtype.is_bool:
-        hint = "give the values as bool, one byte each"
-    raise DTypeError(f"SafeTensors has no dtype for {dtype.name}", rule="ST-07", hint=hint)
+    raise no_dtype("SafeTensors", dtype, rule="ST-07")
 
 
 @dataclass(slots=True)

@@ -49,6 +49,7 @@ from ...errors import (
     ReadError,
     UnsafeContentError,
     UnsupportedError,
+    counted,
     located,
     printable,
 )
@@ -282,7 +283,7 @@ def _joined_contents(joined: JoinedSource, contents: Sequence[Contents], index_s
     return Contents(
         table,
         metadata=MappingProxyType(metadata),
-        variant=f"{len(tables)} shards",
+        variant=counted(len(tables), "shard"),
         layout=layouts[0] if layouts else None,
         data_offset=contents[0].data_offset if contents else 0,
         source=joined,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...errors import ModelError
+from ...errors import ModelError, counted
 from ...pipeline.ends import Input
 from ...pipeline.names import Named, rename_tensors
 from ...pipeline.options import Pipeline, refuse_unused
@@ -74,7 +74,9 @@ def training_plan(source: Input, pipeline: Pipeline) -> tuple[Plan, Input] | Non
     metadata = {key: text for key, text in source.metadata.items() if key not in lost} | renamed
     scalars = {name: scalar for name, scalar in scalars.items() if name.partition(".")[0] not in lost}
     moved = sum(paths[key] != path for key, path in renamed.items())
-    plan.notes.append(Note("names", f"training state of {len(renamed)} parameters, {moved} of them under new names"))
+    plan.notes.append(
+        Note("names", f"training state of {counted(len(renamed), 'parameter')}, {moved} of them under new names")
+    )
     return plan, replace(source, metadata=metadata, scalars=scalars)
 
 

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from ...checkpoint import Checkpoint, open_checkpoint
-from ...errors import BurnstoreError, entry_point, printable
+from ...errors import BurnstoreError, counted, entry_point, printable
 from ...io.paths import with_options
 from ...io.workers import Workers, checked_workers
 from ...limits import Limits, check_options
@@ -171,9 +171,10 @@ def _other_parts(a: Any, b: Any, first: Input, second: Input, limits: Limits | N
     if not compared.is_equal:
         names = [each.shown_name for each in compared.tensors if each.status not in ("equal", "close")]
         shown = f", such as {printable(names[0])}" if names else ""
+        count = counted(len(names), "tensor besides the model differs", "tensors besides the model differ")
         yield Note(
             "left out",
-            f'left out: {len(names)} tensors besides the model differ{shown}; top_level_key="" compares everything',
+            f'left out: {count}{shown}; top_level_key="" compares everything',
         )
 
 
@@ -310,4 +311,4 @@ def _notes_on_ids(pairs: Sequence[Pair]) -> Iterator[Note]:
     others = [(one, other) for one, other in pairs if one._param_id is not None and other._param_id is not None]
     count = sum(one._param_id != other._param_id for one, other in others)
     if count:
-        yield Note("check", f"the parameter ids of {count} tensors differ")
+        yield Note("check", f"the parameter ids of {counted(count, 'tensor')} differ")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
-from ...errors import printable
+from ...errors import counted, printable
 from ...tensor.data import Shape
 from ...tensor.dtype import DType
 from ...tensor.note import Note
@@ -139,8 +139,8 @@ class Diff(Result):
 
     def __str__(self) -> str:
         """Return a summary in one line, and a line for each tensor that is not equal and each note."""
-        counted = [f"{count} {status}" for status, count in self.counts.items() if count]
-        lines = [f"{len(self.tensors)} tensors: {', '.join(counted) or 'none'}"]
+        statuses = [f"{count} {status}" for status, count in self.counts.items() if count]
+        lines = [f"{counted(len(self.tensors), 'tensor')}: {', '.join(statuses) or 'none'}"]
         lines += [_line(tensor) for tensor in self.tensors if tensor.status not in _EQUAL]
         lines += [f"not compared: {printable(note)}" for note in self.uncompared]
         lines += [f"note: {printable(note)}" for note in self.notes]

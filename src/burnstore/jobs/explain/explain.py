@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...checkpoint import Checkpoint, open_checkpoint
-from ...errors import LoadError, ModelError, entry_point, located, printable
+from ...errors import LoadError, ModelError, counted, entry_point, located, printable
 from ...formats.registry import format_for_path
 from ...io.paths import as_path, is_path, with_options
 from ...limits import Limits, check_options
@@ -362,7 +362,7 @@ def _evidence(file: Checkpoint, given: Layout | None) -> list[str]:
         if names:
             shown = ", ".join(printable(name) for name in names[:_MOST_SHOWN])
             more = " …" if len(names) > _MOST_SHOWN else ""
-            found.append(f"{len(names)} names that only {layout} uses: {shown}{more}")
+            found.append(f"{counted(len(names), 'name')} that only {layout} uses: {shown}{more}")
     return found
 
 
@@ -395,11 +395,12 @@ def _wanting(source: Input, layout: Layout) -> str:
         return needed
     guess = guess_kinds({each.path: each.shape for each in source.snapshots})
     if not guess.ambiguous:
-        return f"{needed}; or guess=True, because names and shapes decide all {len(guess.kinds)} modules"
+        return f"{needed}; or guess=True, because names and shapes decide {counted(len(guess.kinds), 'module')}"
     path, why = next(iter(guess.ambiguous.items()))
+    verb = "is" if len(guess.ambiguous) == 1 else "are"
     return (
         f"{needed}; a guess is not enough, because {len(guess.ambiguous)} of "
-        f"{len(guess.kinds.keys() | guess.ambiguous.keys())} modules are ambiguous, the first: "
+        f"{counted(len(guess.kinds.keys() | guess.ambiguous.keys()), 'module')} {verb} ambiguous, the first: "
         f"{printable(path) or '(the file)'} ({why})"
     )
 

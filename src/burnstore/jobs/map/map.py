@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from ...checkpoint import Checkpoint, open_checkpoint
-from ...errors import BurnstoreError, ModelError, entry_point, located
+from ...errors import BurnstoreError, ModelError, counted, entry_point, located
 from ...io.atomic import atomic_file
 from ...io.documents import Bounds, read_json
 from ...io.opening import read_whole
@@ -164,12 +164,15 @@ class MapResult(Result):
     def _open(self) -> str:
         if self.questions:
             question = self.questions[0]
-            return f"{len(self.questions)} questions are open, the first about {question.targets[0]!r}: {question.why}"
+            count = counted(len(self.questions), "question is", "questions are")
+            return f"{count} open, the first about {question.targets[0]!r}: {question.why}"
         if self.left_targets:
-            return f"nothing was found for {len(self.left_targets)} tensors, the first is {self.left_targets[0]!r}"
+            count = counted(len(self.left_targets), "tensor")
+            return f"nothing was found for {count}, the first is {self.left_targets[0]!r}"
         if self.left_sources:
-            return f"{len(self.left_sources)} tensors of the source are left, the first is {self.left_sources[0]!r}"
-        return f"only order decides {len(self.by_order)} tensors, the first is {self.by_order[0]!r}"
+            count = counted(len(self.left_sources), "tensor of the source is", "tensors of the source are")
+            return f"{count} left, the first is {self.left_sources[0]!r}"
+        return f"only order decides {counted(len(self.by_order), 'tensor')}, the first is {self.by_order[0]!r}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain data, ready for JSON."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ...errors import MergeError, PatternError, located, printable, quoted
+from ...errors import MergeError, PatternError, counted, located, printable, quoted
 from ...io.workers import Workers, run_batches
 from ...progress import Advance, Progress
 from ...tensor.dtype import DType
@@ -237,7 +237,7 @@ class _Combining:
             self._take(name, holders[0])
         else:
             where = listed([printable(self._files[at].path) for at in holders])
-            self._settle(name, holders, f"{len(holders)} sources have this tensor: {where}")
+            self._settle(name, holders, f"{counted(len(holders), 'source has', 'sources have')} this tensor: {where}")
 
     def _mix(self, name: str, arcs: Mapping[str, tuple[float, float] | None]) -> None:
         weights = self._blend.weights_of(name)

@@ -25,6 +25,7 @@ from ...errors import (
     ReadError,
     UnknownFormatError,
     UnsupportedError,
+    counted,
     entry_point,
     located,
     printable,
@@ -443,13 +444,15 @@ class _Work:
         pieces = self._pieces
         if pieces and pieces[0].piece is not None:
             text = (
-                f"{len(pieces)} tensors are parts of others, and only their own bytes were verified: "
+                f"{counted(len(pieces), 'tensor is a part of another', 'tensors are parts of others')}, "
+                "of which only the bytes that are here were verified: "
                 f"{printable(pieces[0].path)} is {pieces[0].piece.text}"
             )
             yield Note("check", text)
         count = sum(len(shared.places) for shared in self._plan.shared)
         if count and self._digests:
-            text = f"{count} tensors have no digest: together they need more than four times the bytes that they share"
+            many = counted(count, "tensor has", "tensors have")
+            text = f"{many} no digest: together they need more than four times the bytes that they share"
             yield Note("check", text)
 
 
