@@ -12,9 +12,11 @@ import io
 import json
 import os
 import re
+import shutil
 import sys
 import tempfile
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -267,6 +269,69 @@ def fp8(file: Path) -> Kind:
     return Kind(file, {"0.weight": (codes.float() * scales).numpy()})
 
 
+def mxfp4(file: Path) -> Kind:
+    from safetensors.torch import save_file
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    blocks, scales = torch.randint(0, 256, (2, 4, 3, 16), dtype=torch.uint8), torch.full((2, 4, 3), 126).byte()
+    save_file({"p_blocks": blocks, "p_scales": scales}, file, metadata={"format": "pt"})
+    values = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    return Kind(file, {"p": values.numpy()})
+
+
+def gptq(at: Path) -> Kind:
+    """Weights of 4 bits by GPTQ's layout: eight codes of a column in a word, zero points stored less 1."""
+    from safetensors.numpy import save_file
+
+    codes, scales = np.arange(64).reshape(8, 8) % 16, np.full((1, 8), 0.5, np.float16)
+    shifts = 4 * np.arange(8)
+    packed = (codes.astype(np.uint32) << shifts[:, None].astype(np.uint32)).sum(0, dtype=np.uint32)[None].view(np.int32)
+    zeros = np.array([[0x77777777]], np.uint32).view(np.int32)  # 8 less 1
+    parts = {"m.qweight": packed, "m.qzeros": zeros, "m.scales": scales, "m.g_idx": np.zeros(8, np.int32)}
+    save_file(parts, at / "model.safetensors", metadata={"format": "pt"})
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 8, "desc_act": False, "checkpoint_format": "gptq"}
+    (at / "config.json").write_text(json.dumps({"quantization_config": config}))
+    return Kind(at, {"m.weight": ((codes - 8) * 0.5).T})
+
+
+def nf4(file: Path) -> Kind:
+    import bitsandbytes.functional as functional
+    from safetensors.torch import save_file
+
+    codes, state = functional.quantize_4bit(torch.randn(64, 128), quant_type="nf4")
+    more = {f"m.weight.{name}": value for name, value in state.as_dict(packed=True).items()}
+    save_file({"m.weight": codes, **more}, file, metadata={"format": "pt"})
+    return Kind(file, {"m.weight": functional.dequantize_4bit(codes, state).numpy()})
+
+
+def parts(at: Path, folder: str, name: str = "") -> Kind:
+    """Return a checkpoint that torch's own writers made in four processes, or one file of it."""
+    saved = Path(__file__).parents[1] / "fixtures" / "dcp4"
+    shutil.copytree(saved / folder, at, dirs_exist_ok=True)
+    if name:
+        return Kind(at / name)
+    with bs.open(saved / "expected.safetensors") as file:
+        whole = {path: np.array(file[path].numpy()) for path in file if path.startswith("model.")}
+    if folder == "sharded":
+        whole = {"rows.weight": whole["model.rows.weight"], "bias": whole["model.plain.bias"]}
+    elif folder == "dcp":
+        whole = {path.removeprefix("model."): value for path, value in whole.items()}
+    return Kind(at, whole)
+
+
+def zero(at: Path) -> Kind:
+    """Return partitions of DeepSpeed ZeRO stage 2 of two ranks, by its documented layout."""
+    shapes = OrderedDict(a=torch.Size((3, 2)), b=torch.Size((2,)))
+    state = {"module": {"n": torch.zeros(1)}, "buffer_names": ["n"], "param_shapes": [shapes], "ds_version": "0.15.0"}
+    _saved(state, at / "mp_rank_00_model_states.pt")
+    for rank in (0, 1):
+        flat = [torch.arange(4.0) + 4 * rank]
+        held = {"zero_stage": 2, "partition_count": [2], "single_partition_of_fp32_groups": flat}
+        _saved({"optimizer_state_dict": held}, at / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+    values = {"a": np.arange(6.0).reshape(3, 2), "b": np.array([6.0, 7.0]), "n": np.zeros(1)}
+    return Kind(at, {name: value.astype(np.float32) for name, value in values.items()})
+
+
 def record(file: Path) -> Kind:
     save_file(bs.nn.Linear(3, 4), file.with_suffix(""), NamedMpkFileRecorder())
     return Kind(file)
@@ -303,6 +368,17 @@ KINDS: dict[str, Callable[[Path], Kind]] = {
     "`.npz`": lambda at: written(at / "a.npz", layout="torch"),
     "`.gguf` in blocks": lambda at: gguf(at / "a.gguf"),
     "FP8 with scales, `.safetensors`": lambda at: fp8(at / "a.safetensors"),
+    "GPTQ folder": gptq,
+    "bitsandbytes NF4, `.safetensors`": lambda at: nf4(at / "a.safetensors"),
+    "MXFP4 experts (gpt-oss), `.safetensors`": lambda at: mxfp4(at / "a.safetensors"),
+    "distributed checkpoint (DCP) folder": lambda at: parts(at, "dcp"),
+    "one `.distcp` of it": lambda at: parts(at, "dcp", "__1_0.distcp"),
+    "rank files of FSDP2 (DTensor)": lambda at: parts(at, "ranks"),
+    "one of the rank files": lambda at: parts(at, "ranks", "model_world_size_4_rank_1.pt"),
+    "rank files with ShardedTensors": lambda at: parts(at, "sharded"),
+    "DCP as SafeTensors, sharded": lambda at: parts(at, "hf"),
+    "one of its shards": lambda at: parts(at, "hf", "shard-00002-model-00001-of-00002.safetensors"),
+    "DeepSpeed ZeRO folder": zero,
     "`.npy`": lambda at: array(at / "a.npy"),
     "Burn, `.bpk`": lambda at: written(at / "a.bpk"),
     "Burn's record, `.mpk`": lambda at: record(at / "a.mpk"),
@@ -361,6 +437,8 @@ def function(verb: str, kind: Kind, out: Path) -> str:
         found = bs.verify(kind.path)
         if found.warnings and not found.files:
             raise bs.errors.ReadError("; ".join(found.warnings))
+        if found.errors:
+            raise found.errors[0]
         assert found.is_whole
     elif verb == "explain":
         assert bs.explain(kind.path, kind.model() if kind.model else None, **key).to_dict()
@@ -429,7 +507,8 @@ def cell(verb: str, kind: Kind) -> tuple[str, str]:
         said = complaint.getvalue()
         assert "internal error" not in said and "Traceback" not in said, f"{given}: {said}"
         # Of a folder these verbs report what they found: nothing is their exit code 1.
-        is_refused = code == 2 or (code == 1 and verb in ("verify", "scan", "migrate") and mark != "suspicious")
+        is_verdict = mark in ("suspicious", "dangerous")
+        is_refused = code == 2 or (code == 1 and verb in ("verify", "scan", "migrate") and not is_verdict)
         assert is_refused == bool(refusal), f"{given}: the function: {mark or refusal}; the command: {code} {said}"
         return mark, refusal
 
