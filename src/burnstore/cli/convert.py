@@ -67,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(layout, "like", "rules", "invert", "guess", "keep_layout", "layout", "target_layout")
     add_options(layout, "skip_enum_variants")
     layout.add_argument("--map", action="store_true", help="find the rules from SRC to the outline given as --like")
+    layout.add_argument("--missing", choices=("outline",), help="take what SRC lacks from the outline given as --like")
     add_answers(layout)
     layout.add_argument("--no-record", action="store_true", help="do not record the module kinds in the file")
     how = parser.add_argument_group("output")
@@ -208,6 +209,7 @@ def _convert(arguments: argparse.Namespace, progress: Any) -> ConvertResult:
         arguments.paths[:-1],
         arguments.paths[-1],
         like=like_from(arguments),
+        missing=arguments.missing,
         map=arguments.map,
         rope=arguments.rope,
         qkv=arguments.qkv,
@@ -246,7 +248,7 @@ def _summary(done: ConvertResult) -> Iterator[str]:
         counted(done.tensors, "tensor"),
         size(done.nbytes),
         _layouts(done),
-        "verified" if done.verified else "not verified",
+        done.mapping or ("verified" if done.verified else "not verified"),
     ]
     yield f"{escape(files)}: {', '.join(fact for fact in facts if fact)}"
     for note in shown_notes(done.notes):

@@ -287,6 +287,8 @@ class _Conversion:
                 self._check_like(own, wanted, moves, known)
             if plan.layout == self.like.layout:
                 plan.tied = _tied_in(self.like)
+            if self.like.fills:
+                moves = [*moves, *self._lacking(moves)]
         moves = self._filtered(_traced(moves, self.named), known if is_converted else None)
         adapted = _adapted(plan, moves, pipeline, self._owners(known))
         if replaced:
@@ -295,9 +297,39 @@ class _Conversion:
             self._compare_like({move.target: move.snapshot for move in adapted})
         if adapter is not None and known is None:
             _check_effect(adapter, moves, adapted)
-        plan.moves = self._with_full_paths(_cast(adapted, pipeline))
+        plan.moves = self._with_full_paths(self._in_dtypes(adapted))
         plan.renames = {original: name for name, original in self.named.originals.items()}
         return plan
+
+    def _lacking(self, moves: Sequence[Move]) -> list[Move]:
+        """Return what the source lacks, with the values of the outline, and note each by name."""
+        assert self.like is not None
+        if self.plan.layout != self.like.layout:
+            raise ModelError(f"the target has {self.plan.layout}'s layout, and the values of the outline have Burn's")
+        made = {move.target for move in moves}
+        slots = [slot for slot in self.like.slots if slot.path not in made and self._keeps(slot.path)]
+        for slot in slots:
+            text = f"the source lacks '{slot.path}': its values are those of the outline"
+            self.plan.notes.append(Note("filled", text, slot.path))
+        return [Move(slot.path, (Origin(None),), (), slot.snapshot()) for slot in slots]
+
+    def _in_dtypes(self, moves: list[Move]) -> list[Move]:
+        """Return floats in the wanted dtype, or in those of an outline: Burn keeps a file's, and cannot mix them."""
+        like = self.like
+        if self.pipeline.cast is not None or like is None or not like.is_outline or self.plan.layout != like.layout:
+            return _cast(moves, self.pipeline)
+        dtypes = {slot.path: slot.dtype for slot in like.slots}
+        made: list[Move] = []
+        names: dict[str, list[str]] = {}
+        for move in moves:
+            own, dtype = move.snapshot.dtype, dtypes.get(move.target, move.snapshot.dtype)
+            if own.is_float and dtype.is_float and own is not dtype:
+                names.setdefault(f"{own} → {dtype}", []).append(move.target)
+                move = cast_floats(move, dtype)
+            made.append(move)
+        for what, paths in names.items():
+            self.plan.notes.append(Note("cast", f"cast to the dtype of the outline, {what}: {listed(paths)}", paths[0]))
+        return made
 
     def own_layout(self, notes: list[Note]) -> str | None:
         """Return the layout of the source: given, stated, or proved against a model."""

@@ -211,6 +211,12 @@ class Target:
     hint: str | None = None
     """What to do if a source has other names."""
 
+    is_outline: bool = False
+    """Whether it is the outline of a Burn model, which loads floats of its own dtypes only."""
+
+    fills: bool = False
+    """Whether its values stand for what the source lacks."""
+
     def meets(self, source: Input, layout: str | None) -> list[Note]:
         """Refuse tensors of another framework's layout, which cannot be converted; plain arrays take them, noted."""
         if self.layout is None or layout is None or convertible(layout) is not None:
@@ -333,7 +339,7 @@ def _target_of_outline(file: Checkpoint, outline: Outline, source: Input, pipeli
         return view_of_burn(module_tree({slot.path: slot.shape for slot in slots}, kinds), present)
 
     full_paths = {path: name for name, path in short.items() if path != name}
-    return Target(slots, "burn", view, file.path, full_paths)
+    return Target(slots, "burn", view, file.path, full_paths, is_outline=True)
 
 
 def _view_of_file(

@@ -26,6 +26,7 @@ from ...errors import (
     ModelError,
     UnsupportedError,
     Ways,
+    add_hint,
     entry_point,
     located,
     printable,
@@ -82,6 +83,7 @@ def convert(
     target_layout: str | None = None,
     keep_layout: bool = False,
     like: Any = None,
+    missing: Literal["outline"] | None = None,
     map: bool = False,
     rope: Rope | None = None,
     qkv: Qkv | None = None,
@@ -123,7 +125,9 @@ def convert(
       it; ``invert=True`` applies such rules backwards.
     * ``map=True`` finds these rules if ``like`` is the outline of a Burn model; ModelError if something is open, which
       ``rope`` and ``qkv`` may answer as for `map_names`. Equal entries of lists follow their places, with a note.
-    * ``like`` also checks: the target must get every tensor that ``like`` has, of the same shape, and no other.
+    * ``like`` also checks: the target must get every tensor that ``like`` has, of the same shape, and no other. Floats
+      get the dtypes of an outline, with a note, unless ``cast`` states another. ``missing="outline"`` takes what the
+      source lacks (a mask, a new head) from the outline given as ``like``, and notes each by name.
     * The state of an optimizer, whose tensors are named by ids, follows its parameters to their new names.
     * ``filter``: only tensors whose names in the target match.
     * ``adapter``: an adapter, its name, or a function of one snapshot. One that converts layouts replaces that stage.
@@ -196,9 +200,11 @@ def convert(
         refuse_existing(how.target, overwrite=overwrite, sources=paths)
     if (rope or qkv) and not map:
         raise ValueError("rope and qkv answer questions of map=True; a rules file has the answers in it")
+    if missing is not None:
+        _check_missing(missing, like, how)
     mapping = _mapped(paths, like, top_level_key, rope, qkv) if map else None
     if mapping is not None:
-        chosen = chosen.replace(recipe=mapping.recipe())
+        chosen = chosen.replace(recipe=mapping.recipe(allow_missing=missing is not None))
     with (
         progress_from(progress) as report,
         opened_files(paths, limits, [top_level_key] * len(paths), together=True) as sources,
@@ -209,15 +215,36 @@ def convert(
             is_copy = writer.name == "gguf" and all(file.format == "gguf" for file in sources)
             inputs: Sequence[Input] = [input_of_file(file, own_names=is_copy) for file in sources]
             wanted = opened.enter_context(like_target(like, inputs[0], chosen, is_whole=not chosen.allow_partial))
+            if missing is not None:
+                if wanted is None or not wanted.is_outline:
+                    raise ModelError('missing="outline" takes values from an outline, and like is none')
+                wanted = replace(wanted, is_whole=False, fills=True)
             check_apart(read, how.target, shards=max_shard_size is not None, beside=how.receipt)
-            compiled, inputs = plan_of_files(inputs, chosen, writer, wanted)
+            try:
+                compiled, inputs = plan_of_files(inputs, chosen, writer, wanted)
+            except ModelError as error:
+                if wanted is not None and wanted.is_outline and chosen.recipe is None:
+                    error.hint = add_hint(error.hint, Ways("map=True to find the names of the Burn model"))
+                raise
             if mapping is not None and mapping.by_list:
                 compiled.notes.append(Note("names", mapping.list_note))
             written = _Written(
                 metadata_for_files(writer, inputs, compiled, kept, chosen),
                 {**scalar_options(inputs, writer, compiled, format_options), **format_options},
             )
-        return _converted(compiled, written, sources, writer, how, report)
+        done = _converted(compiled, written, sources, writer, how, report)
+        is_mapped = chosen.recipe is not None and chosen.recipe.target_layout is not None and done.verified
+        return replace(done, mapping="verified copy") if is_mapped else done
+
+
+def _check_missing(missing: str, like: Any, how: _Destination) -> None:
+    if missing != "outline":
+        raise ValueError(f"missing must be 'outline', got {missing!r}")
+    if not is_path(like):
+        raise ValueError('missing="outline" needs like= the path of an outline')
+    is_spread = how.executor is not None and not isinstance(how.executor, int)
+    if how.receipt is not None or how.job is not None or is_spread:
+        raise ValueError('missing="outline" leaves no receipt and no job: values of the outline are not of the source')
 
 
 RunJob = Callable[[bytes, Progress | None], "ConvertResult"]

@@ -36,6 +36,8 @@ class ConvertResult(Result):
     receipt: str | None = field(default=None, repr=False)
     guess: Guess | None = field(default=None, repr=False)
     left_out: Mapping[str, str] = field(default_factory=dict, repr=False)
+    mapping: str | None = field(default=None, repr=False)
+    """``verified copy`` where rules decided which tensor becomes which; only `prove` proves such rules."""
 
     _facts: ClassVar[tuple[str, ...]] = ("ok", "evidence")
 

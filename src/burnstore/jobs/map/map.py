@@ -147,12 +147,13 @@ class MapResult(Result):
         rules = {**self.rules, "tensors": [*self.rules["tensors"], *self.suggested]}
         return replace(self, questions=[], left_sources=[], left_targets=[], rules=rules, suggested=())
 
-    def recipe(self) -> Recipe:
+    def recipe(self, *, allow_missing: bool = False) -> Recipe:
         """Return the rules as a recipe; ModelError if something is open, or only numbers or fields decide it.
 
-        Equal entries of lists follow their places: see `by_list`.
+        Equal entries of lists follow their places: see `by_list`. With ``allow_missing`` the source may lack tensors.
         """
-        if not self.ok:
+        is_ok = replace(self, left_targets=[]).ok if allow_missing else self.ok
+        if not is_ok:
             task = "check the pairs marked 'order'" if self.is_complete else "edit what is open"
             raise ModelError(
                 self._open(),

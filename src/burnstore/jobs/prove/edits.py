@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from ..map.words import meaning
 
 Values = Mapping[str, Any]
-_NUMBER = re.compile(r"\d+")
+_PLACE = re.compile(r"(?<![^.])\d+(?![^.])")
+"""A place in a list: a number that is a segment of its own. ``bn1`` and ``bn2`` are two families, not one."""
 _MOST_SIBLINGS = 6
 
 
@@ -54,11 +55,11 @@ def edits_of(values: Values, heads: Sequence[int]) -> list[Edit]:
 
 
 def _form(name: str) -> str:
-    return _NUMBER.sub("#", name)
+    return _PLACE.sub("#", name)
 
 
 def _numbers(name: str) -> tuple[int, ...]:
-    return tuple(map(int, _NUMBER.findall(name)))
+    return tuple(map(int, _PLACE.findall(name)))
 
 
 def _units(values: Values) -> dict[str, dict[str, str]]:

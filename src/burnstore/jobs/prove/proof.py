@@ -32,8 +32,10 @@ _TIED = "#tied"
 _PROBES = 3
 _MOST_ROUNDS = 6
 _MOST_CHECKED = 256
-_MOST_TRIED, _MOST_PAIRED, _MOST_PAIRS = 3000, 1500, 200
+_MOST_TRIED, _MOST_PAIRED, _MOST_PAIRS = 3000, 1500, 800
 """How many edits are tried for one target, how many of them are combined, and how many combinations are tried."""
+_MOST_FIRST, _MOST_SECOND = 40, 80
+"""How many of the edits that help most are tried with another, and with how many."""
 
 Outcome = Literal["proved", "agrees", "differs"]
 
@@ -314,6 +316,7 @@ class _Prover:
         best: tuple[Sequence[Edit], list[float]] = ([], errors)
         least = 0.7 * errors[at]
         tried: list[Edit] = []
+        helpful: list[tuple[float, Edit]] = []
         changes: list[Any] = []
         _, arrays = self._measured(self.values)
         wanted = _sampled(self.targets[at].array)
@@ -332,13 +335,37 @@ class _Prover:
             if after[at] < least:
                 best, least = ([edit], after), after[at]
             change = _sampled(arrays[at])
+            if change.shape == wanted.shape:
+                helpful.append((float(np.linalg.norm(np.nan_to_num(wanted - change))), edit))
             if change.shape == before.shape and len(tried) < _MOST_PAIRED:
                 tried.append(edit)
                 changes.append(change - before)
         pair = (
             self._best_pair(tried, changes, wanted - before, at) if changes and wanted.shape == before.shape else None
         )
-        return best if pair is None else pair
+        ordered = [edit for _, edit in sorted(helpful, key=lambda row: row[0])]
+        return pair or self._second_edit(edits, ordered, at) or best
+
+    def _second_edit(
+        self, edits: Sequence[Edit], firsts: Sequence[Edit], at: int
+    ) -> tuple[Sequence[Edit], list[float]] | None:
+        """Return two edits that make a target agree: one of those that help most, and one that is ranked after it."""
+        known = self.values, self.burn, self.targets
+        for first in firsts[:_MOST_FIRST]:
+            try:
+                self._take(first)
+                for second in self._ranked(edits, at)[:_MOST_SECOND]:
+                    if self._is_late():
+                        return None
+                    values = {**self.values, **second.make(self.values)}
+                    after, _ = self._measured(values, self._retargeted(second))
+                    if all(error <= self.tolerance for error in after[: at + 1]):
+                        return [first, second], after
+            except ModelError:  # such a model computes nothing
+                continue
+            finally:
+                self.values, self.burn, self.targets = known
+        return None
 
     def _best_pair(
         self, tried: Sequence[Edit], changes: Sequence[Any], aim: Any, at: int
@@ -355,9 +382,8 @@ class _Prover:
             if one >= other or self._is_late():
                 break
             first, second = tried[one], tried[other]
-            if not {*first.names}.isdisjoint(second.names) or first.moves.keys() & second.moves.keys():
-                continue
-            values = {**self.values, **first.make(self.values), **second.make(self.values)}
+            values = {**self.values, **first.make(self.values)}
+            values.update(second.make(values))
             after, _ = self._measured(values)
             if all(error <= self.tolerance for error in after[: at + 1]):
                 return [first, second], after
