@@ -242,7 +242,7 @@ def _check_missing(missing: str, like: Any, how: _Destination) -> None:
         raise ValueError(f"missing must be 'outline', got {missing!r}")
     if not is_path(like):
         raise ValueError('missing="outline" needs like= the path of an outline')
-    is_spread = how.executor is not None and not isinstance(how.executor, int)
+    is_spread = how.cluster is not None or not isinstance(how.workers, int | None)
     if how.receipt is not None or how.job is not None or is_spread:
         raise ValueError('missing="outline" leaves no receipt and no job: values of the outline are not of the source')
 
