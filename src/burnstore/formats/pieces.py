@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import CorruptError, LimitError, UnsupportedError, located, printable
+from ..errors import CorruptError, LimitError, UnsupportedError, counted, located, printable
 from ..io.source import Source, same_bytes
 from ..tensor.data import Array, Shape
 from ..tensor.dtype import DType
@@ -121,7 +121,8 @@ def assemble_table(table: Table, source: Source, owners: Sequence[str], *, are_r
         unproved += not is_proved
     notes = []
     if unproved:
-        text = f"{unproved} tensors have pieces without a global shape: a missing piece at the end cannot be noticed"
+        many = counted(unproved, "tensor has", "tensors have")
+        text = f"{many} pieces without a global shape: a missing piece at the end cannot be noticed"
         notes.append(Note("check", text))
     return replace(whole, apart=apart, facts=facts, known_kinds=None), notes
 

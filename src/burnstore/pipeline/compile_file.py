@@ -12,7 +12,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from ..errors import ModelError, PatternError, Ways, add_hint
+from ..errors import ModelError, PatternError, Ways, add_hint, counted
 from ..models.binding import Slot
 from ..models.bindings import binding_for
 from ..tensor.dtype import DType
@@ -591,7 +591,9 @@ def _adapted(plan: Plan, moves: list[Move], pipeline: Pipeline, owners: Mapping[
     )
     if changed and not adapter.replaces_layout:
         name, stated = adapter_name(adapter), f"the file still states the layout {plan.layout or 'unknown'}"
-        plan.notes.append(Note("layout", f"{name} changes the names or axes of {changed} tensors; {stated}", name))
+        plan.notes.append(
+            Note("layout", f"{name} changes the names or axes of {counted(changed, 'tensor')}; {stated}", name)
+        )
     return adapted
 
 

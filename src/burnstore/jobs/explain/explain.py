@@ -140,7 +140,8 @@ class Explanation(Result):
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        yield f"{printable(self.path)}: {self.format}, {self.tensors} tensors, {self.nbytes:,} bytes"
+        size = f"{counted(self.tensors, 'tensor')}, {counted(self.nbytes, 'byte')}"
+        yield f"{printable(self.path)}: {self.format}, {size}"
         yield from self.evidence
         for change in self.changes:
             yield f"into {change.layout}'s layout: {change.needs}"
