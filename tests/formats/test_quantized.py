@@ -156,9 +156,7 @@ def test_fp8_in_a_file_without_any_scale_is_plain(tmp_path: Path) -> None:
     with bs.open(folder) as file:
         assert str(file["m.weight"].dtype) == "F8_E4M3"
         assert file["m.weight"].scheme is None
-        assert list(file.notes) == [
-            "1 weights are FP8 and the file has no scales: their numbers are taken as they are stored"
-        ]
+        assert list(file.notes) == ["1 weight in FP8, and no scales in the file: numbers are taken as they are stored"]
 
 
 def test_activation_scales_are_tensors_of_their_own(tmp_path: Path) -> None:

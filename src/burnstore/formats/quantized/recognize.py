@@ -548,7 +548,9 @@ class _Finder:
         ]
         if not names:
             return []
-        text = f"{len(names)} weights are FP8 and the file has no scales: their numbers are taken as they are stored"
+        text = (
+            f"{counted(len(names), 'weight')} in FP8, and no scales in the file: numbers are taken as they are stored"
+        )
         return [Note("check", text, names[0])]
 
     def table(self) -> Table:
