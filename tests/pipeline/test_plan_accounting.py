@@ -15,6 +15,8 @@ from burnstore.pipeline.compile import compile_load
 from burnstore.pipeline.compile_file import compile_convert, compile_save
 from burnstore.pipeline.ends import input_of_file, target_of_model
 
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+
 
 class Net(torch.nn.Module):
     def __init__(self) -> None:
@@ -93,3 +95,19 @@ def test_a_cast_to_the_dtype_of_a_slot_is_the_last_operation_of_its_move(tmp_pat
     with bs.open(tmp_path / "net.bpk") as file:
         plan = compile_load(input_of_file(file), target_of_model(Net().half()), bs.Pipeline())
     assert {str(move.operations[-1]) for move in plan.moves if move.snapshot.dtype.is_float} == {"cast F32 to F16"}
+
+
+def test_a_load_casts_quantized_tensors_as_a_conversion_does() -> None:
+    model = {"wide": {"weight": np.zeros((0,), np.float32)}}
+    with bs.open(FIXTURES / "burn/0.20.1/quant_q8s_tensor_native.bpk") as file:
+        model["wide"]["weight"] = np.zeros(file["wide.weight"].shape, np.float32)
+        bs.load(model, file, filter="^wide.weight$", cast="f16", allow_partial=True)
+    assert model["wide"]["weight"].dtype == np.float16
+
+
+def test_what_rules_make_and_the_filter_leaves_out_is_listed_by_the_names_of_the_file(tmp_path: Path) -> None:
+    given = {name: np.ones(2, np.float32) for name in ("a", "b", "c")}
+    bs.save(given, tmp_path / "a.safetensors", layout="torch")
+    rules = {"tensors": [{"source": ["a", "b"], "target": "ab"}]}
+    done = bs.convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", rules=rules, filter="^c$")
+    assert set(done.left_out) == {"a", "b"}
