@@ -324,7 +324,7 @@ def test_a_tensor_too_few_or_too_many_is_left_and_nothing_is_converted(tmp_path:
     for folder, sources, targets in (("few", ["norm"], ["norm", "more"]), ("many", ["norm", "extra"], ["norm"])):
         (tmp_path / folder).mkdir()
         assert not _norms(tmp_path / folder, sources, targets).is_certain
-        with pytest.raises(ModelError, match=r"nothing was found|questions are open|are left"):
+        with pytest.raises(ModelError, match=r"nothing was found|questions? (is|are) open|(is|are) left"):
             bs.convert(
                 tmp_path / folder / "net.safetensors",
                 tmp_path / folder / "net.bpk",
@@ -438,7 +438,7 @@ def test_the_order_of_a_fused_projection_is_known_or_asked(
         assert "fused" in found.questions[-1].why or "number of heads" in found.questions[-1].why
         assert mapped == {"attention.output.weight"}
         assert not any(rule["source"] == given for rule in found.rules["tensors"])
-        with pytest.raises(ModelError, match="questions are open"):
+        with pytest.raises(ModelError, match=r"questions? (is|are) open"):
             found.recipe()
         if config is None:
             assert found.questions[-1].choices == ("qkv=parts", "qkv=heads")

@@ -96,6 +96,7 @@ def values_for(verb: str) -> dict[str, Any]:
         "rate": 1.0,
         "invert": True,
         "map": True,
+        "missing": "outline",
         "rope": "halves",
         "qkv": "parts",
         "storage_options": {"timeout": 5.0},

@@ -81,7 +81,7 @@ def test_the_part_itself_is_read_by_an_explicit_way(shard: str) -> None:
 
 def test_verify_reads_the_bytes_of_a_part_and_says_so(shard: str) -> None:
     found = bs.verify(shard)
-    assert found.ok and any("parts of others" in note and "m.weight" in note for note in found.notes)
+    assert found.ok and any("part of another" in note and "m.weight" in note for note in found.notes)
 
 
 def test_a_whole_tensor_has_no_facts() -> None:
