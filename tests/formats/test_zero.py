@@ -101,6 +101,20 @@ def test_a_partition_alone_is_refused(stage: int, tmp_path: Path) -> None:
         bs.convert(tmp_path / "mp_rank_00_model_states.pt", tmp_path / "out.safetensors")
 
 
+@pytest.mark.parametrize("stage", [4, [1], {}, None, True, "2"], ids=repr)
+def test_a_stage_that_is_not_known_is_refused(stage: Any, tmp_path: Path) -> None:
+    import torch
+
+    _write(tmp_path, 2)
+    for path in tmp_path.glob("bf16_zero*"):
+        value = torch.load(path)
+        value["optimizer_state_dict"]["zero_stage"] = stage
+        torch.save(value, path)
+    with pytest.raises(UnsupportedError, match="stages of ZeRO") as caught:
+        bs.open(tmp_path)
+    assert caught.value.rule == "PT-30"
+
+
 def test_missing_and_wrong_partitions_are_refused(tmp_path: Path) -> None:
     import torch
 

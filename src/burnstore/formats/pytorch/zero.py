@@ -86,12 +86,13 @@ def read_zero(
 ) -> tuple[dict[str, tuple[DType, Shape, Data]], list[Note]]:
     """Return the FP32 parameters and the buffers of a checkpoint, of the files of all ranks in their order."""
     states = [_optimizer(each) for each in optimizers]
-    stages = {state.get("zero_stage") for state in states}
-    if len(stages) != 1 or next(iter(stages)) not in (1, 2, 3):
+    stages = [state.get("zero_stage") for state in states]
+    stage: Any = stages[0] if stages else None
+    if any(other != stage for other in stages) or type(stage) is not int or stage not in (1, 2, 3):
+        shown = ", ".join(sorted({repr(other)[:40] for other in stages}))
         raise UnsupportedError(
-            f"the files state several stages of ZeRO, or one that is not known: {stages}", rule="PT-30"
+            f"the files state several stages of ZeRO, or one that is not known: {shown}", rule="PT-30"
         )
-    stage: Any = next(iter(stages))
     counts = {_count(state.get("partition_count")) for state in states}
     if counts != {len(states)}:
         shown = " and ".join(map(str, sorted(counts)))
