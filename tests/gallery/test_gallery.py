@@ -114,7 +114,7 @@ NAMES = {
     | {"pooled": "pooler_output"},
     "gpt2": {"tokens": "input_ids"},
     "llama": {"tokens": "input_ids"},
-    "vit": {"images": "pixel_values"},
+    # Without ViT: transformers saves it under other names than its modules have, and prove refuses that.
     "resnet": {"images": "x"},
 }
 """The names of PyTorch for what the gallery feeds its models and gets from them."""

@@ -104,7 +104,10 @@ def _lines(found: ProveResult) -> Iterator[str]:
         where = "" if name == torch else f" (torch: {escape(torch)})"
         yield f"  agrees: {escape(name)}{where}" if is_equal else f"  differs: {escape(name)}{where}{shown}"
     if found.module is not None:
-        yield f"  first difference in {escape(found.module)}"
+        # A module that was recorded, or whose mistake explains everything, is known; any other is a guess.
+        is_known = any(name == found.module for name, *_ in found.compared)
+        is_known |= any(suspect.explains for suspect in found.suspects)
+        yield f"  {'first difference in' if is_known else 'the difference may begin in'} {escape(found.module)}"
     for modules, what, tensors, explains in found.suspects:
         outcome = "without this, the outputs agree" if explains else "suspicious"
         shown = ", ".join(map(escape, modules[:4])) + (f" and {len(modules) - 4} more" if len(modules) > 4 else "")
