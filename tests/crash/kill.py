@@ -201,8 +201,8 @@ class Place:
     def leftovers(self) -> int:
         """The number of scratch files; raises `DamagedError` when anything else is there."""
         found = 0
-        for names in (os.listdir(self.folder), self.beside()):
-            for name in names:
+        for folder in {self.folder, self.real.parent}:
+            for name in os.listdir(folder) if folder.exists() else ():
                 if SCRATCH.fullmatch(name):
                     found += 1
                 elif self.saver.others.fullmatch(name):
