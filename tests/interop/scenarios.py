@@ -52,6 +52,7 @@ class Scenario:
     def store(self, file: Path) -> bs.BurnpackStore:
         """The options as our store takes them."""
         store = bs.BurnpackStore.from_file(file).allow_partial(self.partial).validate(self.validate)
+        store.allow_empty(True)  # Burn loads nothing without a word where nothing is chosen.
         for pattern in self.regexes:
             store.with_regex(pattern)
         for path in self.full_paths:
