@@ -54,6 +54,30 @@ def test_a_job_gives_the_bytes_of_a_conversion(source: Path, name: str) -> None:
     assert not [path for path in source.parent.iterdir() if "burnstore-job" in path.name]
 
 
+def test_values_that_a_cast_makes_zero_are_noted_by_who_finishes(source: Path) -> None:
+    tiny = {f"layer.{number}.weight": np.full((50, 40), 1e-30, np.float32) for number in range(12)}
+    bs.save(tiny, source, metadata={"format": "pt"}, overwrite=True)
+    direct = bs.convert(source, source.parent / "direct.safetensors", cast="f16")
+    assert any("became 0 in 'layer.0.weight'" in note for note in direct.notes)
+    job = source.parent / "job.json"
+    bs.convert(source, source.parent / "b.safetensors", cast="f16", plan=job)
+    made = run_part(job, 1, 1)
+    assert len(made.done) > 1
+    stage = next(path for path in source.parent.iterdir() if "burnstore-job" in path.name)
+    record = sorted(stage.glob("*.zeroed.json"))[0]
+    record.unlink()  # a worker was killed before it had written what it saw
+    with pytest.raises(ReadError, match="unit of the job is missing"):
+        finish_job(job)
+    assert run_part(job, 1, 1).done == made.done[:1]
+    record.write_bytes(b"[1]")
+    with pytest.raises(bs.BurnstoreError):
+        finish_job(job)
+    record.unlink()
+    run_part(job, 1, 1)
+    assert finish_job(job).notes == direct.notes
+    assert not stage.exists()
+
+
 def test_a_job_into_shards(source: Path) -> None:
     bs.convert(source, source.parent / "s.safetensors", plan=source.parent / "job.json", max_shard_size="40kB")
     run_part(source.parent / "job.json", 1, 1)

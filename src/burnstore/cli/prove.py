@@ -105,7 +105,7 @@ def _lines(found: ProveResult) -> Iterator[str]:
         yield f"  agrees: {escape(name)}{where}" if is_equal else f"  differs: {escape(name)}{where}{shown}"
     if found.module is not None:
         # A module that was recorded, or whose mistake explains everything, is known; any other is a guess.
-        is_known = any(name == found.module for name, *_ in found.compared)
+        is_known = any(name == found.module and not is_equal for name, _, _, is_equal in found.compared)
         is_known |= any(suspect.explains for suspect in found.suspects)
         yield f"  {'first difference in' if is_known else 'the difference may begin in'} {escape(found.module)}"
     for modules, what, tensors, explains in found.suspects:

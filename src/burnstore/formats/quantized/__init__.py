@@ -34,8 +34,8 @@ The rules. Errors and tests cite them.
     QW-04  The parts agree in their shapes; bits are 1 to 8; a size that a part states is inside the limits.
     QW-05  ``activation_scale``, ``input_scale`` and their kin are tensors of their own: no weight depends on them.
     QW-06  Any module may have a ``scale``. Without a configuration it is that of the ``weight`` beside it only if this
-           has 8 bits and at least two axes, QW-01 holds, and a scale has more than one number; otherwise both are
-           plain tensors.
+           has 8 bits and at least two axes, QW-01 holds, and there are fewer scales than numbers; otherwise both
+           are plain tensors.
 """
 
 from __future__ import annotations

@@ -420,9 +420,8 @@ def _converted(
     report: Progress | None,
 ) -> ConvertResult:
     moves = []
-    if (
-        how.receipt is not None or how.job is not None or how.cluster is not None
-    ):  # what cannot be stored is refused before any work
+    # What a receipt or a job cannot hold is refused before any work.
+    if how.receipt is not None or how.job is not None or how.cluster is not None:
         moves = [move.to_json() for move in plan.moves]
         for key, value in how.format_options.items():
             if not isinstance(value, (str, int, float, bool)):
@@ -437,7 +436,8 @@ def _converted(
         job = _job_of(plan, written, sources, chosen, how, moves)
         if how.cluster is not None:
             done_by_workers = how.cluster(job.document(), report)
-            return replace(done_by_workers, notes=plan.notes, guess=plan.guess, left_out=plan.fates)
+            notes = [*plan.notes, *(note for note in done_by_workers.notes if note not in plan.notes)]
+            return replace(done_by_workers, notes=notes, guess=plan.guess, left_out=plan.fates)
         assert how.job is not None
         job.save(how.job, overwrite=how.overwrite)
         nbytes = sum(each.nbytes for each in snapshots)

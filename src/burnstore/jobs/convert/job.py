@@ -28,7 +28,7 @@ from .receipt import MoveFields, check_counts, check_layout, check_move, move_of
 _SCHEMA = 1  # also in JobDocument
 _UNIT_BYTES = 256 << 20
 _MOST_UNITS = 10_000
-_BOUNDS = Bounds(1 << 30, 50_000_000, 16)
+BOUNDS = Bounds(1 << 30, 50_000_000, 16)
 _FLAGS = ("overwrite", "durable", "verify", "allow_empty")
 _OF_TARGET = ("path", "format", "layout", "source_layout", "max_shard_size", "metadata", "options", *_FLAGS)
 
@@ -95,6 +95,10 @@ class Job:
     def unit_path(self, number: int) -> str:
         """Return where a unit is kept until the job is finished."""
         return join(self.stage, f"unit-{number + 1:05d}-of-{len(self.units):05d}")
+
+    def zeroed_path(self, number: int) -> str:
+        """Return where the names of a unit's tensors are kept in which a cast made values 0."""
+        return self.unit_path(number) + ".zeroed.json"
 
     def document(self) -> bytes:
         """Return the job as the JSON document that `read_job` reads."""
@@ -182,7 +186,7 @@ def _absolute(path: str) -> str:
 
 def read_job_bytes(path: str | os.PathLike[str]) -> bytes:
     """Return the document of a job, to send it to workers that cannot read its file."""
-    return read_whole(path, _BOUNDS.nbytes)
+    return read_whole(path, BOUNDS.nbytes)
 
 
 def read_job(job: str | os.PathLike[str] | bytes) -> Job:
@@ -190,7 +194,7 @@ def read_job(job: str | os.PathLike[str] | bytes) -> Job:
     with located(path="<job>" if isinstance(job, bytes) else as_path(job)):
         try:
             raw = job if isinstance(job, bytes) else read_job_bytes(job)
-            return _job(read_json(raw, _BOUNDS, into=JobDocument))
+            return _job(read_json(raw, BOUNDS, into=JobDocument))
         except ValueError as error:
             why = error.message if isinstance(error, BurnstoreError) else error
             raise CorruptError(
@@ -215,7 +219,7 @@ class _Target(TypedDict):
 
 
 class JobDocument(TypedDict):
-    """A job as it is written."""
+    """The JSON document of a job."""
 
     burnstore: str
     job: Literal[1]

@@ -5,12 +5,15 @@
     finish_job("job.json")                       put the units together, prove the result and publish it
     run_job(client, "job.json")                  all of that with a cluster of Dask or Ray
 
-A unit that is done is a file or object beside the target, written whole or not at all and compared with its source. A
-share that was lost is done again by calling it again: units that are there are not made a second time.
+A unit that is done is a file or object beside the target, written whole or not at all and compared with its source. If
+its tensors are computed, a small document follows it, with the tensors in which a cast made values 0: this is known
+only where they are computed, and `finish_job` notes it. A share that was lost is done again by calling it again: units
+that are there are not made a second time.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -20,14 +23,16 @@ from itertools import accumulate
 from typing import Any
 
 from ...checkpoint import Checkpoint
-from ...errors import CorruptError, MissingDependencyError, ReadError
-from ...formats.base import Format, WriteOptions, WritePlan
+from ...errors import CorruptError, MissingDependencyError, ReadError, located
+from ...formats.base import Format, WriteOptions, WritePlan, loss_notes
 from ...formats.registry import format_named
-from ...io.atomic import remove_empty_folder, remove_files, stale_scratch_files
-from ...io.opening import open_source
+from ...io.atomic import atomic_file, remove_empty_folder, remove_files, stale_scratch_files
+from ...io.documents import read_json
+from ...io.opening import open_source, read_whole
 from ...io.paths import as_path, base_name, exists, is_remote, size_of
 from ...io.workers import Executor, Workers, run_tasks
 from ...limits import Limits
+from ...pipeline.compile import underflow_notes
 from ...pipeline.ends import input_of_file
 from ...pipeline.options import layout_named
 from ...pipeline.plan import Plan, moves_from_json
@@ -35,7 +40,8 @@ from ...pipeline.ties import ties_of
 from ...pipeline.write import FileWriter, assemble, held_in
 from ...progress import Advance, ProgressLike, progress_from
 from ...tensor.snapshot import TensorSnapshot
-from .job import Job, is_ray, read_job, read_job_bytes
+from ...tensor.sources import SourceData
+from .job import BOUNDS, Job, is_ray, read_job, read_job_bytes
 from .result import ConvertResult, opened_files, scalar_options
 
 Path = str | os.PathLike[str]
@@ -80,11 +86,10 @@ def run_part(
         done: list[int] = []
         already: list[int] = []
         for number, nbytes in sizes.items():
-            path = stated.unit_path(number)
-            if exists(path) and size_of(path) == nbytes:
+            if _is_made(stated, number, snapshots, nbytes):
                 already.append(number)
             else:
-                _make_unit(stated, number, snapshots, path, nbytes)
+                _make_unit(stated, number, snapshots, nbytes)
                 done.append(number)
             advance(nbytes)
         return PartResult(tuple(done), tuple(already), len(stated.units))
@@ -106,9 +111,12 @@ def finish_job(
     stated = _stated(job, storage_options)
     with _reopened(stated, limits) as (snapshots, sources, plan, chosen), ExitStack() as opened:
         units = []
+        zeroed: set[str] = set()
         for number in range(len(stated.units)):
             units.append(_opened_unit(stated, number, _unit_bytes(stated, number, snapshots)))
             opened.callback(units[-1].close)
+            if _is_computed(stated, number, snapshots):
+                zeroed.update(_zeroed(stated, number))
         staged: list[TensorSnapshot] = []
         for unit, (first, count) in zip(units, stated.units, strict=True):
             staged += held_in(unit, snapshots[first : first + count])
@@ -129,6 +137,8 @@ def finish_job(
                 format_options=options,
             )
             written = assemble(staged, stated.target, chosen, how, metadata=stated.metadata, ties=ties)
+        plan.notes += underflow_notes((), zeroed)
+        plan.notes += loss_notes(chosen, snapshots, options)
         nbytes = sum(each.nbytes for each in snapshots if each.path not in ties)
     remove_job_files(stated)
     return ConvertResult(
@@ -226,7 +236,8 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Any:
 
 def remove_job_files(job: Job) -> None:
     """Remove the units of a job."""
-    names = [base_name(job.unit_path(number)) for number in range(len(job.units))]
+    numbers = range(len(job.units))
+    names = [base_name(path(number)) for number in numbers for path in (job.unit_path, job.zeroed_path)]
     if not is_remote(job.stage):  # what killed processes left
         names += [base_name(path) for path in stale_scratch_files(job.stage, older_than=0)]
     remove_files(job.stage, names)
@@ -283,18 +294,48 @@ def _unit_bytes(job: Job, number: int, snapshots: list[TensorSnapshot]) -> int:
     return sum(each.nbytes for each in snapshots[first : first + count])
 
 
-def _make_unit(job: Job, number: int, snapshots: list[TensorSnapshot], path: str, nbytes: int) -> None:
+def _is_computed(job: Job, number: int, snapshots: list[TensorSnapshot]) -> bool:
+    first, count = job.units[number]
+    return any(type(each._data) is not SourceData for each in snapshots[first : first + count])
+
+
+def _is_made(job: Job, number: int, snapshots: list[TensorSnapshot], nbytes: int) -> bool:
+    path = job.unit_path(number)
+    is_whole = exists(path) and size_of(path) == nbytes
+    return is_whole and (not _is_computed(job, number, snapshots) or exists(job.zeroed_path(number)))
+
+
+def _make_unit(job: Job, number: int, snapshots: list[TensorSnapshot], nbytes: int) -> None:
     """Write the bytes of a unit's tensors one after the other, and compare them with the sources."""
     first, count = job.units[number]
     mine = snapshots[first : first + count]
     offsets = list(accumulate((each.nbytes for each in mine), initial=0))[:-1]
     writer = FileWriter(WriteOptions(durable=job.durable, verify=job.verify))
-    writer.write(WritePlan(b"", mine, offsets, nbytes), path, overwrite=True, progress=None)
+    writer.write(WritePlan(b"", mine, offsets, nbytes), job.unit_path(number), overwrite=True, progress=None)
+    if _is_computed(job, number, snapshots):  # Last: a unit without it is made again.
+        document = json.dumps(sorted(writer.underflowed)).encode()
+        with atomic_file(job.zeroed_path(number), overwrite=True, durable=job.durable, size=len(document)) as scratch:
+            scratch.write(document)
+
+
+def _zeroed(job: Job, number: int) -> list[str]:
+    """Return the tensors of a unit in which a cast made values 0."""
+    path = job.zeroed_path(number)
+    try:
+        with located(path=path):
+            names: list[str] = read_json(read_whole(path, BOUNDS.nbytes), BOUNDS, into=list[str])
+    except FileNotFoundError:
+        raise ReadError("a unit of the job is missing", path=path, hint=_not_done(job, number)) from None
+    return names
+
+
+def _not_done(job: Job, number: int) -> str:
+    return f"run the parts of the job first; unit {number + 1} of {len(job.units)} is not done"
 
 
 def _opened_unit(job: Job, number: int, nbytes: int) -> Any:
     path = job.unit_path(number)
-    hint = f"run the parts of the job first; unit {number + 1} of {len(job.units)} is not done"
+    hint = _not_done(job, number)
     try:
         source = open_source(path)
     except FileNotFoundError:

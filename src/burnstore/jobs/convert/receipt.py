@@ -306,7 +306,7 @@ MoveFields = TypedDict(
         "shape": list[int],
     },
 )
-"""A move as it is written: each origin is the name of a tensor or null, the number of its file, and operations."""
+"""The JSON of a move: each origin is the name of a tensor or null, the number of its file, and operations."""
 
 
 class _Tensor(MoveFields):
@@ -314,7 +314,7 @@ class _Tensor(MoveFields):
 
 
 class ReceiptDocument(TypedDict):
-    """A receipt as it is written; paths are relative to it."""
+    """The JSON document of a receipt; paths are relative to it."""
 
     burnstore: str
     receipt: Literal[2]
